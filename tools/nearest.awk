@@ -30,6 +30,6 @@ function distance(a, b,    i, j, cost, row, left, above, corner) {
 }
 
 END {
-  allowed = length(typed) < 5 ? 1 : length(typed) / 3
+  allowed = length(typed) / 2
   if (best != "" && least <= allowed) print best
 }
