@@ -1,0 +1,1 @@
+"""Algorithms: a state and three pure TensorFlow functions each, and their TFF form."""

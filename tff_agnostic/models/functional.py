@@ -1,0 +1,67 @@
+"""The model that algorithms see: pure functions of weights, without variables."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.models.metrics import Metric
+
+Weights = Sequence[tf.Tensor]
+ModelWeights = tff.learning.models.ModelWeights
+
+# One client's data, or a batch of it: "x" (an array or a mapping of arrays), "y" and "domain_id"
+# (int32 in [0, p)), all with the same first dimension.
+Examples = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model in functional form.
+
+    All callables build TensorFlow ops from their arguments alone and may be traced in any graph.
+
+    Attributes:
+        initial_weights: The weights w_0 as NumPy arrays.
+        example_spec: Specs of "x" and "y" with a first dimension of None.
+        predict: (weights, x, training, seed) -> predictions with first dimension n. `seed` is an
+            int32 pair for stateless random ops, used only when training.
+        loss: (labels, predictions) -> float32 [n], one loss per example.
+        regularizer: trainable weights -> float32 scalar, or None. It is part of every example's
+            loss, so that the domain pass and the gradient see the same objective.
+        metrics: What to measure beside the loss.
+    """
+
+    initial_weights: ModelWeights
+    example_spec: Mapping[str, Any]
+    predict: Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    regularizer: Optional[Callable[[Weights], tf.Tensor]] = None
+    metrics: tuple[Metric, ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable scalars, |W| in table 1 of Ro et al. 2021."""
+        return int(sum(np.size(w) for w in self.initial_weights.trainable))
+
+    def client_data_spec(self) -> "OrderedDict[str, Any]":
+        """Specs of one client's data: "x", "y" and "domain_id", each with first dimension None."""
+        return OrderedDict(
+            x=self.example_spec["x"],
+            y=self.example_spec["y"],
+            domain_id=tf.TensorSpec([None], tf.int32),
+        )
+
+    def example_losses(
+        self, weights: ModelWeights, examples: Examples, training: bool, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns L(w, x_j, y_j) of each example, float32 [n], and the predictions."""
+        predictions = self.predict(weights, examples["x"], training, seed)
+        losses = tf.cast(self.loss(examples["y"], predictions), tf.float32)
+        if self.regularizer is not None:
+            losses += tf.cast(self.regularizer(weights.trainable), tf.float32)
+        return losses, predictions

@@ -1,0 +1,220 @@
+"""Keras models as pure functions: variables are swapped for tensors while a call is traced.
+
+`tff.learning.models.functional_model_from_keras` does the same through an imported GraphDef, which
+cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, Union
+
+import tensorflow as tf
+
+from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.metrics import Metric
+
+# Keras' own bookkeeping of a layer's variables; its forward pass never reads them.
+_BOOKKEEPING = frozenset(
+    {"_trainable_weights", "_non_trainable_weights", "_self_tracked_trackables"}
+)
+
+Slot = tuple[dict[str, Any], str, Any]
+
+
+def model_from_keras(
+    build: Callable[[], tf.keras.Model],
+    *,
+    loss: Union[tf.keras.losses.Loss, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]],
+    example_spec: Mapping[str, Any],
+    metrics: Sequence[Metric] = (),
+    seed: int = 0,
+) -> Model:
+    """Wraps a Keras model as a `Model`.
+
+    Args:
+        build: Returns a built Keras model; called once, after the global seeds are set.
+        loss: A Keras loss with `reduction="none"`, or a function; (labels, predictions) -> [n].
+        example_spec: Specs of "x" and "y" with a first dimension of None.
+        metrics: What to measure beside the loss.
+        seed: Seeds the initial weights.
+
+    Returns:
+        The functional form. Dropout and other random layers draw from the seed of each call.
+
+    Raises:
+        ValueError: If the model has weights that no layer attribute holds, or layers that update
+            their own state while training, such as batch normalisation.
+    """
+    tf.keras.utils.set_random_seed(seed)
+    keras_model = build()
+    _refuse_stateful_layers(keras_model)
+    trainable = list(keras_model.trainable_weights)
+    non_trainable = list(keras_model.non_trainable_weights)
+    weight_slots = _find_weight_slots(keras_model, trainable + non_trainable)
+    random_slots = _find_random_slots(keras_model)
+
+    def predict(weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
+        values = [*weights.trainable, *weights.non_trainable]
+        generators = [_StatelessGenerator(seed, i) for i in range(len(random_slots))]
+        with _swapped(weight_slots, values), _swapped_each(random_slots, generators):
+            return keras_model(x, training=training)
+
+    penalties = _find_penalties(keras_model, trainable)
+
+    def regularizer(weights: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.add_n([penalty(weights[i]) for i, penalty in penalties])
+
+    initial = ModelWeights(
+        trainable=[v.numpy() for v in trainable], non_trainable=[v.numpy() for v in non_trainable]
+    )
+    return Model(
+        initial_weights=initial,
+        example_spec=example_spec,
+        predict=predict,
+        loss=loss,
+        regularizer=regularizer if penalties else None,
+        metrics=tuple(metrics),
+    )
+
+
+class _StatelessGenerator:
+    """What Keras layers ask of `keras.backend.RandomGenerator`, from a stateless seed."""
+
+    def __init__(self, seed: tf.Tensor, layer_index: int) -> None:
+        self._seed = tf.random.experimental.stateless_fold_in(seed, layer_index)
+        self._calls = 0
+
+    def _next_seed(self) -> tf.Tensor:
+        self._calls += 1
+        return tf.random.experimental.stateless_fold_in(self._seed, self._calls)
+
+    def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
+        return tf.nn.experimental.stateless_dropout(
+            inputs, rate=rate, noise_shape=noise_shape, seed=self._next_seed()
+        )
+
+    def random_uniform(
+        self, shape: Any, minval: float = 0.0, maxval: Any = None, dtype: Any = None, **_: Any
+    ) -> tf.Tensor:
+        high = 1.0 if maxval is None else maxval
+        return tf.random.stateless_uniform(
+            shape, self._next_seed(), minval, high, dtype or tf.float32
+        )
+
+    def random_normal(
+        self, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, **_: Any
+    ) -> tf.Tensor:
+        return tf.random.stateless_normal(
+            shape, self._next_seed(), mean, stddev, dtype or tf.float32
+        )
+
+    def truncated_normal(
+        self, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None, **_: Any
+    ) -> tf.Tensor:
+        return tf.random.stateless_truncated_normal(
+            shape, self._next_seed(), mean, stddev, dtype or tf.float32
+        )
+
+
+def _modules(keras_model: tf.keras.Model) -> list[tf.Module]:
+    # `submodules` would also walk into Keras' dropout mask caches, and fails there.
+    return list(keras_model._flatten_layers())
+
+
+def _refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
+    for module in _modules(keras_model):
+        if isinstance(module, tf.keras.layers.BatchNormalization) and module.trainable:
+            raise ValueError(
+                f"layer {module.name!r} updates moving averages while training, which no federated "
+                "sum carries to the server: use GroupNormalization or LayerNormalization"
+            )
+        if getattr(module, "activity_regularizer", None) is not None:
+            raise ValueError(
+                f"layer {module.name!r} has an activity regularizer; only weight regularizers are "
+                "part of the objective"
+            )
+
+
+def _find_weight_slots(
+    keras_model: tf.keras.Model, weights: Sequence[tf.Variable]
+) -> list[tuple[Slot, list[int]]]:
+    """Finds every attribute that holds weights, with the indices of the weights it holds.
+
+    A slot is an attribute that holds either one variable or a list of variables.
+    """
+    index_of = {id(w): i for i, w in enumerate(weights)}
+    slots: list[tuple[Slot, list[int]]] = []
+    for module in _modules(keras_model):
+        attributes = vars(module)
+        for name, value in attributes.items():
+            if name in _BOOKKEEPING:
+                continue
+            if id(value) in index_of:
+                slots.append(((attributes, name, value), [index_of[id(value)]]))
+            elif isinstance(value, (list, tuple)) and value:
+                indices = [index_of.get(id(v), -1) for v in value]
+                if min(indices) >= 0:
+                    slots.append(((attributes, name, value), indices))
+    found = {i for _, indices in slots for i in indices}
+    missing = [w.name for i, w in enumerate(weights) if i not in found]
+    if missing:
+        raise ValueError(
+            "every weight must be an attribute of a layer, or in a list that is one; these are "
+            f"not: {', '.join(missing)}"
+        )
+    return slots
+
+
+def _find_penalties(
+    keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
+) -> list[tuple[int, Callable[[tf.Tensor], tf.Tensor]]]:
+    """Returns (index of a trainable weight, its regularizer) pairs.
+
+    Keras binds a regularizer to its variable (a `functools.partial` in another that tags it), not
+    to the layer's attribute, so swapping attributes would not reach it.
+    """
+    index_of = {id(w): i for i, w in enumerate(trainable)}
+    penalties = []
+    for module in _modules(keras_model):
+        for tagged in module._callable_losses:
+            penalty = tagged.args[0]
+            bound = getattr(penalty, "args", ())
+            if len(bound) != 1 or id(bound[0]) not in index_of:
+                raise ValueError(
+                    f"layer {module.name!r} adds a loss that is not a regularizer of one trainable "
+                    "weight; only weight regularizers are part of the objective"
+                )
+            penalties.append((index_of[id(bound[0])], penalty.func))
+    return penalties
+
+
+def _find_random_slots(keras_model: tf.keras.Model) -> list[Slot]:
+    return [
+        (vars(module), "_random_generator", vars(module)["_random_generator"])
+        for module in _modules(keras_model)
+        if "_random_generator" in vars(module)
+    ]
+
+
+@contextlib.contextmanager
+def _swapped(
+    slots: Sequence[tuple[Slot, list[int]]], values: Sequence[tf.Tensor]
+) -> Iterator[None]:
+    replacements = []
+    for (_, _, original), indices in slots:
+        chosen = [values[i] for i in indices]
+        replacements.append(chosen if isinstance(original, (list, tuple)) else chosen[0])
+    with _swapped_each([slot for slot, _ in slots], replacements):
+        yield
+
+
+@contextlib.contextmanager
+def _swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator[None]:
+    # The attribute dictionaries are written directly: Keras' __setattr__ would track the tensors.
+    for (attributes, name, _), replacement in zip(slots, replacements):
+        attributes[name] = replacement
+    try:
+        yield
+    finally:
+        for attributes, name, original in slots:
+            attributes[name] = original

@@ -1,0 +1,29 @@
+"""Multinomial logistic regression."""
+
+import tensorflow as tf
+
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.models.metrics import accuracy
+
+
+def logistic_regression(num_features: int, num_classes: int) -> Model:
+    """Returns softmax regression: x float32 [n, features], y int32 [n], cross-entropy loss.
+
+    Weights start at zero; the objective is convex.
+    """
+
+    def build() -> tf.keras.Model:
+        inputs = tf.keras.Input([num_features])
+        scores = tf.keras.layers.Dense(num_classes, kernel_initializer="zeros")(inputs)
+        return tf.keras.Model(inputs, scores)
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, num_features], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+        metrics=[accuracy()],
+    )

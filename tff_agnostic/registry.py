@@ -1,0 +1,48 @@
+"""Named, discoverable choices: algorithms, tasks, optimizers, runtimes."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from tff_agnostic.errors import UserError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """A read-only mapping from name to entry whose look-ups say what the valid names are.
+
+    Args:
+        kind: What an entry is, for messages, e.g. "task".
+        entries: The members by name.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T]) -> None:
+        self._kind = kind
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> T:
+        """Returns the entry called `name`.
+
+        Raises:
+            UserError: If there is none; the message names the nearest valid names first.
+        """
+        if name not in self._entries:
+            raise UserError(f"unknown {self._kind} {name!r}: {self._suggestion(str(name))}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def _suggestion(self, name: str) -> str:
+        names = ", ".join(self._entries)
+        nearest = difflib.get_close_matches(name, self._entries, n=2, cutoff=0.5)
+        if nearest:
+            return f"did you mean {' or '.join(nearest)}? valid names: {names}"
+        return f"valid names: {names}"

@@ -1,0 +1,1 @@
+"""Where rounds are executed: one protocol, several runtimes."""
