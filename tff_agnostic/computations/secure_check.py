@@ -1,6 +1,94 @@
-"""Says whether anything but secure sums leaves a client in a compiled round."""
+"""Says whether anything but secure sums leaves the clients in a compiled round."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_agnostic.errors import UserError
 
-def require_only_secure_sums(c): pass
+
+@dataclasses.dataclass(frozen=True)
+class SecurityReport:
+    """What a compiled round sends from clients to the server.
+
+    Attributes:
+        plain: Types of the values that travel in plain sums, by path; empty for a secure round.
+        secure: Types of the values that travel in secure sums, by path.
+    """
+
+    plain: tuple[str, ...]
+    secure: tuple[str, ...]
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether nothing but secure sums reaches the server."""
+        return not self.plain
+
+    def summary(self) -> str:
+        """Returns one line for people."""
+        if self.is_secure:
+            return f"all {len(self.secure)} values of a client reach the server in secure sums only"
+        return f"{len(self.plain)} values of a client reach the server outside secure sums: " + (
+            ", ".join(self.plain)
+        )
+
+
+def security_report(computation: tff.Computation) -> SecurityReport:
+    """Compiles a round and reports how each value of a client reaches the server.
+
+    The round is compiled to TFF's `MapReduceForm`, in which a client's work returns four parts: one
+    for plain sums and one for each kind of secure sum. The form refuses computations in which
+    clients and server communicate in any other way.
+
+    Args:
+        computation: (value at the server, client data) -> values at the server, such as a learning
+            process's `next` or an evaluation.
+
+    Raises:
+        TypeError: If `computation` has another form.
+        ValueError: If it communicates in a way that TFF's compiler cannot reduce to sums.
+    """
+    form = tff.backends.mapreduce.get_map_reduce_form_for_computation(_in_two_results(computation))
+    plain, *secure = form.work.type_signature.result
+    return SecurityReport(
+        plain=tuple(_leaves(plain, "")),
+        secure=tuple(leaf for part in secure for leaf in _leaves(part, "")),
+    )
+
+
+def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
+    """Returns the report of a computation that sends secure sums only.
+
+    Raises:
+        UserError: If anything else reaches the server; the message names it.
+    """
+    report = security_report(computation)
+    if not report.is_secure:
+        raise UserError(f"secure aggregation was asked for, but {report.summary()}")
+    return report
+
+
+def _in_two_results(computation: tff.Computation) -> tff.Computation:
+    # The form is made of computations that return an updated state and an output.
+    result = computation.type_signature.result
+    if isinstance(result, tff.StructType):
+        return computation
+    server_type, client_type = computation.type_signature.parameter
+
+    @tff.federated_computation(server_type, client_type)
+    def with_state(server_value: Any, client_data: Any) -> Any:
+        return server_value, computation(server_value, client_data)
+
+    return with_state
+
+
+def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
+    if isinstance(value_type, tff.StructType):
+        for index, (name, element) in enumerate(tff.structure.iter_elements(value_type)):
+            # The compiler wraps each part in unnamed tuples, which say nothing to a reader.
+            step = name or (str(index) if len(value_type) > 1 else "")
+            yield from _leaves(element, f"{path}.{step}".strip(".") if step else path)
+    else:
+        yield f"{path} ({value_type})" if path else str(value_type)
