@@ -8,12 +8,13 @@ import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.registry import Registry
 
 # TFF sums secure values as int64; this leaves room for 2^22 clients.
 _MAX_BITS = 40
@@ -81,10 +82,15 @@ class Aggregation(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PlainSum:
-    """The sum of the values as they are."""
+    """The sum of the values as they are.
 
-    name: str = "plain"
+    Attributes:
+        bounds: Not used.
+        name: Name of the aggregation.
+    """
+
     bounds: SecureBounds = SecureBounds()
+    name: str = "plain"
 
     def encode(self, output: Any, bounds: Any) -> Any:
         """Returns `output`."""
@@ -193,3 +199,8 @@ def _count_clipped(values: Any, bounds: Any) -> tf.Tensor:
         lowest = -limit if bound.signed else tf.zeros_like(limit)
         count += tf.math.count_nonzero((value > limit) | (value < lowest), dtype=tf.int64)
     return count
+
+
+AGGREGATIONS: Registry[Callable[[SecureBounds], Aggregation]] = Registry(
+    "aggregation", {"plain": PlainSum, "secure": SecureSum}
+)

@@ -1,0 +1,1 @@
+"""Client datasets and the sampling of cohorts."""

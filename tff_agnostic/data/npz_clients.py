@@ -1,0 +1,60 @@
+"""Clients as .npz files, one a client: arrays "x", "y" and "domain_id"."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tff_agnostic.data.clients import checked_examples
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import Examples
+
+
+class NpzClients:
+    """The .npz files of a folder; a client's id is its file's name without the suffix.
+
+    Args:
+        folder: Where the files are.
+        spec: What `Model.client_data_spec` returned.
+        num_domains: p.
+
+    Raises:
+        UserError: If the folder has no .npz files.
+    """
+
+    def __init__(self, folder: Path, spec: Mapping[str, Any], num_domains: int) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._num_domains = num_domains
+        self._ids = sorted(path.stem for path in folder.glob("*.npz"))
+        if not self._ids:
+            raise UserError(f"{folder}: expected a folder with one .npz file a client, found none")
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Every client's id, sorted."""
+        return self._ids
+
+    def read(self, client_id: str) -> Examples:
+        """Returns one client's examples; see `ClientDataset.read`."""
+        path = self._folder / f"{client_id}.npz"
+        return checked_examples(read_npz(path), self._spec, self._num_domains, str(path))
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file.
+
+    Raises:
+        UserError: If it cannot be read, is damaged, or holds pickled objects, which are refused
+            because reading them runs code.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as e:
+        raise UserError(
+            f"{path}: expected an .npz file of plain arrays, found one that cannot be read ({e})"
+        ) from e

@@ -1,0 +1,1 @@
+"""Everything around the rounds: configuration, the loop, checkpoints, metrics, reports."""

@@ -1,0 +1,230 @@
+"""The configuration of a run: one frozen dataclass, from which the flags are made."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import tensorflow_federated as tff
+
+from tff_agnostic.computations.aggregation import (
+    AGGREGATIONS,
+    Aggregation,
+    SecureBounds,
+)
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.client_update import NORMALIZERS, LocalTrainingParams
+from tff_agnostic.computations.domain_weights import (
+    DOMAIN_WEIGHT_UPDATES,
+    DomainWeightsParams,
+)
+from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
+from tff_agnostic.errors import UserError
+from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+_AGNOSTIC = ("algorithm", ("agnostic_fed_avg",))
+_TARGET_ONLY = ("algorithm", ("fed_avg_target_only",))
+_SECURE = ("aggregation", ("secure",))
+_ADAPTIVE = ("server_optimizer", ("adam", "yogi", "adagrad"))
+
+
+def _setting(default: Any, help_: str, **metadata: Any) -> Any:
+    """Declares a field.
+
+    Metadata: `choices` (a registry), `at_least`, `positive`, `below` (an exclusive upper limit),
+    and `only_with` (another field and the values with which this one has an effect).
+    """
+    return dataclasses.field(default=default, metadata={"help": help_, **metadata})
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that determines the numbers of a run, beside the options of its task.
+
+    Every field is a flag of the same name; its help text is in the field's metadata. Tasks replace
+    the defaults given here with their own (`TaskSpec.defaults`).
+    """
+
+    algorithm: str = _setting("agnostic_fed_avg", "What to train with.", choices=ALGORITHMS)
+    runtime: str = _setting("tff", "Where rounds are executed.", choices=RUNTIMES)
+    aggregation: str = _setting("plain", "How clients are summed.", choices=AGGREGATIONS)
+    seed: int = _setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
+    rounds: int = _setting(100, "T, communication rounds.", at_least=1)
+    clients_per_round: int = _setting(10, "c, clients in a round.", at_least=1)
+    client_learning_rate: float = _setting(0.1, "gamma_w of the clients' SGD.", positive=True)
+    client_epochs: int = _setting(1, "E, passes over a client's data in a round.", at_least=1)
+    batch_size: int = _setting(20, "B, examples of one SGD step.", at_least=1)
+    batch_normalizer: str = _setting(
+        "client",
+        "What a batch's loss is divided by: the weight of the whole client (as in the paper, one "
+        "epoch is about one step on the client's mean loss) or of the batch (a mean, as in FedAvg).",
+        choices=NORMALIZERS,
+    )
+    shuffle: bool = _setting(True, "Whether clients shuffle their examples before each epoch.")
+    server_optimizer: str = _setting("sgd", "Applies a round's update.", choices=SERVER_OPTIMIZERS)
+    server_learning_rate: float = _setting(1.0, "Of the server optimizer.", positive=True)
+    server_momentum: float = _setting(
+        0.9,
+        "Momentum, or beta_1 of adam and yogi.",
+        at_least=0.0,
+        below=1.0,
+        only_with=("server_optimizer", ("momentum", "adam", "yogi")),
+    )
+    server_epsilon: float = _setting(
+        1e-3, "Of adam, yogi and adagrad.", positive=True, only_with=_ADAPTIVE
+    )
+    domain_weight_update: str = _setting(
+        "exponentiated_gradient",
+        "How lambda moves.",
+        choices=DOMAIN_WEIGHT_UPDATES,
+        only_with=_AGNOSTIC,
+    )
+    domain_learning_rate: float = _setting(
+        0.01, "gamma_lambda.", positive=True, only_with=_AGNOSTIC
+    )
+    window: int = _setting(
+        1, "r, rounds whose counts scale lambda.", at_least=1, only_with=_AGNOSTIC
+    )
+    initial_domain_weights: Optional[tuple[float, ...]] = _setting(
+        None, "lambda_0, comma-separated; uniform if not given.", only_with=_AGNOSTIC
+    )
+    initial_domain_counts: Optional[tuple[float, ...]] = _setting(
+        None,
+        "N_0, comma-separated; if not given, the counts that a round is expected to have, from the "
+        "totals over all training clients.",
+        only_with=_AGNOSTIC,
+    )
+    freeze_absent_domains: bool = _setting(
+        False,
+        "Keep lambda of a domain without examples in a round; otherwise its loss counts as 0.",
+        only_with=_AGNOSTIC,
+    )
+    target_domain: Optional[str] = _setting(
+        None, "Name of the only domain that is trained on.", only_with=_TARGET_ONLY
+    )
+    secure_max_examples: int = _setting(
+        1000, "Bound of a client's examples.", at_least=1, only_with=_SECURE
+    )
+    secure_max_loss: float = _setting(
+        20.0, "Bound of an example's loss.", positive=True, only_with=_SECURE
+    )
+    secure_max_delta: float = _setting(
+        1.0, "Bound of a coordinate of a client's model delta.", positive=True, only_with=_SECURE
+    )
+    secure_max_beta: Optional[float] = _setting(
+        None,
+        "Bound of a client's weight; if not given, 10 for agnostic_fed_avg and "
+        "--secure_max_examples for fed_avg.",
+        positive=True,
+        only_with=_SECURE,
+    )
+    secure_bits: int = _setting(
+        32, "Bits of one quantised value.", at_least=2, below=41, only_with=_SECURE
+    )
+    evaluate_every: int = _setting(
+        10, "Rounds between evaluations on the test clients.", at_least=1
+    )
+    checkpoint_every: int = _setting(10, "Rounds between checkpoints.", at_least=1)
+    keep_checkpoints: int = _setting(2, "How many of the newest checkpoints stay.", at_least=1)
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` that names the flag if a value is out of range."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                _check_value(f"--{field.name}", value, field.metadata)
+
+    def algorithm_params(
+        self,
+        domain_names: tuple[str, ...],
+        expected_domain_counts: tuple[float, ...],
+    ) -> AlgorithmParams:
+        """Returns the parameters of the algorithm.
+
+        Args:
+            domain_names: Names of the p domains.
+            expected_domain_counts: N_0 where no flag gives it.
+
+        Raises:
+            UserError: If `target_domain` is not one of `domain_names`.
+        """
+        target = None
+        if self.target_domain is not None:
+            index_of = {name: i for i, name in enumerate(domain_names)}
+            target = Registry("domain in --target_domain", index_of)[self.target_domain]
+        return AlgorithmParams(
+            local_training=LocalTrainingParams(
+                learning_rate=self.client_learning_rate,
+                epochs=self.client_epochs,
+                batch_size=self.batch_size,
+                normalizer=self.batch_normalizer,
+                shuffle=self.shuffle,
+            ),
+            server_optimizer=self._server_optimizer(),
+            domain_weights=DomainWeightsParams(
+                update=self.domain_weight_update,
+                learning_rate=self.domain_learning_rate,
+                window_size=self.window,
+                initial_weights=self.initial_domain_weights,
+                initial_counts=self.initial_domain_counts or expected_domain_counts,
+                freeze_absent=self.freeze_absent_domains,
+            ),
+            target_domain=target,
+            seed=self.seed,
+        )
+
+    def build_aggregation(self) -> Aggregation:
+        """Returns the aggregation with its bounds."""
+        bounds = SecureBounds(
+            max_examples=self.secure_max_examples,
+            max_loss=self.secure_max_loss,
+            max_delta=self.secure_max_delta,
+            max_beta=self.secure_max_beta,
+            bits=self.secure_bits,
+        )
+        return AGGREGATIONS[self.aggregation](bounds)
+
+    def _server_optimizer(self) -> tff.learning.optimizers.Optimizer:
+        build = SERVER_OPTIMIZERS[self.server_optimizer]
+        return build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
+
+
+def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    if "choices" in metadata:
+        choices: Registry = metadata["choices"]
+        try:
+            _ = choices[value]
+        except UserError as e:
+            raise UserError(f"{flag}: {e}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{flag}: expected a finite number, found {value}")
+    if metadata.get("positive") and value <= 0:
+        raise UserError(f"{flag}: expected a positive number, found {value}")
+    if "at_least" in metadata and value < metadata["at_least"]:
+        raise UserError(f"{flag}: expected at least {metadata['at_least']}, found {value}")
+    if "below" in metadata and value >= metadata["below"]:
+        raise UserError(f"{flag}: expected less than {metadata['below']}, found {value}")
+
+
+def check_effective(config: RunConfig, given: Mapping[str, Any]) -> None:
+    """Refuses settings that were given but have no effect on the run.
+
+    Args:
+        config: The whole configuration.
+        given: The fields that the user gave.
+
+    Raises:
+        UserError: Naming the first such flag and what it needs.
+    """
+    for field in dataclasses.fields(RunConfig):
+        only_with = field.metadata.get("only_with")
+        if only_with is None or field.name not in given:
+            continue
+        other, values = only_with
+        if getattr(config, other) not in values:
+            raise UserError(
+                f"--{field.name} has no effect with --{other}={getattr(config, other)}: it needs "
+                f"--{other}={' or '.join(values)}"
+            )

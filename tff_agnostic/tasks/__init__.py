@@ -1,0 +1,1 @@
+"""Tasks: client data, a model, metrics and hyperparameters, each in one file."""

@@ -1,0 +1,137 @@
+"""UCI Adult census: does a person earn more than 50,000 a year? Domains: doctorate or not.
+
+As in Mohri et al. 2019, section 5.1: logistic regression on the one-hot categorical columns (99
+features). The examples are dealt to clients at random. Reads `adult.data` and `adult.test`.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.data.partition import even_partition
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.logistic import logistic_regression
+from tff_agnostic.tasks.adult_columns import CATEGORIES, COLUMNS
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, option
+
+_DOMAIN_NAMES = ("doctorate", "non-doctorate")
+_LABELS = {"<=50K": 0, ">50K": 1}
+_UNKNOWN = "?"
+
+
+@dataclasses.dataclass(frozen=True)
+class AdultOptions:
+    """Options of the task."""
+
+    num_clients: int = option(50, "Training clients.")
+    num_test_clients: int = option(20, "Test clients.")
+
+
+def load(options: AdultOptions, context: TaskContext) -> Task:
+    """Returns the task; the seed deals the rows to clients.
+
+    Raises:
+        UserError: If a file is missing or a line is not in UCI's format.
+    """
+    assert context.data_dir is not None
+    rng = np.random.default_rng([context.seed, 2])
+    train = _clients(context.data_dir / "adult.data", options.num_clients, "train", rng)
+    test = _clients(context.data_dir / "adult.test", options.num_test_clients, "test", rng)
+    num_features = sum(len(values) for values in CATEGORIES.values())
+    return Task(
+        domain_names=_DOMAIN_NAMES,
+        train=train,
+        test=test,
+        model=logistic_regression(num_features, len(_LABELS)),
+    )
+
+
+def _clients(
+    path: Path, num_clients: int, prefix: str, rng: np.random.Generator
+) -> InMemoryClients:
+    x, y, domain_id = read_adult(path)
+    if not 1 <= num_clients <= len(y):
+        raise UserError(
+            f"adult clients: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
+        )
+    return InMemoryClients(
+        {
+            f"{prefix}_{k:04d}": {"x": x[rows], "y": y[rows], "domain_id": domain_id[rows]}
+            for k, rows in enumerate(even_partition(len(y), num_clients, rng))
+        }
+    )
+
+
+def read_adult(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Reads a file in UCI's format.
+
+    Returns:
+        One-hot features float32 [n, 99] (all zeros in a column whose value is unknown, "?"), labels
+        int32 [n] (1 for more than 50,000), domain ids int32 [n].
+
+    Raises:
+        UserError: If the file cannot be read, or a line has other columns or values; the message
+            names the line.
+    """
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{path}: expected UCI's Adult file, cannot read it ({e})") from e
+    features, labels, domain_ids = [], [], []
+    for number, line in enumerate(lines, start=1):
+        # The test file starts with a remark, and both end with an empty line.
+        if not line.strip() or line.startswith("|"):
+            continue
+        where = f"{path}:{number}"
+        row = _parse_row(line, where)
+        features.append(_one_hot(row, where))
+        labels.append(_LABELS[row["income"]])
+        domain_ids.append(0 if row["education"] == "Doctorate" else 1)
+    if not labels:
+        raise UserError(f"{path}: expected rows of UCI's Adult data, found none")
+    return (
+        np.array(features, np.float32),
+        np.array(labels, np.int32),
+        np.array(domain_ids, np.int32),
+    )
+
+
+def _parse_row(line: str, where: str) -> dict[str, str]:
+    values = [value.strip() for value in line.split(",")]
+    if len(values) != len(COLUMNS):
+        raise UserError(f"{where}: expected {len(COLUMNS)} columns, found {len(values)}")
+    row = dict(zip(COLUMNS, values))
+    # Labels of the test file end in a dot.
+    row["income"] = row["income"].rstrip(".")
+    if row["income"] not in _LABELS:
+        raise UserError(f"{where}: expected {' or '.join(_LABELS)}, found {row['income']!r}")
+    return row
+
+
+def _one_hot(row: dict[str, str], where: str) -> list[float]:
+    encoded: list[float] = []
+    for column, categories in CATEGORIES.items():
+        value = row[column]
+        if value != _UNKNOWN and value not in categories:
+            raise UserError(f"{where}: unknown value {value!r} in column {column}")
+        encoded.extend(float(value == category) for category in categories)
+    return encoded
+
+
+TASK = TaskSpec(
+    summary="UCI Adult census income; domains doctorate or not (files in --data_dir)",
+    options=AdultOptions,
+    load=load,
+    defaults={
+        "rounds": 200,
+        "clients_per_round": 50,
+        "batch_size": 50,
+        "client_learning_rate": 1.0,
+        "domain_learning_rate": 0.1,
+        "window": 5,
+        "evaluate_every": 20,
+    },
+    reads_data_dir=True,
+)

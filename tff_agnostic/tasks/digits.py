@@ -1,0 +1,146 @@
+"""Handwritten digits from scikit-learn: real data that needs no network; every class is a domain.
+
+1,797 images of 8x8 pixels. As in Mohri et al. 2019, section 5.2, the classes are the domains. Groups
+are rarely of one size in life, so by default class 8 keeps 15% and class 9 keeps 30% of its
+training examples; the test images are untouched. Without the thinning there is little unfairness to
+mend: uniform and agnostic training end alike.
+"""
+
+import dataclasses
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.data.partition import dirichlet_partition
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.logistic import logistic_regression
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, option
+
+_NUM_CLASSES = 10
+_MAX_PIXEL = 16.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitsOptions:
+    """Options of the task."""
+
+    num_clients: int = option(50, "Training clients.")
+    num_test_clients: int = option(20, "Test clients.")
+    concentration: float = option(
+        0.5, "Dirichlet parameter of the clients' mixtures of classes; small is skewed."
+    )
+    keep: str = option(
+        "8:0.15,9:0.3",
+        "Share of the training examples that rare classes keep, CLASS:SHARE comma-separated; empty "
+        "keeps all.",
+    )
+    test_share: float = option(0.3, "Share of the images that is held out for the test.")
+
+
+def load(options: DigitsOptions, context: TaskContext) -> Task:
+    """Returns the task; the seed decides split, thinning and clients.
+
+    Raises:
+        UserError: If an option is out of range.
+    """
+    _check(options)
+    keep = parse_keep(options.keep)
+    rng = np.random.default_rng([context.seed, 1])
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = (pixels / _MAX_PIXEL).astype(np.float32), labels.astype(np.int32)
+    train_rows, test_rows = train_test_split(
+        np.arange(len(y)),
+        test_size=options.test_share,
+        stratify=y,
+        random_state=int(rng.integers(2**31)),
+    )
+    train_rows = _thin(train_rows, y, keep, rng)
+
+    def clients(rows: np.ndarray, count: int, prefix: str) -> InMemoryClients:
+        parts = dirichlet_partition(y[rows], count, options.concentration, rng)
+        return InMemoryClients(
+            {
+                f"{prefix}_{k:03d}": {
+                    "x": x[rows[part]],
+                    "y": y[rows[part]],
+                    "domain_id": y[rows[part]],
+                }
+                for k, part in enumerate(parts)
+            }
+        )
+
+    return Task(
+        domain_names=tuple(str(c) for c in range(_NUM_CLASSES)),
+        train=clients(train_rows, options.num_clients, "train"),
+        test=clients(test_rows, options.num_test_clients, "test"),
+        model=logistic_regression(x.shape[1], _NUM_CLASSES),
+    )
+
+
+def parse_keep(text: str) -> dict[int, float]:
+    """Returns the share that each rare class keeps, from "CLASS:SHARE,...".
+
+    Raises:
+        UserError: If the text has another form or a number is out of range.
+    """
+    keep = {}
+    for item in filter(None, text.split(",")):
+        try:
+            name, share_text = item.split(":")
+            label, share = int(name), float(share_text)
+        except ValueError:
+            label, share = -1, -1.0
+        if not (0 <= label < _NUM_CLASSES and 0 < share <= 1):
+            raise UserError(
+                f"--digits_keep: expected CLASS:SHARE with a class from 0 to 9 and a share in (0, "
+                f"1], found {item!r}"
+            )
+        keep[label] = share
+    return keep
+
+
+def _check(options: DigitsOptions) -> None:
+    if not 0.05 <= options.test_share <= 0.9:
+        raise UserError(
+            f"--digits_test_share: expected 0.05 to 0.9, found {options.test_share}"
+        )
+    for flag, count in (
+        ("num_clients", options.num_clients),
+        ("num_test_clients", options.num_test_clients),
+    ):
+        # Fewer images than this stay on either side of no allowed split.
+        if not 1 <= count <= 80:
+            raise UserError(f"--digits_{flag}: expected 1 to 80, found {count}")
+    if not options.concentration > 0:
+        raise UserError(
+            f"--digits_concentration: expected a positive number, found {options.concentration}"
+        )
+
+
+def _thin(
+    rows: np.ndarray, labels: np.ndarray, keep: dict[int, float], rng: np.random.Generator
+) -> np.ndarray:
+    kept = [
+        rng.permutation(of_class)[: max(1, round(keep.get(label, 1.0) * len(of_class)))]
+        for label in range(_NUM_CLASSES)
+        for of_class in [rows[labels[rows] == label]]
+    ]
+    return np.sort(np.concatenate(kept))
+
+
+TASK = TaskSpec(
+    summary="scikit-learn's handwritten digits; every class a domain, two of them rare",
+    options=DigitsOptions,
+    load=load,
+    defaults={
+        "rounds": 200,
+        "clients_per_round": 10,
+        "batch_size": 10,
+        "client_learning_rate": 1.0,
+        "domain_learning_rate": 0.1,
+        "window": 10,
+        "evaluate_every": 10,
+    },
+)

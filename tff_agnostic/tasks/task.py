@@ -1,0 +1,81 @@
+"""What a task is."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from matplotlib.figure import Figure
+
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.models.functional import Model
+
+# Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
+DrawFigure = Callable[["Task", Mapping[str, Any]], Figure]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A federated learning problem with domains, loaded.
+
+    Attributes:
+        domain_names: Names of the p domains; their order gives the domain ids.
+        train: Training clients.
+        test: Clients for evaluation.
+        model: What is trained.
+        tracked_weights: Names and (weight, flat index) positions of single trainable weights whose
+            course over the rounds belongs into metrics.csv.
+        figures: Figures of this task, by file name, drawn from the columns of metrics.csv.
+    """
+
+    domain_names: tuple[str, ...]
+    train: ClientDataset
+    test: ClientDataset
+    model: Model
+    tracked_weights: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    figures: Mapping[str, DrawFigure] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_domains(self) -> int:
+        """The number of domains p."""
+        return len(self.domain_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskContext:
+    """What every task is given beside its own options.
+
+    Attributes:
+        seed: Seed of the run, for splits and generated data.
+        data_dir: Folder with the task's files, for tasks that read some.
+    """
+
+    seed: int
+    data_dir: Optional[Path] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+    """A registry entry: how to load a task, and its defaults.
+
+    Attributes:
+        summary: One line for help texts.
+        options: A frozen dataclass; each field becomes the flag --TASK_FIELD, with the help text in
+            the field's metadata under "help".
+        load: (options, context) -> task.
+        defaults: Fields of `RunConfig` that this task sets, for every algorithm.
+        algorithm_defaults: The same for single algorithms, by name.
+        reads_data_dir: Whether `data_dir` is needed.
+    """
+
+    summary: str
+    options: type
+    load: Callable[[Any, TaskContext], Task]
+    defaults: Mapping[str, Any]
+    algorithm_defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    reads_data_dir: bool = False
+
+
+def option(default: Any, help_: str) -> Any:
+    """Declares a field of a task's options."""
+    return dataclasses.field(default=default, metadata={"help": help_})

@@ -1,0 +1,122 @@
+"""Toy regression (Ro et al. 2021, appendix B): find the point nearest to the farthest domain.
+
+Each domain is a set of points in R with centre c_i; the sets are spread over clients at random. The
+model is one number w, the loss of a point y is (y - w)^2. All domains have the same variance, so
+the worst domain is the one with the farthest centre, and because the outermost centres are -1 and
+1, the true answer is w = 0. FedAvg finds the mean of all points instead.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from matplotlib.figure import Figure
+
+from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.data.partition import even_partition
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, option
+
+_CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
+# Uneven, so that the mean of all points is far from the answer.
+_POINTS = (100, 150, 200, 250, 300)
+_INITIAL_VALUE = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyRegressionOptions:
+    """Options of the task."""
+
+    num_clients: int = option(50, "Clients that the points are dealt to.")
+    spread: float = option(0.1, "Standard deviation of the points around their centre.")
+
+
+def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
+    """Returns the task.
+
+    Raises:
+        UserError: If there are more clients than points, or none.
+    """
+    if not 1 <= options.num_clients <= sum(_POINTS):
+        raise UserError(
+            f"--toy_regression_num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
+            f"found {options.num_clients}"
+        )
+    rng = np.random.default_rng([context.seed, 0])
+    points, domain_id = [], []
+    for i, (center, size) in enumerate(zip(_CENTERS, _POINTS)):
+        offsets = rng.normal(size=size)
+        offsets = (offsets - offsets.mean()) / offsets.std()
+        points.append(center + options.spread * offsets)
+        domain_id.append(np.full([size], i, np.int32))
+    y, domains = np.concatenate(points).astype(np.float32), np.concatenate(domain_id)
+    clients = {
+        f"client_{k:03d}": {
+            "x": np.ones([len(rows), 1], np.float32),
+            "y": y[rows],
+            "domain_id": domains[rows],
+        }
+        for k, rows in enumerate(even_partition(len(y), options.num_clients, rng))
+    }
+    dataset = InMemoryClients(clients)
+    return Task(
+        domain_names=tuple(f"center {c:+.1f}" for c in _CENTERS),
+        train=dataset,
+        # The points themselves are the problem; there is nothing to generalise to.
+        test=dataset,
+        model=_model(),
+        tracked_weights={"learned value": (0, 0)},
+        figures={"toy_regression.png": _figure},
+    )
+
+
+def _model() -> Model:
+    def build() -> tf.keras.Model:
+        initializer = tf.keras.initializers.Constant(_INITIAL_VALUE)
+        value = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer=initializer)
+        return tf.keras.Sequential([tf.keras.Input([1]), value])
+
+    return model_from_keras(
+        build,
+        loss=lambda y, w: tf.square(y - w[:, 0]),
+        example_spec={
+            "x": tf.TensorSpec([None, 1], tf.float32),
+            "y": tf.TensorSpec([None], tf.float32),
+        },
+    )
+
+
+def _figure(task: Task, columns: Mapping[str, Any]) -> Figure:
+    """Draws figure 2 of the paper: learned value and domain weights over rounds."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    value_axes, weight_axes = figure.subplots(1, 2)
+    value_axes.plot(columns["round"], columns["learned value"])
+    value_axes.axhline(0.0, color="grey", linestyle="--", label="true answer")
+    value_axes.set(xlabel="round", ylabel="learned value")
+    value_axes.legend()
+    for name in task.domain_names:
+        weight_axes.plot(columns["round"], columns[f"lambda/{name}"], label=name)
+    weight_axes.set(xlabel="round", ylabel="domain weight", ylim=(0, 1))
+    weight_axes.legend()
+    return figure
+
+
+TASK = TaskSpec(
+    summary="the point nearest to the farthest of 5 domains; true answer 0",
+    options=ToyRegressionOptions,
+    load=load,
+    defaults={
+        "rounds": 1000,
+        "clients_per_round": 10,
+        "batch_size": 20,
+        "client_learning_rate": 0.05,
+        "domain_learning_rate": 0.05,
+        "window": 10,
+        "evaluate_every": 50,
+        "checkpoint_every": 50,
+    },
+)
