@@ -58,7 +58,12 @@ set_up_environment() {
   trap 'interrupted 143' TERM
   trap 'interrupted 129' HUP
   take_setup_lock
-  if ! environment_ready; then
+  if environment_ready; then
+    : # by the set-up that was waited for
+  elif TFF_AGNOSTIC_PYTHON=$python environment_ready; then
+    # The Python asked for is the one that is there, under another name.
+    write_stamp "$(sha256sum <"$lock")"
+  else
     build_environment "$why"
   fi
   exec 9>&-
@@ -77,7 +82,11 @@ build_environment() {
   run_logged env PIP_USER=0 "$venv/bin/python" -I -m pip install --quiet --no-input \
     --disable-pip-version-check --progress-bar off --no-deps --require-hashes \
     --only-binary :all: --requirement "$lock" || set_up_failed "installing the packages"
-  # The lock's sum is from before the installation: a lock that changed meanwhile is noticed.
-  printf '%s\n' "${sum%% *}" "$root" "$python" "${TFF_AGNOSTIC_PYTHON:-}" >"$stamp.new"
+  # The sum is from before the installation: a lock that changed meanwhile is noticed.
+  write_stamp "$sum"
+}
+
+write_stamp() {
+  printf '%s\n' "${1%% *}" "$root" "$python" "${TFF_AGNOSTIC_PYTHON:-}" >"$stamp.new"
   mv "$stamp.new" "$stamp"
 }

@@ -1,0 +1,107 @@
+"""Bazel's BUILD files against the code, so that they stay true without a Bazel at hand."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).absolute().parents[2]
+PACKAGE = ROOT / "tff_agnostic"
+
+
+def evaluate(path):
+    """The calls of a BUILD file (rule, arguments): its language is a part of Python's."""
+    calls = []
+
+    def rule(name):
+        return lambda *args, **kwargs: calls.append((name, kwargs))
+
+    rules = (
+        "exports_files filegroup load py_library python_binaries python_package pytest_tests "
+        "test_suite"
+    )
+    names = {name: rule(name) for name in rules.split()}
+    names["glob"] = lambda *args, **kwargs: []
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    return calls
+
+
+def label(folder):
+    return "//" + folder.relative_to(ROOT).as_posix()
+
+
+def code_folders():
+    return sorted({path.parent for path in PACKAGE.rglob("*.py")})
+
+
+def declared(folder):
+    """The folders that a folder's library depends on, as labels."""
+    (arguments,) = (
+        arguments
+        for name, arguments in evaluate(folder / "BUILD.bazel")
+        if name == "python_package"
+    )
+    assert arguments["name"] == folder.name
+    return set(arguments.get("deps", []))
+
+
+def folder_of(module):
+    """The label of the folder that a module of the package lies in."""
+    parts = module.split(".")
+    path = ROOT.joinpath(*parts)
+    return label(path if path.is_dir() else path.parent)
+
+
+def imported(folder):
+    """The labels of the other folders that a folder's modules import from."""
+    found = set()
+    for path in folder.glob("*.py"):
+        package = ".".join(folder.relative_to(ROOT).parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    parents = package.split(".")
+                    parents = parents[: len(parents) - node.level + 1]
+                    base = ".".join([*parents, *([node.module] if node.module else [])])
+                # `from tff_agnostic import models` is a module as well.
+                modules = [f"{base}.{alias.name}" for alias in node.names]
+                modules = [
+                    module if ROOT.joinpath(*module.split(".")).is_dir() else base
+                    for module in modules
+                ]
+            else:
+                continue
+            found |= {folder_of(name) for name in modules if name.split(".")[0] == PACKAGE.name}
+    return found - {label(folder)}
+
+
+@pytest.mark.parametrize("folder", code_folders(), ids=lambda path: path.name)
+def test_a_folder_declares_exactly_what_it_imports(folder):
+    # Importing a module runs the package's own __init__.py, at the least.
+    always = set() if folder == PACKAGE else {label(PACKAGE)}
+    needed = imported(folder) | always
+    assert declared(folder) == needed, f"{folder.name}/BUILD.bazel: deps = {sorted(needed)}"
+
+
+def test_the_library_is_made_of_every_folder():
+    (library,) = (
+        arguments
+        for name, arguments in evaluate(PACKAGE / "BUILD.bazel")
+        if name == "py_library" and arguments["name"] == "library"
+    )
+    expected = {label(folder) for folder in code_folders() if folder != PACKAGE}
+    assert set(library["deps"]) == expected | {":tff_agnostic"}
+
+
+def test_the_quick_tests_are_there():
+    (suite,) = (
+        arguments["tests"]
+        for name, arguments in evaluate(ROOT / "tests/BUILD.bazel")
+        if name == "test_suite" and arguments["name"] == "quick"
+    )
+    assert len(suite) >= 3
+    for name in suite:
+        assert (ROOT / "tests" / f"{name.lstrip(':')}.py").is_file(), name

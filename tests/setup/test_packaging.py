@@ -1,0 +1,203 @@
+"""The wheel, the lock and the version, as an installer sees them."""
+
+import ast
+import configparser
+import email
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = pathlib.Path(__file__).absolute().parents[2]
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def version():
+    # As the build reads it: from the text, not from an import.
+    for node in ast.parse((ROOT / "tff_agnostic/__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
+            return ast.literal_eval(node.value)
+    raise AssertionError("no literal __version__ in tff_agnostic/__init__.py")
+
+
+# --- the wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that `./run build` makes, opened."""
+    folder = tmp_path_factory.mktemp("a folder") / "dist"
+    before = {path.name for path in ROOT.iterdir()}
+    subprocess.run(
+        [ROOT / "tools/build_wheel", folder],
+        check=True,
+        env={**os.environ, "TFF_AGNOSTIC_BUILD_PYTHON": sys.executable},
+        stdin=subprocess.DEVNULL,
+    )
+    assert {path.name for path in ROOT.iterdir()} <= before, "the build littered the checkout"
+    (path,) = folder.iterdir()
+    assert path.name == f"tff_agnostic-{version()}-py3-none-any.whl"
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def metadata_file(wheel, name):
+    (path,) = (path for path in wheel.namelist() if path.endswith(f".dist-info/{name}"))
+    return wheel.read(path).decode()
+
+
+def modules_of(folder):
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
+
+
+def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    expected = modules_of("tff_agnostic")
+    expected |= {f"tff_agnostic/{path}" for path in modules_of("binaries")}
+    assert {name for name in names if name.endswith(".py")} == expected
+    assert {name.split("/")[0] for name in names} == {"tff_agnostic"}
+
+
+def test_the_wheel_holds_the_configurations(wheel):
+    shipped = {name for name in wheel.namelist() if name.endswith(".flags")}
+    there = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
+    assert shipped == there
+
+
+def test_the_wheel_holds_no_build_files_and_no_tests(wheel):
+    for name in wheel.namelist():
+        assert not name.endswith((".bazel", ".bzl", ".pyc")), name
+        assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
+
+
+def test_the_wheel_holds_the_licence(wheel):
+    assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+
+
+def test_the_wheel_says_what_it_is(wheel, project):
+    said = email.message_from_string(metadata_file(wheel, "METADATA"))
+    assert said["Name"] == "tff-agnostic"
+    assert said["Version"] == version()
+    assert said["License-Expression"] == "Apache-2.0"
+    assert set(said["Requires-Python"].split(",")) == {">=3.9", "<3.12"}
+    assert said.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+    plain = {line for line in said.get_all("Requires-Dist") if "extra ==" not in line}
+    assert len(plain) == len(project["project"]["dependencies"])
+
+
+def test_every_console_command_has_its_function(wheel):
+    parser = configparser.ConfigParser()
+    parser.read_string(metadata_file(wheel, "entry_points.txt"))
+    commands = dict(parser["console_scripts"])
+    public = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
+    assert set(commands) == {f"tff-agnostic-{name.replace('_', '-')}" for name in public}
+    for target in commands.values():
+        module, function = target.split(":")
+        tree = ast.parse(wheel.read(module.replace(".", "/") + ".py"))
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_binaries_do_not_import_one_another():
+    # They are `binaries.train` in a checkout and `tff_agnostic.binaries.train` once installed, and
+    # Bazel runs them as files: only what lies in tff_agnostic has one name everywhere.
+    for path in sorted((ROOT / "binaries").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path.name}:{node.lineno}: relative import"
+                assert (node.module or "").split(".")[0] != "binaries", f"{path}:{node.lineno}"
+            elif isinstance(node, ast.Import):
+                roots = {alias.name.split(".")[0] for alias in node.names}
+                assert "binaries" not in roots, f"{path}:{node.lineno}"
+
+
+def test_the_list_of_packages_is_complete(project):
+    folders = {path.parent for path in (ROOT / "tff_agnostic").rglob("*.py")}
+    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    packages |= {"tff_agnostic.binaries", "tff_agnostic.configs"}
+    assert set(project["tool"]["setuptools"]["packages"]) == packages
+
+
+def test_the_version_is_in_the_changelog_and_the_citation():
+    assert f"## [{version()}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {version()}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+# --- the lock
+
+
+def locked():
+    """The requirements of the lock, each with its hashes."""
+    logical = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    lines = [line.strip() for line in logical.splitlines()]
+    for line in lines:
+        if line and not line.startswith("#"):
+            text, *hashes = line.split(" --hash=")
+            yield Requirement(text), [entry.strip() for entry in hashes]
+
+
+def environment(python):
+    return {
+        **default_environment(),
+        "implementation_name": "cpython",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": f"{python}.7",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+
+
+def test_every_locked_package_is_pinned_and_has_its_hashes():
+    requirements = list(locked())
+    assert len(requirements) > 50
+    for requirement, hashes in requirements:
+        assert [part.operator for part in requirement.specifier] == ["=="], requirement
+        assert requirement.url is None
+        assert hashes, requirement
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", entry) for entry in hashes), requirement
+
+
+@pytest.mark.parametrize("python", ["3.9", "3.10", "3.11"])
+def test_the_lock_satisfies_what_the_project_asks_for(project, python):
+    here = environment(python)
+    pins = {}
+    for requirement, _ in locked():
+        if requirement.marker is None or requirement.marker.evaluate(here):
+            name = canonicalize_name(requirement.name)
+            assert name not in pins, f"{name} is locked twice"
+            (pin,) = requirement.specifier
+            pins[name] = pin.version
+    asked = list(project["project"]["dependencies"])
+    for extra in project["project"]["optional-dependencies"].values():
+        asked += extra
+    for text in asked:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate(here):
+            name = canonicalize_name(requirement.name)
+            assert name in pins, f"{text} is not in the lock: ./run lock"
+            assert requirement.specifier.contains(pins[name]), f"{text}: {pins[name]} is locked"
+
+
+def test_the_lock_names_no_place():
+    text = (ROOT / "requirements.lock").read_text()
+    assert "#    ./run lock\n" in text
+    assert "://" not in text
+    assert "-url" not in text
+    assert not re.search(r"(^|\s)/", text, re.MULTILINE)
