@@ -1,0 +1,1 @@
+"""Command-line applications; thin, over `tff_agnostic.program`."""

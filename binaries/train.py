@@ -1,0 +1,62 @@
+"""Trains one model with one algorithm on one task.
+
+Example: ./run train --task=digits --algorithm=agnostic_fed_avg --output_dir=runs/mine
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.flags import define_run_flags, run_spec_from_flags
+from tff_agnostic.program.interrupts import Interrupted
+from tff_agnostic.program.run_folder import RunFolder, default_folder
+from tff_agnostic.program.training import TrainingRun
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+_RUNS = Path("runs")
+
+
+def define_flags() -> None:
+    """Defines the flags of this binary."""
+    define_run_flags()
+    flags.DEFINE_string(
+        "output_dir", None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
+    )
+    flags.DEFINE_bool("resume", False, "Go on with the run in --output_dir, or with the newest one.")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Trains as the flags say, and prints a table per domain."""
+    del argv
+    spec = run_spec_from_flags(overrides={})
+    given = flags.FLAGS.output_dir
+    name = f"{spec.task}-{spec.config.algorithm}"
+    path = Path(given) if given else default_folder(_RUNS, name, flags.FLAGS.resume)
+    print(f"{spec.config.algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
+    with RUNTIMES[spec.config.runtime]() as runtime:
+        run = TrainingRun(spec, RunFolder(path), runtime, flags.FLAGS.resume)
+        try:
+            report = run.run()
+        except Interrupted as e:
+            raise Interrupted(f"{e}; go on with: {_resume_command(path)}", e.signal_number) from None
+    print(report.table(run.domain_weights()))
+    print(f"result: {path / 'result.json'}, plots: {path / 'plots'}")
+
+
+def _resume_command(path: Path) -> str:
+    arguments = [a for a in sys.argv[1:] if not a.startswith(("--output_dir", "--resume"))]
+    return shlex.join(["./run", "train", *arguments, f"--output_dir={path}", "--resume"])
+
+
+def entry_point() -> None:
+    """Runs this binary."""
+    define_flags()
+    run_app(main)
+
+
+if __name__ == "__main__":
+    entry_point()

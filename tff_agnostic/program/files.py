@@ -1,0 +1,73 @@
+"""Writing files so that a reader finds the old content or the new, never a part."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from tff_agnostic.errors import UserError
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yields a file to write; it takes the place of `path` when the block ends without exception.
+
+    The content is on disk before it gets its name, so that a crash leaves no half-written file.
+
+    Raises:
+        UserError: If it cannot be written, e.g. on a full disk; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with write_errors(path):
+        try:
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8 text atomically; see `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON atomically; see `atomic_file`."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+        UserError: If it is missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: expected a JSON file, cannot read it ({e})") from e
+
+
+def make_folder(path: Path) -> None:
+    """Creates a folder and its parents.
+
+    Raises:
+        UserError: If that is not possible.
+    """
+    with write_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turns errors of the operating system into a `UserError` that names `path`."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f"{path}: cannot write: {e.strerror or e}") from e

@@ -1,0 +1,114 @@
+"""metrics.csv: a row per round, from which plots and TensorBoard curves are drawn again."""
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.files import write_errors, write_text
+
+Row = Mapping[str, str]
+
+
+class History:
+    """The rows of metrics.csv, appended as rounds end.
+
+    Values are written in the shortest form that reads back to the same number, so that equal runs
+    have equal files. A value that a round does not have is an empty cell. The columns are those of
+    the first row.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: list[Row] = []
+
+    def start(self, completed_rounds: int) -> None:
+        """Keeps the rows of `completed_rounds` rounds of an earlier part of the run.
+
+        What was written after the checkpoint from which the run goes on, or only half, is dropped.
+
+        Raises:
+            UserError: If one of those rows is missing, or the file cannot be written.
+        """
+        rows = _read_whole_lines(self._path) if self._path.exists() else []
+        self.rows = rows[:completed_rounds]
+        rounds = [row["round"] for row in self.rows]
+        if rounds != [str(i + 1) for i in range(completed_rounds)]:
+            raise UserError(
+                f"{self._path}: expected rows for rounds 1 to {completed_rounds}, as the checkpoint "
+                f"says, found {len(rounds)} of them"
+            )
+        lines = [_line(list(self.rows[0])) if self.rows else ""]
+        lines += [_line(list(row.values())) for row in self.rows]
+        write_text(self._path, "".join(lines))
+
+    def append(self, round_num: int, values: Mapping[str, Any]) -> Row:
+        """Adds and returns the row of a round.
+
+        Raises:
+            UserError: If it cannot be written, or its columns are not those of the rows before.
+        """
+        row = {"round": str(round_num), **{name: _format(v) for name, v in values.items()}}
+        if self.rows and list(self.rows[0]) != list(row):
+            raise UserError(f"{self._path}: its columns are those of another run")
+        header = "" if self.rows else _line(list(row))
+        with write_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
+            file.write(header + _line(list(row.values())))
+        self.rows.append(row)
+        return row
+
+    def sync(self) -> None:
+        """Waits until all rows are on disk; called before a checkpoint counts on them."""
+        with write_errors(self._path), open(self._path, "rb") as file:
+            os.fsync(file.fileno())
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Returns every column as float64 [rounds], NaN where a round has no value."""
+        return columns_of(self.rows)
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Returns the columns of rows as float64 arrays, NaN for empty cells."""
+    return {
+        name: np.array([float(row[name]) if row[name] else np.nan for row in rows])
+        for name in (rows[0] if rows else ())
+    }
+
+
+def read_history(path: Path) -> dict[str, np.ndarray]:
+    """Returns the columns of a metrics.csv.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
+    return columns_of(_read_whole_lines(path))
+
+
+def _read_whole_lines(path: Path) -> list[Row]:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{path}: cannot read: {e}") from e
+    # A line without its end was cut off in the middle of a write.
+    whole = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(io.StringIO(whole, newline="")))
+
+
+def _format(value: Any) -> str:
+    # NumPy scalars print in the shortest form for their own precision.
+    return "" if value is None else str(value)
+
+
+def _line(cells: Sequence[str]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(cells)
+    return buffer.getvalue()

@@ -1,0 +1,56 @@
+"""SIGTERM and Ctrl-C as a request to stop after the round, so that it can be saved."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Optional
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """While entered, notes the first SIGINT or SIGTERM; a second one acts as usual.
+
+    Attributes:
+        signal_number: The signal that was noted, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signal_number: Optional[int] = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        """Installs the handlers."""
+        for number in _SIGNALS:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: Optional[type[BaseException]],
+        exc: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        """Restores the handlers."""
+        self._restore()
+
+    def _note(self, number: int, frame: Optional[FrameType]) -> None:
+        del frame
+        self.signal_number = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+
+class Interrupted(Exception):
+    """A run was stopped by a signal after it had been saved.
+
+    Attributes:
+        signal_number: The signal.
+    """
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number

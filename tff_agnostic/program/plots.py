@@ -1,0 +1,68 @@
+"""The figures of a run, drawn from the columns of metrics.csv."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tff_agnostic.program.files import atomic_file, make_folder
+from tff_agnostic.tasks.task import Task
+
+Columns = Mapping[str, np.ndarray]
+# Beyond this many domains a legend hides the curves.
+_MAX_LEGEND = 20
+
+
+def draw_run(folder: Path, task: Task, columns: Columns) -> None:
+    """Draws lambda, every measure per domain, and the task's own figures, as .png files.
+
+    Raises:
+        UserError: If the folder cannot be written.
+    """
+    make_folder(folder)
+    measures = ["loss", *(metric.name for metric in task.model.metrics)]
+    names = [("domain_weights", "lambda", "domain weight lambda")]
+    names += [(f"train_{m}", f"train/{m}", f"{m} on the cohort, before training") for m in measures]
+    names += [(f"test_{m}", f"test/{m}", f"{m} on the test clients") for m in measures]
+    for file_name, prefix, label in names:
+        save(per_domain_figure(task.domain_names, columns, prefix, label), folder / file_name)
+    for file_name, draw in task.figures.items():
+        save(draw(task, columns), folder / file_name)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as .png; equal figures have equal files."""
+    with atomic_file(path.with_suffix(".png")) as file:
+        figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
+
+
+def per_domain_figure(
+    domain_names: Sequence[str], columns: Columns, prefix: str, label: str
+) -> Figure:
+    """Returns a figure with one curve per domain: the columns PREFIX/DOMAIN over rounds."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    colors = domain_colors(len(domain_names))
+    for name, color in zip(domain_names, colors):
+        plot_known(axes, columns["round"], columns[f"{prefix}/{name}"], color=color, label=name)
+    axes.set(xlabel="round", ylabel=label)
+    axes.grid(alpha=0.3)
+    if len(domain_names) <= _MAX_LEGEND:
+        figure.legend(loc="outside right upper", title="domain")
+    return figure
+
+
+def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: object) -> None:
+    """Plots a curve through the points that have a value."""
+    known = ~np.isnan(y)
+    axes.plot(x[known], y[known], **style)
+
+
+def domain_colors(count: int) -> list:
+    """Returns a colour per domain: a qualitative map while it lasts, a continuous one beyond."""
+    if count <= 10:
+        return [colormaps["tab10"](i) for i in range(count)]
+    return [colormaps["viridis"](i / (count - 1)) for i in range(count)]

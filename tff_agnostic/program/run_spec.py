@@ -1,0 +1,92 @@
+"""What a run is, as flags: a task with its options, and a configuration."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.program.config import RunConfig, check_effective
+from tff_agnostic.tasks.registry import TASKS, load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+_CONFIG_FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """A run, resolved: no value is left to a default.
+
+    Attributes:
+        task: Name of the task.
+        task_options: Every option of the task.
+        data_dir: Folder with the task's files, absolute.
+        config: Everything else.
+    """
+
+    task: str
+    task_options: Mapping[str, Any]
+    data_dir: Optional[str]
+    config: RunConfig
+
+    def flags(self) -> dict[str, Any]:
+        """Returns every flag and its value; what config.json holds."""
+        options = {f"{self.task}_{name}": value for name, value in self.task_options.items()}
+        flags = {"task": self.task, "data_dir": self.data_dir, **options}
+        for name, value in dataclasses.asdict(self.config).items():
+            flags[name] = list(value) if isinstance(value, tuple) else value
+        return flags
+
+    def load_task(self) -> Task:
+        """Loads the task; see `tasks.registry.load_task`."""
+        data_dir = Path(self.data_dir) if self.data_dir is not None else None
+        return load_task(self.task, self.task_options, TaskContext(self.config.seed, data_dir))
+
+
+def resolve(
+    task: str,
+    given: Mapping[str, Any],
+    task_options: Mapping[str, Any],
+    data_dir: Optional[Path] = None,
+    check_effects: bool = True,
+) -> RunSpec:
+    """Fills what was not given: first from the task's defaults, then from `RunConfig`'s.
+
+    Args:
+        task: Name of the task.
+        given: Fields of `RunConfig` that were given.
+        task_options: Options of the task that were given.
+        data_dir: Folder with the task's files.
+        check_effects: Whether to refuse given settings that have no effect.
+
+    Raises:
+        UserError: If a name is unknown, or a value is out of range or has no effect.
+    """
+    spec = TASKS[task]
+    algorithm = given.get("algorithm", spec.defaults.get("algorithm", RunConfig.algorithm))
+    config = RunConfig(
+        **{**spec.defaults, **spec.algorithm_defaults.get(algorithm, {}), **given}
+    )
+    if check_effects:
+        check_effective(config, given)
+    options = dataclasses.asdict(spec.options(**task_options))
+    absolute = str(data_dir.absolute()) if data_dir is not None else None
+    return RunSpec(task, options, absolute, config)
+
+
+def from_flags(flags: Mapping[str, Any]) -> RunSpec:
+    """Returns the spec whose `flags()` these are.
+
+    Raises:
+        UserError: If the task is unknown or a value is out of range.
+        KeyError: If a flag is missing.
+    """
+    task = flags["task"]
+    options = {
+        field.name: flags[f"{task}_{field.name}"]
+        for field in dataclasses.fields(TASKS[task].options)
+    }
+    values = {name: flags[name] for name in _CONFIG_FIELDS}
+    config = RunConfig(
+        **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    )
+    return RunSpec(task, options, flags["data_dir"], config)

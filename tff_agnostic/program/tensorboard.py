@@ -1,0 +1,72 @@
+"""TensorBoard scalars: one run per domain, so that its charts overlay the domains' curves."""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.program.files import make_folder, write_errors
+from tff_agnostic.program.round_row import domain_of
+
+_OVERALL = "all"
+
+
+class TensorBoardSink:
+    """Writes the rows of metrics.csv as scalars, as a context manager.
+
+    A column "test/loss/DOMAIN" becomes the tag "test/loss" of the run DOMAIN; other columns belong to
+    the run "all". Event files of an earlier part of the run are replaced, so that rounds that were
+    run again after a crash do not appear twice.
+
+    Args:
+        folder: The log folder.
+        domain_names: Names of the domains.
+    """
+
+    def __init__(self, folder: Path, domain_names: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._domain_names = domain_names
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+
+    def __enter__(self) -> "TensorBoardSink":
+        """Empties the log folder."""
+        with write_errors(self._folder):
+            shutil.rmtree(self._folder, ignore_errors=True)
+        make_folder(self._folder)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: Optional[type[BaseException]],
+        exc: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        """Closes the event files."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def write(self, row: Mapping[str, str]) -> None:
+        """Adds the scalars of a round; empty cells have none."""
+        step = int(row["round"])
+        for column, text in row.items():
+            if column == "round" or not text:
+                continue
+            domain = domain_of(column, self._domain_names)
+            tag = column if domain is None else column[: -len(domain) - 1]
+            with self._writer(domain or _OVERALL).as_default():
+                tf.summary.scalar(tag, float(text), step=step)
+
+    def flush(self) -> None:
+        """Writes what is buffered."""
+        for writer in self._writers.values():
+            writer.flush()
+
+    def _writer(self, run: str) -> Any:
+        if run not in self._writers:
+            folder = self._folder / re.sub(r"[^\w.+-]+", "_", run)
+            self._writers[run] = tf.summary.create_file_writer(str(folder))
+        return self._writers[run]

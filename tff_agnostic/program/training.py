@@ -1,0 +1,166 @@
+"""The training loop: rounds, evaluations, checkpoints, and what a run leaves behind."""
+
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+from absl import logging
+from tqdm import tqdm
+
+from tff_agnostic.computations.algorithm import Metrics, ServerState
+from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.data.clients import domain_counts
+from tff_agnostic.data.sampling import check_cohort_size, sample_cohort
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import Examples
+from tff_agnostic.program import plots
+from tff_agnostic.program.checkpoints import CheckpointFolder
+from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
+from tff_agnostic.program.files import write_json
+from tff_agnostic.program.history import History
+from tff_agnostic.program.interrupts import Interrupted, StopRequest
+from tff_agnostic.program.round_row import test_values, train_values, worst_in_round
+from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_spec import RunSpec
+from tff_agnostic.program.tensorboard import TensorBoardSink
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.tasks.task import Task
+
+
+class TrainingRun:
+    """One run from its first round, or the newest checkpoint, to its result.
+
+    Args:
+        spec: What to run.
+        folder: Where its files are; see `RunFolder`.
+        runtime: Executes the rounds; entered by the caller.
+        resume: Go on with the run in `folder`, if there is one.
+    """
+
+    def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, resume: bool) -> None:
+        config = spec.config
+        self._spec = spec
+        self._folder = folder
+        self._resume = resume
+        self.task: Task = spec.load_task()
+        check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
+        params = config.algorithm_params(
+            self.task.domain_names, _expected_counts(self.task, config.clients_per_round)
+        )
+        algorithm = ALGORITHMS[config.algorithm](self.task.model, self.task.num_domains, params)
+        aggregation = config.build_aggregation()
+        self._training = runtime.training(algorithm, aggregation)
+        self._evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
+        self._history = History(folder.metrics)
+        self._checkpoints = CheckpointFolder(folder.checkpoints, config.keep_checkpoints)
+
+    def run(self, show_progress: bool = True) -> EvaluationReport:
+        """Trains, evaluates, and writes everything that a run leaves in its folder.
+
+        Raises:
+            UserError: If the folder belongs to another run or cannot be written, a client is
+                malformed, or the model diverges.
+            Interrupted: If a signal asked to stop; the run was saved.
+        """
+        self._folder.claim(self._spec, self._resume)
+        state = self._start()
+        total, completed = self._spec.config.rounds, int(state.round_num)
+        with StopRequest() as stop, TensorBoardSink(
+            self._folder.tensorboard, self.task.domain_names
+        ) as tensorboard, tqdm(
+            total=total, initial=completed, disable=None if show_progress else True, unit="round"
+        ) as bar:
+            for row in self._history.rows:
+                tensorboard.write(row)
+            for round_num in range(completed + 1, total + 1):
+                state, metrics = self._round(state, round_num)
+                tensorboard.write(self._record(round_num, state, metrics))
+                bar.set_postfix_str(_progress_text(self.task, metrics))
+                bar.update()
+                if round_num % self._spec.config.checkpoint_every == 0 or round_num == total:
+                    self._save(state)
+                if stop.signal_number is not None and round_num < total:
+                    self._save(state)
+                    raise Interrupted(f"stopped and saved after round {round_num}", stop.signal_number)
+        return self._finish(state)
+
+    def _start(self) -> ServerState:
+        state = self._training.initialize()
+        checkpoint = self._checkpoints.load_latest() if self._resume else None
+        if checkpoint is not None:
+            state = checkpoint.restore(state, str(self._folder.checkpoints))
+            logging.info("going on after round %d", checkpoint.round_num)
+        self._history.start(completed_rounds=int(state.round_num))
+        return state
+
+    def _round(self, state: ServerState, round_num: int) -> tuple[ServerState, Metrics]:
+        config = self._spec.config
+        cohort = sample_cohort(
+            self.task.train.client_ids, config.clients_per_round, config.seed, round_num
+        )
+        state, metrics = self._training.next(state, [self.task.train.read(k) for k in cohort])
+        clients = metrics["clients"]
+        if clients["non_finite"] > 0 and clients["contributed"] == 0:
+            raise UserError(
+                f"round {round_num}: the model has diverged: no client returned finite numbers "
+                f"({clients['non_finite']} of {len(cohort)} did not); lower --client_learning_rate "
+                "or --server_learning_rate"
+            )
+        return state, metrics
+
+    def _record(self, round_num: int, state: ServerState, metrics: Metrics) -> Any:
+        config = self._spec.config
+        due = round_num % config.evaluate_every == 0 or round_num == config.rounds
+        report = self.evaluate(state) if due else None
+        values = train_values(self.task, metrics, state)
+        values.update(test_values(self.task, report))
+        return self._history.append(round_num, values)
+
+    def evaluate(self, state: ServerState) -> EvaluationReport:
+        """Evaluates a state on the test clients."""
+        summed = self._evaluation(state.weights, read_all(self.task))
+        return evaluation_report(self.task.model, self.task.domain_names, summed)
+
+    def _save(self, state: ServerState) -> None:
+        self._history.sync()
+        self._checkpoints.save(int(state.round_num), state)
+
+    def _finish(self, state: ServerState) -> EvaluationReport:
+        report = self.evaluate(state)
+        config = self._spec.config
+        write_json(
+            self._folder.result,
+            {
+                "task": self._spec.task,
+                "algorithm": config.algorithm,
+                "runtime": config.runtime,
+                "seed": config.seed,
+                "rounds": config.rounds,
+                **report.to_json(),
+                "domain_weights": self.domain_weights(),
+            },
+        )
+        plots.draw_run(self._folder.plots, self.task, self._history.columns())
+        return report
+
+    def domain_weights(self) -> dict[str, float]:
+        """Returns lambda of each domain after the last round."""
+        last = self._history.rows[-1]
+        return {name: float(last[f"lambda/{name}"]) for name in self.task.domain_names}
+
+
+def read_all(task: Task) -> Sequence[Examples]:
+    """Returns the examples of every test client."""
+    return [task.test.read(client_id) for client_id in task.test.client_ids]
+
+
+def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:
+    totals = domain_counts(task.train, task.num_domains)
+    expected = totals * (clients_per_round / len(task.train.client_ids))
+    # A domain that no training client has never meets its count; any positive number will do.
+    return tuple(float(count) for count in np.where(totals > 0, expected, 1.0))
+
+
+def _progress_text(task: Task, metrics: Metrics) -> str:
+    domain, loss, weight = worst_in_round(task, metrics)
+    return f"worst domain {domain}: loss {loss:.3f}, lambda {weight:.3f}"
