@@ -136,7 +136,7 @@ def exponentiated_gradient(
 
 
 def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
-    """Returns the projection of lambda + gamma L on the simplex (Mohri et al. 2019, section 4.2)."""
+    """Returns the projection of lambda + gamma L on the simplex (Mohri et al. 2019, 4.2)."""
     return project_to_simplex(lambda_ + learning_rate * losses)
 
 
@@ -178,6 +178,10 @@ def update_domain_weights(
     the proportions that the update gives them. A round without any example changes nothing.
     """
     update = DOMAIN_WEIGHT_UPDATES[params.update]
+    if params.freeze_absent:
+        # Updates depend on differences of losses. Beside the 0 of an absent domain, negative losses
+        # could leave the present ones without any weight to share.
+        losses = tf.where(counts > 0, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
     updated = update(lambda_, losses, params.learning_rate)
     if params.freeze_absent:
         present = tf.cast(counts > 0, lambda_.dtype)
