@@ -1,0 +1,256 @@
+"""Algorithm 1 of Ro et al. 2021 in NumPy and float64, written from the paper alone.
+
+It imports nothing of the package. Functions and symbols are the paper's, line numbers are those of
+its two procedures; whatever the paper leaves open is marked DECISION. Models have hand-written
+gradients, so that no automatic differentiation is shared either.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Protocol
+
+import numpy as np
+
+Weights = list[np.ndarray]
+
+
+class Client(NamedTuple):
+    """S_k: features [n, d], classes [n], domains [n]."""
+
+    x: np.ndarray
+    y: np.ndarray
+    domain: np.ndarray
+
+
+class Model(NamedTuple):
+    """A hypothesis class.
+
+    Attributes:
+        losses: (w, x, y) -> L(w, x_j, y_j) of each example.
+        gradient: (w, x, y, scale) -> gradient in w of sum_j scale_j L(w, x_j, y_j).
+    """
+
+    losses: Callable[[Weights, np.ndarray, np.ndarray], np.ndarray]
+    gradient: Callable[[Weights, np.ndarray, np.ndarray, np.ndarray], Weights]
+
+
+def _cross_entropy(w: Weights, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    scores = x @ w[0] + w[1]
+    top = scores.max(axis=1)
+    log_sum = np.log(np.exp(scores - top[:, None]).sum(axis=1)) + top
+    return log_sum - scores[np.arange(len(y)), y]
+
+
+def _cross_entropy_gradient(w: Weights, x: np.ndarray, y: np.ndarray, scale: np.ndarray) -> Weights:
+    scores = x @ w[0] + w[1]
+    probabilities = np.exp(scores - scores.max(axis=1)[:, None])
+    probabilities /= probabilities.sum(axis=1)[:, None]
+    probabilities[np.arange(len(y)), y] -= 1.0
+    error = probabilities * scale[:, None]
+    return [x.T @ error, error.sum(axis=0)]
+
+
+# w = [matrix [d, classes], offsets [classes]].
+SOFTMAX_REGRESSION = Model(_cross_entropy, _cross_entropy_gradient)
+
+# w = [scalar], and the loss of an example is x * w.
+LINEAR = Model(
+    losses=lambda w, x, y: x * w[0],
+    gradient=lambda w, x, y, scale: [np.sum(scale * x)],
+)
+
+
+# CLIENT
+
+
+class ClientParams(NamedTuple):
+    """gamma_w, E, B and DECISION what the loss of a batch is divided by: "client" or "batch"."""
+
+    gamma_w: float
+    E: int
+    B: int
+    normalizer: str = "client"
+
+
+class ClientResult(NamedTuple):
+    """Line 13."""
+
+    w: Weights
+    beta: float
+    L: np.ndarray
+    N: np.ndarray
+
+
+def client(
+    model: Model, S_k: Client, w: Weights, alpha: np.ndarray, params: ClientParams
+) -> ClientResult:
+    """CLIENT(k, w, alpha)."""
+    p = len(alpha)
+    L, N, beta = np.zeros(p), np.zeros(p), 0.0
+    for i in range(p):  # line 2
+        in_domain = S_k.domain == i
+        size = np.count_nonzero(in_domain)
+        if size:
+            mean_loss = model.losses(w, S_k.x[in_domain], S_k.y[in_domain]).mean()
+            L[i] = size * mean_loss  # line 3
+        N[i] = size  # line 4
+        beta += alpha[i] * size  # line 5
+    n = len(S_k.y)
+    batches = [np.arange(start, min(start + params.B, n)) for start in range(0, n, params.B)]  # 7
+    if beta == 0:
+        batches = []  # DECISION: without weight there is nothing to divide by, and no training
+    for _ in range(params.E):  # line 8
+        for b in batches:  # line 9
+            scale = alpha[S_k.domain[b]]
+            divisor = beta if params.normalizer == "client" else scale.sum()
+            if divisor == 0:
+                continue
+            g = model.gradient(w, S_k.x[b], S_k.y[b], scale / divisor)
+            w = [w_m - params.gamma_w * g_m for w_m, g_m in zip(w, g)]  # line 10
+    return ClientResult(w, beta, L, N)
+
+
+# Updates of lambda
+
+
+def exponentiated_gradient(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
+    """Line 12 as printed; float64 has room for the exponentials of tests."""
+    return lambda_ * np.exp(gamma * L) / np.sum(lambda_ * np.exp(gamma * L))
+
+
+def projected_gradient(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
+    """Nearest point of the simplex: max(v - tau, 0) for the tau, by bisection, that sums to 1."""
+    v = lambda_ + gamma * L
+    low, high = v.min() - 1.0, v.max()
+    for _ in range(200):
+        tau = (low + high) / 2
+        if np.maximum(v - tau, 0).sum() > 1:
+            low = tau
+        else:
+            high = tau
+    return np.maximum(v - tau, 0)
+
+
+def fixed(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
+    """Lambda does not move."""
+    del L, gamma
+    return lambda_
+
+
+LAMBDA_UPDATES: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
+    "exponentiated_gradient": exponentiated_gradient,
+    "projected_gradient": projected_gradient,
+    "fixed": fixed,
+}
+
+
+# Server optimizers: line 9 says w_t = average of w^k; DECISION: w - average is their gradient.
+
+
+class ServerOptimizer(Protocol):
+    """Moves weights by a gradient; may remember."""
+
+    def step(self, w: Weights, g: Weights) -> Weights:
+        """Returns the moved weights."""
+
+
+@dataclasses.dataclass
+class Sgd:
+    """Plain SGD; with a learning rate of 1 line 9 is as printed."""
+
+    learning_rate: float = 1.0
+
+    def step(self, w: Weights, g: Weights) -> Weights:
+        """Returns w - lr g."""
+        return [w_m - self.learning_rate * g_m for w_m, g_m in zip(w, g)]
+
+
+@dataclasses.dataclass
+class Adam:
+    """Kingma and Ba's Adam with epsilon outside the bias correction, as TFF documents its own."""
+
+    learning_rate: float
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        self.t = 0
+        self.m: list[np.ndarray] = []
+        self.v: list[np.ndarray] = []
+
+    def step(self, w: Weights, g: Weights) -> Weights:
+        """Returns the moved weights."""
+        if not self.m:
+            self.m, self.v = [np.zeros_like(x) for x in g], [np.zeros_like(x) for x in g]
+        self.t += 1
+        self.m = [self.beta_1 * m + (1 - self.beta_1) * x for m, x in zip(self.m, g)]
+        self.v = [self.beta_2 * v + (1 - self.beta_2) * x**2 for v, x in zip(self.v, g)]
+        rate = self.learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
+        return [x - rate * m / (np.sqrt(v) + self.epsilon) for x, m, v in zip(w, self.m, self.v)]
+
+
+# SERVER
+
+
+@dataclasses.dataclass
+class Server:
+    """SERVER, one round a call.
+
+    Attributes:
+        model: The hypothesis class.
+        w: w_{t-1}.
+        lambda_: lambda_{t-1}.
+        window: N_{t-r} .. N_{t-1}, oldest first.
+        gamma_lambda: Learning rate of lambda.
+        client_params: What clients are told.
+        optimizer: Takes the average delta.
+        lambda_update: Name of a member of `LAMBDA_UPDATES`.
+        freeze_absent: DECISION: keep the weight of a domain without examples in a round.
+    """
+
+    model: Model
+    w: Weights
+    lambda_: np.ndarray
+    window: list[np.ndarray]
+    gamma_lambda: float
+    client_params: ClientParams
+    optimizer: ServerOptimizer
+    lambda_update: str = "exponentiated_gradient"
+    freeze_absent: bool = False
+
+    def __post_init__(self) -> None:
+        self.last_mean = np.mean(self.window, axis=0)
+
+    def alpha(self) -> np.ndarray:
+        """Line 4. DECISION: a domain absent from the window is scaled by its last positive mean."""
+        mean = np.sum(self.window, axis=0) / len(self.window)
+        self.last_mean = np.where(mean > 0, mean, self.last_mean)
+        return self.lambda_ / self.last_mean
+
+    def round(self, cohort: Sequence[Client]) -> None:
+        """Lines 4 to 12; the cohort is line 5, the results are lines 6 to 8."""
+        alpha = self.alpha()
+        results = [client(self.model, S_k, self.w, alpha, self.client_params) for S_k in cohort]
+        beta_t = sum(r.beta for r in results)
+        if beta_t > 0:
+            average = [sum(r.beta * r.w[m] for r in results) / beta_t for m in range(len(self.w))]
+            delta = [w_m - a for w_m, a in zip(self.w, average)]
+            self.w = self.optimizer.step(self.w, delta)  # line 9
+        N_t = np.sum([r.N for r in results], axis=0)  # line 10
+        if N_t.sum() == 0:
+            return  # DECISION: a round without examples changes nothing
+        L = np.zeros_like(self.lambda_)  # "if a round does not have any samples [...] zero"
+        present = N_t > 0
+        L[present] = np.sum([r.L for r in results], axis=0)[present] / N_t[present]  # line 11
+        self.lambda_ = self._next_lambda(L, present)  # line 12
+        self.window = [*self.window[1:], N_t]
+
+    def _next_lambda(self, L: np.ndarray, present: np.ndarray) -> np.ndarray:
+        moved = LAMBDA_UPDATES[self.lambda_update](self.lambda_, L, self.gamma_lambda)
+        if not self.freeze_absent:
+            return moved
+        free = self.lambda_[present].sum()
+        result = self.lambda_.copy()
+        result[present] = free * moved[present] / moved[present].sum()
+        return result

@@ -1,0 +1,136 @@
+"""Rounds worked out by hand, and by the paper's authors' own implementation."""
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.computations import reference
+from tests.computations.harness import EagerTraining, linear_model, make_client
+from tff_agnostic.computations import domain_weights as dw
+from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.client_update import LocalTrainingParams, local_training
+from tff_agnostic.models.functional import ModelWeights
+
+# The loss of an example is x * w: the order of examples does not matter, and shuffling stays on.
+_CLIENT_0 = make_client([1, 2, 4, 3, 6, 1], [1, 0, 0, 0, 2, 2])
+_CLIENT_1 = make_client([8, 10, 5], [1, 3, 1])
+_LAMBDA_0 = (0.1, 0.2, 0.3, 0.4)
+_N_0 = (1.0, 2.0, 3.0, 4.0)
+_ALGORITHM = agnostic_fed_avg(
+    linear_model(initial=4.0),
+    num_domains=4,
+    params=AlgorithmParams(
+        local_training=LocalTrainingParams(learning_rate=1.0, epochs=1, batch_size=3),
+        server_optimizer=tff.learning.optimizers.build_sgdm(0.1),
+        domain_weights=dw.DomainWeightsParams(
+            learning_rate=0.01, window_size=2, initial_weights=_LAMBDA_0, initial_counts=_N_0
+        ),
+    ),
+)
+
+
+def _assert_golden(state, metrics) -> None:
+    np.testing.assert_allclose(state.weights.trainable[0], [3.5555556], rtol=1e-6)
+    np.testing.assert_allclose(
+        state.domains.lambda_, [0.08702461, 0.18604803, 0.2663479, 0.46057943], rtol=1e-6
+    )
+    np.testing.assert_array_equal(state.domains.window, [[1, 2, 3, 4], [3, 3, 2, 1]])
+    assert state.round_num == 1
+    # L at w = 4: 36/3, 56/3, 28/2 and 40/1.
+    np.testing.assert_allclose(
+        metrics["client_work"]["train"]["loss"], [12, 56 / 3, 14, 40], rtol=1e-6
+    )
+    np.testing.assert_array_equal(metrics["client_work"]["train"]["num_examples"], [3, 3, 2, 1])
+    np.testing.assert_allclose(metrics["domain_weights"]["alpha"], [0.1] * 4, rtol=1e-6)
+    np.testing.assert_array_equal(
+        metrics["domain_weights"]["lambda"], np.asarray(state.domains.lambda_)
+    )
+    assert metrics["clients"]["contributed"] == 2
+    np.testing.assert_allclose(metrics["finalizer"]["update_norm"], 4 - 3.5555556, rtol=1e-5)
+
+
+def test_golden_round():
+    training = EagerTraining(_ALGORITHM)
+    _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
+
+
+def test_golden_round_in_the_tff_runtime(tff_runtime):
+    training = tff_runtime.training(_ALGORITHM, PlainSum())
+    _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
+
+
+def test_golden_round_of_the_reference():
+    server = reference.Server(
+        model=reference.LINEAR,
+        w=[np.array([4.0])],
+        lambda_=np.array(_LAMBDA_0),
+        window=[np.array(_N_0)] * 2,
+        gamma_lambda=0.01,
+        client_params=reference.ClientParams(gamma_w=1.0, E=1, B=3),
+        optimizer=reference.Sgd(0.1),
+    )
+    server.round([reference.Client(c["x"], c["y"], c["domain_id"]) for c in (_CLIENT_0, _CLIENT_1)])
+    np.testing.assert_allclose(server.w[0], [3.5555556], rtol=1e-6)
+    np.testing.assert_allclose(
+        server.lambda_, [0.08702461, 0.18604803, 0.2663479, 0.46057943], rtol=1e-6
+    )
+    np.testing.assert_array_equal(server.window, [[1, 2, 3, 4], [3, 3, 2, 1]])
+
+
+@pytest.mark.parametrize(
+    ("client", "beta", "delta"), [(_CLIENT_0, 0.6, 2.8333335), (_CLIENT_1, 0.3, 7.666667)]
+)
+def test_client_deltas_of_the_golden_round(client, beta, delta):
+    training = EagerTraining(_ALGORITHM)
+    output = training.client_update(training.prepare(training.initialize()), client)
+    np.testing.assert_allclose(output.beta, beta, rtol=1e-6)
+    np.testing.assert_allclose(output.weighted_delta[0] / output.beta, [delta], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("client", "beta", "delta"), [(_CLIENT_0, 0.5, 6.4), (_CLIENT_1, 0.2, 33)])
+def test_local_training_alone(client, beta, delta):
+    """Alpha differs between domains here: an indexing mistake cannot pass."""
+    trained = local_training(
+        linear_model(),
+        LocalTrainingParams(learning_rate=1.0, epochs=1, batch_size=3),
+        ModelWeights([np.array([4.0], np.float32)], []),
+        client,
+        alpha=np.array(_LAMBDA_0, np.float32),
+        beta=np.float32(beta),
+        seed=np.array([0, 0], np.int32),
+    )
+    np.testing.assert_allclose(4.0 - trained[0], [delta], rtol=1e-6)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
+    params = LocalTrainingParams(learning_rate=0.5, epochs=epochs, batch_size=2)
+    trained = local_training(
+        linear_model(),
+        params,
+        ModelWeights([np.array([4.0], np.float32)], []),
+        _CLIENT_0,
+        alpha=np.ones([4], np.float32),
+        beta=np.float32(6.0),
+        seed=np.array([0, 0], np.int32),
+    )
+    # One epoch moves by 0.5 * sum(x) / 6 = 17 / 12.
+    np.testing.assert_allclose(4.0 - trained[0], [epochs * 17 / 12], rtol=1e-5)
+
+
+def test_batch_normalizer_steps_by_the_weighted_mean_of_each_batch():
+    params = LocalTrainingParams(learning_rate=1.0, batch_size=4, normalizer="batch", shuffle=False)
+    trained = local_training(
+        linear_model(),
+        params,
+        ModelWeights([np.array([4.0], np.float32)], []),
+        _CLIENT_0,
+        alpha=np.array(_LAMBDA_0, np.float32),
+        beta=np.float32(0.5),
+        seed=np.array([0, 0], np.int32),
+    )
+    # Batches x=[1,2,4,3] of domains [1,0,0,0] and x=[6,1] of domain 2.
+    expected = (0.2 * 1 + 0.1 * (2 + 4 + 3)) / 0.5 + (6 + 1) / 2
+    np.testing.assert_allclose(4.0 - trained[0], [expected], rtol=1e-6)

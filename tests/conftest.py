@@ -1,0 +1,23 @@
+"""What tests share: one running TFF worker a session."""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tff_agnostic.runtimes.tff import TffRuntime
+
+# TensorFlow reads it when it is first imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture(scope="session")
+def tff_runtime() -> "Iterator[TffRuntime]":
+    """A `TffRuntime` whose worker all tests of the session share, as TFF's current context."""
+    # Imported here: tests of the set-up need no TensorFlow, which takes seconds to import.
+    from tff_agnostic.runtimes.tff import TffRuntime
+
+    with TffRuntime() as runtime:
+        yield runtime
