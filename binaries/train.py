@@ -11,7 +11,11 @@ from pathlib import Path
 from absl import flags
 
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.flags import define_run_flags, run_spec_from_flags
+from tff_agnostic.program.flags import (
+    define_config_flags,
+    define_task_flags,
+    run_spec_from_flags,
+)
 from tff_agnostic.program.interrupts import Interrupted
 from tff_agnostic.program.run_folder import RunFolder, default_folder
 from tff_agnostic.program.training import TrainingRun
@@ -22,7 +26,8 @@ _RUNS = Path("runs")
 
 def define_flags() -> None:
     """Defines the flags of this binary."""
-    define_run_flags()
+    define_task_flags()
+    define_config_flags()
     flags.DEFINE_string(
         "output_dir", None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
     )
@@ -32,7 +37,7 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> None:
     """Trains as the flags say, and prints a table per domain."""
     del argv
-    spec = run_spec_from_flags(overrides={})
+    spec = run_spec_from_flags()
     given = flags.FLAGS.output_dir
     name = f"{spec.task}-{spec.config.algorithm}"
     path = Path(given) if given else default_folder(_RUNS, name, flags.FLAGS.resume)

@@ -90,7 +90,7 @@ def initial_state(
     specs = [tf.TensorSpec(w.shape, w.dtype) for w in weights.trainable]
     return ServerState(
         weights=weights,
-        optimizer_state=optimizer.initialize(specs),
+        optimizer_state=tf.nest.map_structure(tf.convert_to_tensor, optimizer.initialize(specs)),
         domains=tf.nest.map_structure(tf.convert_to_tensor, domains),
         round_num=tf.constant(0, tf.int32),
     )

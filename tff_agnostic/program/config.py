@@ -228,3 +228,8 @@ def check_effective(config: RunConfig, given: Mapping[str, Any]) -> None:
                 f"--{field.name} has no effect with --{other}={getattr(config, other)}: it needs "
                 f"--{other}={' or '.join(values)}"
             )
+
+
+def config_names() -> tuple[str, ...]:
+    """Returns the names of all fields of `RunConfig`."""
+    return tuple(field.name for field in dataclasses.fields(RunConfig))

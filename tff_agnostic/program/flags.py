@@ -2,67 +2,104 @@
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from absl import flags
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.config import RunConfig, check_effective
 from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.registry import TASKS
 
 _DEFAULT_TASK = "digits"
 
 
-def define_run_flags(names_left_out: tuple[str, ...] = ()) -> None:
-    """Defines --task, --data_dir, every field of `RunConfig` and every task option as flags.
-
-    The flags' own defaults are None, so that what the user gave can be told from what a task or
-    `RunConfig` sets.
-
-    Args:
-        names_left_out: Fields for which the binary has other flags.
-    """
-    flags.DEFINE_string(
-        "task",
-        _DEFAULT_TASK,
-        "What to learn: " + "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items()),
-    )
+def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
+    """Defines --task, --data_dir and every option of every task."""
+    summaries = "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
+    flags.DEFINE_string("task", default, f"What to learn: {summaries}")
     flags.DEFINE_string("data_dir", None, "Folder with the files of tasks that read some.")
-    for field in dataclasses.fields(RunConfig):
-        if field.name not in names_left_out:
-            _define(field.name, field, _config_help(field))
     for task, spec in TASKS.items():
         for field in dataclasses.fields(spec.options):
             _define(f"{task}_{field.name}", field, f"{field.metadata['help']} [{field.default}]")
 
 
-def run_spec_from_flags(overrides: Mapping[str, Any], check_effects: bool = True) -> RunSpec:
-    """Returns the run that the parsed flags describe.
+def define_config_flags(names: Optional[Container[str]] = None) -> None:
+    """Defines fields of `RunConfig` as flags.
+
+    The flags' own defaults are None, so that what the user gave can be told from what a task or
+    `RunConfig` sets.
 
     Args:
-        overrides: Fields of `RunConfig` that the binary sets itself.
-        check_effects: Whether to refuse given flags that have no effect on this run.
+        names: Which fields; all if None.
+    """
+    for field in dataclasses.fields(RunConfig):
+        if names is None or field.name in names:
+            _define(field.name, field, _config_help(field))
+
+
+def run_spec_from_flags() -> RunSpec:
+    """Returns the run that the parsed flags describe.
 
     Raises:
         UserError: If a value is unknown, out of range, or without effect.
     """
+    task = flags.FLAGS.task
+    given = given_config()
+    spec = resolve(task, given, given_task_options(task), data_dir())
+    check_effective(spec.config, given)
+    return spec
+
+
+def given_config() -> dict[str, Any]:
+    """Returns the fields of `RunConfig` that were given as flags."""
     values = flags.FLAGS.flag_values_dict()
-    task = values["task"]
-    given = {
-        field.name: _parsed(field, values[field.name])
+    return {
+        field.name: parsed_value(field.name, values[field.name])
         for field in dataclasses.fields(RunConfig)
         if values.get(field.name) is not None
     }
-    data_dir = Path(values["data_dir"]) if values["data_dir"] is not None else None
-    return resolve(
-        task, {**given, **overrides}, _task_options(task, values), data_dir, check_effects
-    )
 
 
-def _task_options(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def data_dir() -> Optional[Path]:
+    """Returns the folder of --data_dir, if it was given."""
+    value = flags.FLAGS.data_dir
+    return Path(value) if value is not None else None
+
+
+def parsed_value(name: str, value: Any) -> Any:
+    """Returns a value of a field of `RunConfig` from a flag's value or from text.
+
+    Raises:
+        UserError: If there is no such field, or the text is not of its type.
+    """
+    fields = Registry("flag", {f.name: f for f in dataclasses.fields(RunConfig)})
+    kind = _kind(fields[name])
+    try:
+        if kind is tuple:
+            items = value.split(",") if isinstance(value, str) else value
+            return tuple(float(item) for item in items)
+        if kind is bool and isinstance(value, str):
+            return {"true": True, "false": False}[value.lower()]
+        return kind(value)
+    except (ValueError, KeyError):
+        expected = {tuple: "numbers separated by commas", bool: "true or false"}
+        found = ",".join(value) if isinstance(value, list) else value
+        raise UserError(
+            f"--{name}: expected {expected.get(kind, kind.__name__)}, found {found!r}"
+        ) from None
+
+
+def given_task_options(task: str) -> dict[str, Any]:
+    """Returns the options of a task that were given as flags.
+
+    Raises:
+        UserError: If the task is unknown, or options of another task were given.
+    """
+    values = flags.FLAGS.flag_values_dict()
     _ = TASKS[task]
     options = {}
     for name, spec in TASKS.items():
@@ -100,15 +137,3 @@ def _kind(field: dataclasses.Field) -> type:
     if typing.get_origin(kind) is typing.Union:
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     return typing.get_origin(kind) or kind
-
-
-def _parsed(field: dataclasses.Field, value: Any) -> Any:
-    if _kind(field) is not tuple:
-        return value
-    try:
-        return tuple(float(item) for item in value)
-    except ValueError:
-        raise UserError(
-            f"--{field.name}: expected numbers separated by commas, found {','.join(value)!r}"
-        ) from None
-

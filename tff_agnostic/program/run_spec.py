@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.program.config import RunConfig, check_effective
+from tff_agnostic.program.config import RunConfig
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
@@ -47,7 +47,6 @@ def resolve(
     given: Mapping[str, Any],
     task_options: Mapping[str, Any],
     data_dir: Optional[Path] = None,
-    check_effects: bool = True,
 ) -> RunSpec:
     """Fills what was not given: first from the task's defaults, then from `RunConfig`'s.
 
@@ -56,18 +55,15 @@ def resolve(
         given: Fields of `RunConfig` that were given.
         task_options: Options of the task that were given.
         data_dir: Folder with the task's files.
-        check_effects: Whether to refuse given settings that have no effect.
 
     Raises:
-        UserError: If a name is unknown, or a value is out of range or has no effect.
+        UserError: If a name is unknown or a value is out of range.
     """
     spec = TASKS[task]
     algorithm = given.get("algorithm", spec.defaults.get("algorithm", RunConfig.algorithm))
     config = RunConfig(
         **{**spec.defaults, **spec.algorithm_defaults.get(algorithm, {}), **given}
     )
-    if check_effects:
-        check_effective(config, given)
     options = dataclasses.asdict(spec.options(**task_options))
     absolute = str(data_dir.absolute()) if data_dir is not None else None
     return RunSpec(task, options, absolute, config)

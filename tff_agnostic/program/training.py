@@ -16,7 +16,7 @@ from tff_agnostic.models.functional import Examples
 from tff_agnostic.program import plots
 from tff_agnostic.program.checkpoints import CheckpointFolder
 from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
-from tff_agnostic.program.files import write_json
+from tff_agnostic.program.files import read_json, write_json
 from tff_agnostic.program.history import History
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.round_row import test_values, train_values, worst_in_round
@@ -83,6 +83,17 @@ class TrainingRun:
                     self._save(state)
                     raise Interrupted(f"stopped and saved after round {round_num}", stop.signal_number)
         return self._finish(state)
+
+    def is_complete(self) -> bool:
+        """Returns whether the folder holds the result of this run.
+
+        Raises:
+            UserError: If the folder belongs to another run.
+        """
+        if not self._folder.result.exists():
+            return False
+        self._folder.claim(self._spec, resume=True)
+        return bool(read_json(self._folder.result)["rounds"] == self._spec.config.rounds)
 
     def _start(self) -> ServerState:
         state = self._training.initialize()

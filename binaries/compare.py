@@ -1,0 +1,155 @@
+"""Compares algorithms on one task over several seeds: tables, JSON and plots.
+
+Example: ./run compare --task=digits --algorithms=fed_avg,agnostic_fed_avg --trials=5
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.errors import UserError
+from tff_agnostic.program import comparison_report
+from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.comparison import Comparison, run_trials
+from tff_agnostic.program.config import check_effective, config_names
+from tff_agnostic.program.files import make_folder, write_json, write_text
+from tff_agnostic.program.flags import (
+    data_dir,
+    define_config_flags,
+    define_task_flags,
+    given_config,
+    given_task_options,
+    parsed_value,
+)
+from tff_agnostic.program.interrupts import Interrupted
+from tff_agnostic.program.plots import save
+from tff_agnostic.program.run_folder import default_folder
+from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+_RUNS = Path("runs")
+
+
+def define_flags() -> None:
+    """Defines the flags of this binary."""
+    define_task_flags()
+    define_config_flags([name for name in config_names() if name != "algorithm"])
+    flags.DEFINE_list(
+        "algorithms",
+        ["fed_avg", "agnostic_fed_avg"],
+        f"What to compare. Of: {', '.join(ALGORITHMS)}.",
+    )
+    flags.DEFINE_integer("trials", 3, "Trials of each algorithm; trial k has seed --seed + k.")
+    flags.DEFINE_multi_string(
+        "override",
+        [],
+        "A flag for one algorithm only, as ALGORITHM:FLAG=VALUE; may be given several times.",
+    )
+    flags.DEFINE_string("output_dir", None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]")
+    flags.DEFINE_bool("resume", False, "Keep complete trials and go on with the others.")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs all trials; prints and writes the comparison."""
+    del argv
+    specs = trial_specs()
+    task = flags.FLAGS.task
+    given = flags.FLAGS.output_dir
+    path = Path(given) if given else default_folder(_RUNS, f"compare-{task}", flags.FLAGS.resume)
+    print(f"{', '.join(specs)} on {task}, {flags.FLAGS.trials} trials: {path}")
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    with RUNTIMES[runtime_name]() as runtime:
+        try:
+            comparison = run_trials(specs, path, runtime, flags.FLAGS.resume)
+        except Interrupted as e:
+            raise Interrupted(
+                f"{e}; go on with the same command and --output_dir={path} --resume",
+                e.signal_number,
+            ) from None
+    report(comparison, task, path)
+
+
+def trial_specs() -> dict[str, list[RunSpec]]:
+    """Returns the runs of each algorithm that the flags describe.
+
+    Raises:
+        UserError: If a flag is out of range, or has no effect on any of the algorithms.
+    """
+    if flags.FLAGS.trials < 1:
+        raise UserError(f"--trials: expected at least 1, found {flags.FLAGS.trials}")
+    names = flags.FLAGS.algorithms
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
+    given, overrides = given_config(), _overrides(names)
+    task = flags.FLAGS.task
+    options = given_task_options(task)
+    specs = {}
+    for algorithm in names:
+        _ = ALGORITHMS[algorithm]
+        own = {**given, **overrides[algorithm], "algorithm": algorithm}
+        first_seed = own.get("seed", 0)
+        specs[algorithm] = [
+            resolve(task, {**own, "seed": first_seed + k}, options, data_dir())
+            for k in range(flags.FLAGS.trials)
+        ]
+        check_effective(specs[algorithm][0].config, overrides[algorithm])
+    for name, value in given.items():
+        _check_effective_somewhere({name: value}, specs)
+    return specs
+
+
+def _overrides(algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    overrides: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
+    for text in flags.FLAGS.override:
+        algorithm, _, assignment = text.partition(":")
+        name, equals, value = assignment.partition("=")
+        if not equals or algorithm not in overrides or name in ("algorithm", "seed", "runtime"):
+            raise UserError(
+                f"--override: expected ALGORITHM:FLAG=VALUE with one of {', '.join(algorithms)} and "
+                f"a flag of its training, found {text!r}"
+            )
+        overrides[algorithm][name] = parsed_value(name, value)
+    return overrides
+
+
+def _check_effective_somewhere(
+    given: Mapping[str, Any], specs: Mapping[str, Sequence[RunSpec]]
+) -> None:
+    errors = []
+    for runs in specs.values():
+        try:
+            check_effective(runs[0].config, given)
+        except UserError as e:
+            errors.append(e)
+    if len(errors) == len(specs):
+        raise errors[0]
+
+
+def report(comparison: Comparison, task: str, path: Path) -> None:
+    """Prints the tables and writes compare.json, compare.md and a figure per measure."""
+    command = shlex.join(["./run", "compare", *sys.argv[1:]])
+    write_json(path / "compare.json", comparison.to_json())
+    write_text(
+        path / "compare.md", comparison_report.markdown(comparison, f"Comparison on {task}", command)
+    )
+    make_folder(path / "plots")
+    for measure in comparison.higher_is_better:
+        print(f"\n{measure}")
+        print(comparison_report.table(comparison, measure, "simple"))
+        save(comparison_report.figure(comparison, measure), path / "plots" / f"compare_{measure}")
+    print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
+
+
+def entry_point() -> None:
+    """Runs this binary."""
+    define_flags()
+    run_app(main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,121 @@
+"""Evaluates a checkpoint on the test clients of a task, per domain.
+
+Example: ./run evaluate --checkpoint=runs/digits-agnostic_fed_avg-001
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
+from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.config import check_effective
+from tff_agnostic.program.evaluation_report import evaluation_report
+from tff_agnostic.program.files import write_json
+from tff_agnostic.program.flags import (
+    data_dir,
+    define_config_flags,
+    define_task_flags,
+    given_config,
+    given_task_options,
+)
+from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.training import read_all
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+_CONFIG_FLAGS = (
+    "seed",
+    "runtime",
+    "aggregation",
+    "secure_max_examples",
+    "secure_max_loss",
+    "secure_bits",
+)
+
+
+def define_flags() -> None:
+    """Defines the flags of this binary."""
+    flags.DEFINE_string(
+        "checkpoint", None, "Folder of a run (its newest checkpoint), or one checkpoint file in it."
+    )
+    define_task_flags(default=None)
+    define_config_flags(_CONFIG_FLAGS)
+    flags.DEFINE_string("output", None, "JSON file to write the evaluation to.")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Evaluates, prints a table per domain, and writes JSON if asked to."""
+    del argv
+    if not flags.FLAGS.checkpoint:
+        raise UserError("--checkpoint: expected the folder of a run or a checkpoint file, found none")
+    folder, checkpoint = find_checkpoint(Path(flags.FLAGS.checkpoint))
+    trained = folder.spec()
+    spec = evaluated_spec(trained)
+    task = spec.load_task()
+    config = spec.config
+    template = ALGORITHMS[config.algorithm](
+        task.model,
+        task.num_domains,
+        # Any counts: the state's arrays take their place.
+        config.algorithm_params(task.domain_names, (1.0,) * task.num_domains),
+    ).initialize()
+    state = checkpoint.restore(template, str(flags.FLAGS.checkpoint))
+    with RUNTIMES[config.runtime]() as runtime:
+        evaluate = runtime.evaluation(task.model, task.num_domains, config.build_aggregation())
+        summed = evaluate(state.weights, read_all(task))
+    report = evaluation_report(task.model, task.domain_names, summed)
+    print(f"{config.algorithm} after round {checkpoint.round_num}, on {spec.task}")
+    print(report.table())
+    if flags.FLAGS.output:
+        description = {
+            "checkpoint": str(flags.FLAGS.checkpoint),
+            "round": checkpoint.round_num,
+            "task": spec.task,
+            "seed": config.seed,
+        }
+        write_json(Path(flags.FLAGS.output), {**description, **report.to_json()})
+
+
+def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
+    """Returns the run that `path` belongs to, and the checkpoint that it names.
+
+    Raises:
+        UserError: If there is none, or it is damaged.
+    """
+    if path.is_dir():
+        folder = RunFolder(path)
+        return folder, newest_checkpoint(folder.checkpoints)
+    return RunFolder(path.absolute().parent.parent), read_checkpoint(path)
+
+
+def evaluated_spec(trained: RunSpec) -> RunSpec:
+    """Returns the run's spec with the task, options and settings that the flags give instead.
+
+    Raises:
+        UserError: If a flag is unknown, out of range or without effect.
+    """
+    name = flags.FLAGS.task or trained.task
+    given = given_config()
+    same_task = name == trained.task
+    options = {**(trained.task_options if same_task else {}), **given_task_options(name)}
+    folder = data_dir()
+    if folder is None and same_task and trained.data_dir is not None:
+        folder = Path(trained.data_dir)
+    spec = resolve(name, {**dataclasses.asdict(trained.config), **given}, options, folder)
+    check_effective(spec.config, given)
+    return spec
+
+
+def entry_point() -> None:
+    """Runs this binary."""
+    define_flags()
+    run_app(main)
+
+
+if __name__ == "__main__":
+    entry_point()

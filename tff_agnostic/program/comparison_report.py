@@ -1,0 +1,101 @@
+"""A comparison as tables laid out like the paper's, and as figures."""
+
+import math
+
+import numpy as np
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials
+from tff_agnostic.program.plots import plot_known
+
+LABELS = {
+    "agnostic_fed_avg": "AgnosticFedAvg",
+    "fed_avg": "FedAvg (uniform)",
+    "fed_avg_target_only": "FedAvg (target-only)",
+}
+
+
+def table(comparison: Comparison, measure: str, table_format: str) -> str:
+    """Returns one measure as a table: a row per algorithm, a column per domain.
+
+    Cells hold the mean and, in parentheses, the standard deviation over the trials; the best of a
+    column is bold in Markdown. Shares such as accuracy are in percent.
+
+    Args:
+        comparison: The trials.
+        measure: "loss" or the name of a metric.
+        table_format: A format of tabulate; "github" is Markdown.
+    """
+    domains = [*comparison.domain_names, *SUMMARIES]
+    best = {d: _best_algorithm(comparison, d, measure) for d in domains}
+    rows = []
+    for algorithm, trials in comparison.trials.items():
+        cells = [_cell(trials, domain, measure) for domain in domains]
+        if table_format == "github":
+            cells = [
+                f"**{cell}**" if best[domain] == algorithm else cell
+                for domain, cell in zip(domains, cells)
+            ]
+        rows.append([LABELS.get(algorithm, algorithm), *cells])
+    headers = ["algorithm", *comparison.domain_names, *(s.strip("()") for s in SUMMARIES)]
+    return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
+
+
+def markdown(comparison: Comparison, title: str, command: str) -> str:
+    """Returns every measure's table as a Markdown page."""
+    count = len(next(iter(comparison.trials.values())).histories)
+    parts = [f"# {title}", f"`{command}`", f"Mean and standard deviation of {count} trials."]
+    for measure, higher in comparison.higher_is_better.items():
+        direction = "higher" if higher else "lower"
+        unit = ", percent" if _is_share(measure) else ""
+        parts.append(f"## {measure.capitalize()}{unit} ({direction} is better)")
+        parts.append(table(comparison, measure, "github"))
+    return "\n\n".join(parts) + "\n"
+
+
+def figure(comparison: Comparison, measure: str) -> Figure:
+    """Returns the worst domain's measure over rounds, and every domain's at the end."""
+    result = Figure(figsize=(12, 4.5), layout="constrained")
+    curves, bars = result.subplots(1, 2)
+    positions = np.arange(len(comparison.domain_names))
+    width = 0.8 / len(comparison.trials)
+    for i, (algorithm, trials) in enumerate(comparison.trials.items()):
+        label = LABELS.get(algorithm, algorithm)
+        rounds = trials.histories[0]["round"]
+        by_trial = np.array([h[f"test/worst {measure}"] for h in trials.histories])
+        mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
+        plot_known(curves, rounds, mean, color=f"C{i}", label=label)
+        known = ~np.isnan(mean)
+        curves.fill_between(
+            rounds[known], (mean - std)[known], (mean + std)[known], color=f"C{i}", alpha=0.2
+        )
+        means = [trials.mean(d, measure) for d in comparison.domain_names]
+        stds = [trials.std(d, measure) for d in comparison.domain_names]
+        offsets = positions + (i - (len(comparison.trials) - 1) / 2) * width
+        bars.bar(offsets, means, width, yerr=np.nan_to_num(stds), capsize=2, label=label)
+    curves.set(xlabel="round", ylabel=f"{measure} of the worst domain", title="Worst domain")
+    curves.grid(alpha=0.3)
+    bars.set(xlabel="domain", ylabel=measure, title="Every domain after the last round")
+    bars.set_xticks(positions, comparison.domain_names)
+    bars.grid(alpha=0.3, axis="y")
+    curves.legend()
+    return result
+
+
+def _is_share(measure: str) -> bool:
+    return measure == "accuracy" or measure.endswith("_accuracy")
+
+
+def _cell(trials: Trials, domain: str, measure: str) -> str:
+    mean, std = trials.mean(domain, measure), trials.std(domain, measure)
+    scale, digits = (100.0, 1) if _is_share(measure) else (1.0, 3)
+    spread = "" if math.isnan(std) else f" ({std * scale:.{digits}f})"
+    return f"{mean * scale:.{digits}f}{spread}"
+
+
+def _best_algorithm(comparison: Comparison, domain: str, measure: str) -> str:
+    means = {a: trials.mean(domain, measure) for a, trials in comparison.trials.items()}
+    higher = comparison.higher_is_better[measure] and domain != DIFFERENCE
+    return (max if higher else min)(means, key=lambda algorithm: means[algorithm])
+
