@@ -94,7 +94,7 @@ def test_the_wheel_says_what_it_is(wheel, project):
     said = email.message_from_string(metadata_file(wheel, "METADATA"))
     assert said["Name"] == "tff-agnostic"
     assert said["Version"] == version()
-    assert said["License-Expression"] == "Apache-2.0"
+    assert said["License"] == "Apache-2.0"
     assert set(said["Requires-Python"].split(",")) == {">=3.9", "<3.12"}
     assert said.get_payload().strip() == (ROOT / "README.md").read_text().strip()
     plain = {line for line in said.get_all("Requires-Dist") if "extra ==" not in line}

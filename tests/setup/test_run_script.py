@@ -58,7 +58,7 @@ case "$1 $2" in
     if [[ -e $STUB_STATE/pip_is_slow ]]; then sleep 0.5; fi
     if [[ -e $STUB_STATE/pip_hangs ]]; then
       echo $$ >"$STUB_STATE/pip_pid"
-      exec sleep 60
+      exec sleep 600
     fi
     exit 0
     ;;
@@ -76,7 +76,7 @@ code = int(os.environ.get("EXIT_CODE", "0"))
 if os.environ.get("WAIT_FOR_SIGNAL"):
     import signal
 
-    print("ready", flush=True)
+    print(os.getpid(), flush=True)
     signal.pause()
 keep = ("PYTHONPATH", "PYTHONWARNINGS", "TF_CPP_MIN_LOG_LEVEL", "PYTHONHOME")
 print(json.dumps({{
@@ -171,7 +171,11 @@ class Checkout:
 @pytest.fixture
 def bare(tmp_path):
     """A checkout on a machine without any Python."""
-    return Checkout(tmp_path)
+    checkout = Checkout(tmp_path)
+    yield checkout
+    pid_file = checkout.state / "pip_pid"
+    if pid_file.exists() and is_alive(int(pid_file.read_text())):
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -382,7 +386,7 @@ def test_an_interrupted_set_up_ends_pip_and_is_repaired_by_the_next_use(checkout
     process = checkout.start("train", restore_signals=True)
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     process.send_signal(how)
-    _, errors = process.communicate()
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + how
     assert "set-up interrupted; the next use starts it again" in errors
     assert not is_alive(int(pid_file.read_text()))
@@ -509,9 +513,10 @@ def test_the_exit_code_passes_through(ready, code):
 
 def test_signals_reach_the_process_itself(ready):
     process = ready.start("train", environment={"WAIT_FOR_SIGNAL": "1"})
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
+    pid = int(process.stdout.readline())
+    os.kill(pid, signal.SIGTERM)
     process.communicate()
+    assert pid == process.pid
     assert process.returncode == -signal.SIGTERM
 
 
@@ -520,11 +525,13 @@ def test_the_users_environment_comes_after_ours(ready):
         "PYTHONPATH": "/my/modules",
         "PYTHONWARNINGS": "error::UserWarning",
         "TF_CPP_MIN_LOG_LEVEL": "0",
+        "PYTHONHOME": "/another/python",
     }
     seen = json.loads(ready.run("train", environment=own).stdout)["environment"]
     assert seen["PYTHONPATH"] == f"{ready.root}:/my/modules"
     assert seen["PYTHONWARNINGS"].endswith(",error::UserWarning")
     assert seen["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert seen["PYTHONHOME"] is None
     seen = json.loads(ready.run("train").stdout)["environment"]
     assert seen["PYTHONPATH"] == str(ready.root)
     assert seen["TF_CPP_MIN_LOG_LEVEL"] == "3"
