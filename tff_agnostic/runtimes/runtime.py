@@ -50,7 +50,11 @@ class Runtime(Protocol):
         """
 
     def evaluation(self, model: Model, num_domains: int, aggregation: Aggregation) -> Evaluation:
-        """Prepares evaluations of `model`."""
+        """Prepares evaluations of `model`.
+
+        Raises:
+            UserError: As for `training`.
+        """
 
 
 def to_numpy_examples(examples: Examples) -> dict[str, Any]:

@@ -82,8 +82,11 @@ class TffRuntime:
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
     ) -> "TffEvaluation":
-        """Compiles an evaluation."""
-        return TffEvaluation(build_evaluation(model, num_domains, aggregation))
+        """Compiles an evaluation; see `runtime.Runtime.evaluation`."""
+        computation = build_evaluation(model, num_domains, aggregation)
+        if aggregation.name == "secure":
+            require_only_secure_sums(computation)
+        return TffEvaluation(computation)
 
 
 class TffTraining:
