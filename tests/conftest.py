@@ -17,7 +17,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 def tff_runtime() -> "Iterator[TffRuntime]":
     """A `TffRuntime` whose worker all tests of the session share, as TFF's current context."""
     # Imported here: tests of the set-up need no TensorFlow, which takes seconds to import.
+    import tensorflow_federated as tff
+
     from tff_agnostic.runtimes.tff import TffRuntime
 
     with TffRuntime() as runtime:
+        # TFF's own default context starts a worker that nobody ends: no test may reach it.
+        tff.framework.set_default_context(tff.framework.get_context_stack().current)
         yield runtime
