@@ -57,5 +57,6 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
     total = int(counts.sum())
     if total == 0:
         return math.nan
-    rank = max(1, math.ceil(q * total))
+    # Rounded first: 0.55 * 100 is a little more than 55, whose rank is still 55.
+    rank = max(1, math.ceil(round(q * total, 6)))
     return float(grid.centers()[np.searchsorted(np.cumsum(counts), rank)])
