@@ -1,0 +1,192 @@
+"""Federated evaluation against NumPy."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import assert_all_close, make_client, random_client
+from tff_agnostic.computations.aggregation import PlainSum, SecureBounds, SecureSum
+from tff_agnostic.computations.evaluation import evaluate_client, measure_grids
+from tff_agnostic.computations.histogram import quantile
+from tff_agnostic.models import Metric, accuracy, logistic_regression
+from tff_agnostic.models.functional import Model, ModelWeights
+
+_DOMAINS = 3
+_BOUNDS = SecureBounds(max_examples=300, max_loss=20.0)
+
+
+def _weights() -> ModelWeights:
+    rng = np.random.default_rng(0)
+    return ModelWeights(
+        [rng.normal(size=[4, 3]).astype(np.float32), rng.normal(size=[3]).astype(np.float32)], []
+    )
+
+
+def _clients() -> list[dict[str, np.ndarray]]:
+    """Thirty clients of 1 to 280 examples: more than a batch of the evaluation, and two domains."""
+    rng = np.random.default_rng(1)
+    sizes = [280, *rng.integers(1, 30, size=29)]
+    return [random_client(rng, int(n), rng.permutation(_DOMAINS)[:2]) for n in sizes]
+
+
+def _empty_client() -> dict[str, np.ndarray]:
+    return make_client(np.zeros([0, 4]), [])
+
+
+def _nan_client() -> dict[str, np.ndarray]:
+    return make_client(np.full([5, 4], np.nan), [0, 1, 2, 0, 1])
+
+
+class _Measured(NamedTuple):
+    """Losses and correctness of every example of a client, from NumPy."""
+
+    domain: np.ndarray
+    loss: np.ndarray
+    correct: np.ndarray
+
+
+def _measure(client: dict[str, np.ndarray]) -> _Measured:
+    matrix, offsets = (w.astype(np.float64) for w in _weights().trainable)
+    scores = client["x"] @ matrix + offsets
+    rows = np.arange(len(client["y"]))
+    loss = np.log(np.exp(scores).sum(axis=1)) - scores[rows, client["y"]]
+    return _Measured(client["domain_id"], loss, scores.argmax(axis=1) == client["y"])
+
+
+@pytest.fixture(scope="module")
+def plain(tff_runtime):
+    return tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, PlainSum())
+
+
+@pytest.fixture(scope="module")
+def output(plain):
+    return plain(_weights(), _clients())
+
+
+@pytest.fixture(scope="module")
+def measured() -> Sequence[_Measured]:
+    return [_measure(client) for client in _clients()]
+
+
+def test_sums_of_each_domain(output, measured):
+    domain = np.concatenate([m.domain for m in measured])
+    loss = np.concatenate([m.loss for m in measured])
+    correct = np.concatenate([m.correct for m in measured])
+    for i in range(_DOMAINS):
+        np.testing.assert_allclose(output.sums.losses[i], loss[domain == i].sum(), rtol=1e-5)
+        assert output.sums.counts[i] == np.sum(domain == i)
+        assert output.sums.metric_sums["accuracy"].numerator[i] == correct[domain == i].sum()
+        assert output.sums.metric_sums["accuracy"].denominator[i] == np.sum(domain == i)
+
+
+def _client_values(measured: Sequence[_Measured], measure: str, row: int) -> np.ndarray:
+    """The measure of each client that has examples of the row's domain; row p is overall."""
+    values = []
+    for client in measured:
+        of_row = client.domain == row if row < _DOMAINS else np.ones(len(client.domain), bool)
+        if np.any(of_row):
+            values.append(np.mean(getattr(client, measure)[of_row]))
+    return np.array(values)
+
+
+@pytest.mark.parametrize("row", range(_DOMAINS + 1))
+@pytest.mark.parametrize(
+    ("measure", "column", "relative_error", "absolute_error"),
+    [("loss", "loss", 0.028, 0.0), ("accuracy", "correct", 0.0, 0.0026)],
+)
+def test_distributions_over_clients(
+    output, measured, measure, column, relative_error, absolute_error, row
+):
+    values = _client_values(measured, column, row)
+    distribution = output.over_clients[measure]
+    assert distribution.num_clients[row] == len(values)
+    assert distribution.histogram[row].sum() == len(values)
+    np.testing.assert_allclose(distribution.total[row], values.sum(), rtol=1e-5)
+    grid = measure_grids(logistic_regression(4, 3))[measure]
+    for q in (0.1, 0.25, 0.5, 0.75, 0.9):
+        exact = np.percentile(values, 100 * q, method="inverted_cdf")
+        assert (
+            abs(quantile(grid, distribution.histogram[row], q) - exact)
+            <= relative_error * exact + absolute_error
+        )
+
+
+def test_clients_are_counted(output):
+    assert dict(output.clients) == {"evaluated": 30, "empty": 0, "non_finite": 0}
+
+
+def test_clients_without_examples_and_not_finite_ones_add_nothing_and_are_counted(plain, output):
+    spoiled = plain(_weights(), [_nan_client(), *_clients(), _empty_client(), _empty_client()])
+    assert dict(spoiled.clients) == {"evaluated": 30, "empty": 2, "non_finite": 1}
+    assert_all_close(spoiled._replace(clients=()), output._replace(clients=()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("clients", [[], [_empty_client()], [_nan_client()]])
+def test_without_any_finite_example_everything_is_zero(plain, clients):
+    output = plain(_weights(), clients)
+    for value in tf.nest.flatten(output._replace(clients=())):
+        np.testing.assert_array_equal(value, np.zeros_like(value))
+    for name, grid in measure_grids(logistic_regression(4, 3)).items():
+        assert math.isnan(quantile(grid, output.over_clients[name].histogram[0], 0.5))
+
+
+def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
+    secure = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, SecureSum(_BOUNDS))(
+        _weights(), [_nan_client(), *_clients(), _empty_client()]
+    )
+    assert dict(secure.clients) == {"evaluated": 30, "empty": 1, "non_finite": 1}
+    assert_all_close(secure._replace(clients=()), output._replace(clients=()), rtol=1e-5, atol=1e-4)
+    # Histograms and counts are integers, which a secure sum does not round.
+    for measure in ("loss", "accuracy"):
+        np.testing.assert_array_equal(
+            secure.over_clients[measure].histogram, output.over_clients[measure].histogram
+        )
+
+
+def _squared_error() -> Metric:
+    def per_example(labels: Any, predictions: Any) -> Any:
+        error = tf.square(predictions[:, 0] - tf.cast(labels, tf.float32))
+        return error, tf.ones_like(error)
+
+    return Metric("squared_error", per_example, max_numerator=100.0, upper=None)
+
+
+def _labelled_only() -> Metric:
+    """Accuracy over the examples of class 1 alone: undefined for many clients."""
+
+    def per_example(labels: Any, predictions: Any) -> Any:
+        counted = tf.cast(tf.equal(labels, 1), tf.float32)
+        correct, _ = accuracy().per_example(labels, predictions)
+        return correct * counted, counted
+
+    return Metric("recall_of_1", per_example)
+
+
+def _model_with(*metrics: Metric) -> Model:
+    base = logistic_regression(4, 3)
+    return Model(
+        base.initial_weights, base.example_spec, base.predict, base.loss, metrics=tuple(metrics)
+    )
+
+
+def test_a_metric_without_an_upper_end_is_measured_on_the_log_grid():
+    model = _model_with(_squared_error())
+    client = _clients()[3]
+    output = evaluate_client(model, _DOMAINS, _weights(), client)
+    scores = client["x"] @ _weights().trainable[0] + _weights().trainable[1]
+    exact = np.mean((scores[:, 0] - client["y"]) ** 2)
+    histogram = np.asarray(output.over_clients["squared_error"].histogram)[_DOMAINS]
+    estimate = quantile(measure_grids(model)["squared_error"], histogram, 0.5)
+    assert abs(estimate - exact) <= 0.028 * exact
+
+
+def test_a_client_for_which_a_metric_is_undefined_is_not_in_its_distribution():
+    model = _model_with(_labelled_only())
+    client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[0, 2, 1, 1])
+    output = evaluate_client(model, _DOMAINS, _weights(), client)
+    np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
+    np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
