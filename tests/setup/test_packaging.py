@@ -138,6 +138,36 @@ def test_the_version_is_in_the_changelog_and_the_citation():
     assert f"\nversion: {version()}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+# Where the name to import is not the name to install.
+DISTRIBUTIONS = {
+    "absl": "absl-py",
+    "grpc": "grpcio",
+    "pkg_resources": "setuptools",
+    "sklearn": "scikit-learn",
+}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="does not list the standard library")
+def test_every_package_imported_is_asked_for(project):
+    asked = {Requirement(text).name for text in project["project"]["dependencies"]}
+    for extra in project["project"]["optional-dependencies"].values():
+        asked |= {Requirement(text).name for text in extra}
+    asked = {canonicalize_name(name) for name in asked}
+    for folder in ("tff_agnostic", "binaries"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module]
+                else:
+                    continue
+                for top in {name.split(".")[0] for name in names}:
+                    if top != "tff_agnostic" and top not in sys.stdlib_module_names:
+                        distribution = canonicalize_name(DISTRIBUTIONS.get(top, top))
+                        assert distribution in asked, f"{path}:{node.lineno}: {top}"
+
+
 # --- the lock
 
 
