@@ -72,7 +72,7 @@ set_up_environment() {
 
 build_environment() {
   local why=$1 sum
-  say "setting up .venv with CPython $python_version ($why; takes about 2 minutes, once)"
+  say "setting up .venv with CPython $python_version ($why; takes about 2 minutes on a fast network, once)"
   sum=$(sha256sum <"$lock")
   rm -f "$stamp"
   find "$venv" -mindepth 1 -maxdepth 1 ! -name .lock -exec rm -rf {} + ||
