@@ -345,7 +345,8 @@ def test_first_use_says_one_line_and_later_uses_say_nothing(checkout):
     first = checkout.run("train")
     assert first.returncode == 0
     assert first.stderr.splitlines() == [
-        "run: setting up .venv with CPython 3.11 (first use; takes about 2 minutes on a fast network, once)"
+        "run: setting up .venv with CPython 3.11 "
+        "(first use; takes about 2 minutes on a fast network, once)"
     ]
     assert json.loads(first.stdout)["name"] == "train"
     second = checkout.run("compare")
