@@ -16,30 +16,36 @@ LABELS = {
 }
 
 
-def table(comparison: Comparison, measure: str, table_format: str) -> str:
-    """Returns one measure as a table: a row per algorithm, a column per domain.
+# With more domains than this, algorithms become the columns, so that a terminal can show the table.
+_MAX_DOMAIN_COLUMNS = 5
 
-    Cells hold the mean and, in parentheses, the standard deviation over the trials; the best of a
-    column is bold in Markdown. Shares such as accuracy are in percent.
+
+def table(comparison: Comparison, measure: str, table_format: str) -> str:
+    """Returns one measure as a table: a row per algorithm, a column per domain, as in the paper.
+
+    Cells hold the mean and, in parentheses, the standard deviation over the trials; the best
+    algorithm of a domain is bold in Markdown. Shares such as accuracy are in percent. With many
+    domains rows and columns change places.
 
     Args:
         comparison: The trials.
         measure: "loss" or the name of a metric.
         table_format: A format of tabulate; "github" is Markdown.
     """
-    domains = [*comparison.domain_names, *SUMMARIES]
-    best = {d: _best_algorithm(comparison, d, measure) for d in domains}
-    rows = []
-    for algorithm, trials in comparison.trials.items():
-        cells = [_cell(trials, domain, measure) for domain in domains]
-        if table_format == "github":
-            cells = [
-                f"**{cell}**" if best[domain] == algorithm else cell
-                for domain, cell in zip(domains, cells)
-            ]
-        rows.append([LABELS.get(algorithm, algorithm), *cells])
-    headers = ["algorithm", *comparison.domain_names, *(s.strip("()") for s in SUMMARIES)]
-    return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
+    columns = [["algorithm", *(LABELS.get(name, name) for name in comparison.trials)]]
+    for domain in (*comparison.domain_names, *SUMMARIES):
+        best = _best_algorithm(comparison, domain, measure)
+        column = [domain.strip("()")]
+        for algorithm, trials in comparison.trials.items():
+            cell = _cell(trials, domain, measure)
+            column.append(f"**{cell}**" if (table_format, algorithm) == ("github", best) else cell)
+        columns.append(column)
+    if len(comparison.domain_names) > _MAX_DOMAIN_COLUMNS:
+        columns[0][0] = "domain"
+        rows = columns
+    else:
+        rows = [list(row) for row in zip(*columns)]
+    return tabulate(rows[1:], headers=rows[0], tablefmt=table_format, disable_numparse=True)
 
 
 def markdown(comparison: Comparison, title: str, command: str) -> str:
