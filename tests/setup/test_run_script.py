@@ -243,7 +243,7 @@ def test_a_word_like_no_command_suggests_none(bare, typed):
     assert f"no command '{typed}' (" in one_line(result)
 
 
-@pytest.mark.parametrize("command", ["setup", "lint", "build", "bazel"])
+@pytest.mark.parametrize("command", ["setup", "lint", "build"])
 def test_commands_without_arguments_refuse_them(bare, command):
     result = bare.run(command, "--fast")
     assert result.returncode == 2
@@ -609,6 +609,13 @@ def test_bazel_is_shut_down_whatever_happens(bazel, fails, code):
     assert sum(" build " in call and call.endswith(" //...") for call in calls) == 1
     assert sum(call.endswith(" //tests:quick") for call in calls) == (fails != "build")
     assert list(scratch.iterdir()) == []
+
+
+def test_bazel_tests_the_targets_named(bazel):
+    assert bazel.run("bazel", "//tests:a", "//tests:b").returncode == 0
+    calls = (bazel.state / "bazel_calls").read_text().splitlines()
+    assert any(call.endswith(" //tests:a //tests:b") for call in calls)
+    assert not any("quick" in call for call in calls)
 
 
 def test_a_missing_bazel_is_one_line(bazel):
