@@ -43,7 +43,8 @@ def model_from_keras(
 
     Raises:
         ValueError: If the model has weights that no layer attribute holds, or layers that update
-            their own state while training, such as batch normalisation.
+            their own state while training, such as batch normalisation; if its call adds losses or
+            reaches variables in other ways; or if `loss` does not return one number per example.
     """
     tf.keras.utils.set_random_seed(seed)
     keras_model = build()
@@ -67,7 +68,7 @@ def model_from_keras(
     initial = ModelWeights(
         trainable=[v.numpy() for v in trainable], non_trainable=[v.numpy() for v in non_trainable]
     )
-    return Model(
+    model = Model(
         initial_weights=initial,
         example_spec=example_spec,
         predict=predict,
@@ -75,6 +76,8 @@ def model_from_keras(
         regularizer=regularizer if penalties else None,
         metrics=tuple(metrics),
     )
+    _refuse_impure_calls(keras_model, model)
+    return model
 
 
 class _StatelessGenerator:
@@ -87,6 +90,9 @@ class _StatelessGenerator:
     def _next_seed(self) -> tf.Tensor:
         self._calls += 1
         return tf.random.experimental.stateless_fold_in(self._seed, self._calls)
+
+    def make_seed_for_stateless_op(self) -> tf.Tensor:
+        return self._next_seed()
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
         return tf.nn.experimental.stateless_dropout(
@@ -133,6 +139,48 @@ def _refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
                 f"layer {module.name!r} has an activity regularizer; only weight regularizers are "
                 "part of the objective"
             )
+
+
+def _refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
+    # What the attributes of layers do not show: a variable reached through a closure would keep its
+    # first value without a word, a loss added in a call would be missing from the objective.
+    layers_with_losses = []
+
+    def losses(weights: Any, x: Any, y: Any) -> tf.Tensor:
+        result, _ = model.example_losses(
+            ModelWeights(*weights), {"x": x, "y": y}, training=True, seed=tf.zeros([2], tf.int32)
+        )
+        layers_with_losses.extend(m.name for m in _modules(keras_model) if m._eager_losses)
+        return result
+
+    weight_specs = tf.nest.map_structure(
+        lambda w: tf.TensorSpec(w.shape, w.dtype), tuple(model.initial_weights)
+    )
+    try:
+        traced = tf.function(losses, autograph=False).get_concrete_function(
+            weight_specs, model.example_spec["x"], model.example_spec["y"]
+        )
+    except AttributeError as e:
+        # What an assignment to a weight comes to, which is a tensor here.
+        raise ValueError(
+            f"the model is not a pure function of its weights: {' '.join(str(e).split())}"
+        ) from e
+    if layers_with_losses:
+        raise ValueError(
+            f"layer {layers_with_losses[0]!r} adds a loss in its call; only weight regularizers "
+            "are part of the objective"
+        )
+    if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
+        names = sorted({variable.name for variable in traced.graph.variables})
+        raise ValueError(
+            "the model's call may reach its weights through attributes of layers only, and no "
+            f"other state; it reads {', '.join(names) or 'a resource'} in another way"
+        )
+    if traced.structured_outputs.shape.rank not in (None, 1):
+        raise ValueError(
+            "loss: expected one number per example, shape [n], found shape "
+            f'{traced.structured_outputs.shape}; Keras losses need reduction="none"'
+        )
 
 
 def _find_weight_slots(

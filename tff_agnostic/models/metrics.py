@@ -1,4 +1,4 @@
-"""Metrics as ratios of sums, so that they are exact under any batching and can be securely summed."""
+"""Metrics as ratios of sums: exact under any batching, and ready for secure sums."""
 
 import dataclasses
 from typing import Callable, Optional
