@@ -1,0 +1,36 @@
+"""What algorithms ask of a model."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.computations.harness import linear_model, make_client
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.functional import ModelWeights
+
+_SEED = np.array([0, 0], np.int32)
+
+
+def test_logistic_regression_starts_at_zero_with_equal_scores():
+    model = logistic_regression(num_features=5, num_classes=4)
+    assert model.num_parameters == 5 * 4 + 4
+    assert [w.shape for w in model.initial_weights.trainable] == [(5, 4), (4,)]
+    client = make_client(np.ones([3, 5]), [0, 0, 0], y=[0, 1, 2])
+    losses, scores = model.example_losses(model.initial_weights, client, False, _SEED)
+    np.testing.assert_allclose(losses, [np.log(4)] * 3, rtol=1e-6)
+    np.testing.assert_array_equal(scores, np.zeros([3, 4]))
+
+
+def test_the_regularizer_is_part_of_every_examples_loss():
+    model = linear_model(regularizer=lambda weights: 10.0 * tf.reduce_sum(weights[0]))
+    weights = ModelWeights([np.array([2.0], np.float32)], [])
+    losses, predictions = model.example_losses(weights, make_client([1, 3], [0, 0]), False, _SEED)
+    np.testing.assert_array_equal(predictions, [2, 6])
+    np.testing.assert_array_equal(losses, [22, 26])
+
+
+def test_client_data_spec_has_the_columns_in_the_order_of_tff_types():
+    spec = logistic_regression(5, 4).client_data_spec()
+    assert list(spec) == ["x", "y", "domain_id"]
+    assert spec["x"] == tf.TensorSpec([None, 5], tf.float32)
+    assert spec["y"] == tf.TensorSpec([None], tf.int32)
+    assert spec["domain_id"] == tf.TensorSpec([None], tf.int32)
