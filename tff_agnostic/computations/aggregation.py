@@ -1,7 +1,7 @@
 """What happens to a client's output before the sum over the cohort, and to the sum after it.
 
-An aggregation is two pure functions around one sum. `PlainSum` leaves values as they are. `SecureSum`
-turns every value into bounded integers, so that a secure-sum protocol can carry all of them.
+An aggregation is two pure functions around one sum. `PlainSum` leaves values as they are;
+`SecureSum` turns every value into bounded integers, so that a secure-sum protocol can carry them.
 """
 
 import dataclasses
@@ -126,9 +126,10 @@ class SecureSummand(NamedTuple):
 class SecureSum:
     """The sum through `tff.federated_secure_sum_bitwidth`: the server sees integers' sums only.
 
-    A real value x in [-limit, limit] becomes round(x / step) + offset with step = limit / (2^(bits-1)
-    - 1), so that 0 is exact; one in [0, limit] has no offset and twice the resolution. The error
-    of a sum over c clients is at most c * step / 2 per value. Integers are exact.
+    A real value x in [-limit, limit] becomes round(x / step) + offset with the step
+    limit / (2^(bits-1) - 1), so that 0 is exact; one in [0, limit] has no offset and twice the
+    resolution. The error of a sum over c clients is at most c * step / 2 per value. Integers are
+    exact.
 
     Attributes:
         bounds: What clients may send.

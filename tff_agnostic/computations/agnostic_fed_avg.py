@@ -33,9 +33,7 @@ from tff_agnostic.models.functional import Model
 _MAX_BETA = 10.0
 
 
-def agnostic_fed_avg(
-    model: Model, num_domains: int, params: AlgorithmParams
-) -> FederatedAlgorithm:
+def agnostic_fed_avg(model: Model, num_domains: int, params: AlgorithmParams) -> FederatedAlgorithm:
     """Returns AgnosticFedAvg as pure functions.
 
     Args:
@@ -57,9 +55,7 @@ def agnostic_fed_avg(
         alpha = dw.scaling_vector(state.domains.lambda_, state.domains.mean_counts)
         return ClientInput(state.weights, alpha, tf.stack([params.seed, state.round_num]))
 
-    def server_update(
-        state: ServerState, summed: ClientOutput
-    ) -> tuple[ServerState, Metrics]:
+    def server_update(state: ServerState, summed: ClientOutput) -> tuple[ServerState, Metrics]:
         # w_t = sum_k beta^k w^k / beta_t
         update = average_and_apply(
             params.server_optimizer, state.weights, state.optimizer_state, summed

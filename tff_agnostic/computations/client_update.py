@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.seeds import fold_in, fingerprint
+from tff_agnostic.computations.seeds import fingerprint, fold_in
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry

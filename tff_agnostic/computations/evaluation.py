@@ -108,9 +108,7 @@ def evaluation_bounds(model: Model, bounds: SecureBounds) -> EvaluationOutput:
     n = bounds.max_examples
     one = Bound(1, integer=True)
     largest = {"loss": bounds.max_loss}
-    largest.update(
-        (m.name, m.max_numerator if m.upper is None else m.upper) for m in model.metrics
-    )
+    largest.update((m.name, m.max_numerator if m.upper is None else m.upper) for m in model.metrics)
     return EvaluationOutput(
         sums=DomainSums(
             losses=Bound(n * bounds.max_loss),
@@ -127,13 +125,13 @@ def evaluation_bounds(model: Model, bounds: SecureBounds) -> EvaluationOutput:
     )
 
 
-def build_evaluation(
-    model: Model, num_domains: int, aggregation: Aggregation
-) -> tff.Computation:
+def build_evaluation(model: Model, num_domains: int, aggregation: Aggregation) -> tff.Computation:
     """Returns a TFF computation (weights at the server, client data) -> `EvaluationOutput` sums."""
     bounds = evaluation_bounds(model, aggregation.bounds)
     weights_type = tff.to_type(
-        ModelWeights(*[[tff.TensorType(w.dtype, w.shape) for w in ws] for ws in model.initial_weights])
+        ModelWeights(
+            *[[tff.TensorType(w.dtype, w.shape) for w in ws] for ws in model.initial_weights]
+        )
     )
     client_data_type = type_from_spec(model.client_data_spec())
 

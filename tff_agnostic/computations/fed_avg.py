@@ -62,9 +62,7 @@ def _with_constant_scale(
             state.weights, tf.constant(alpha), tf.stack([params.seed, state.round_num])
         )
 
-    def server_update(
-        state: ServerState, summed: ClientOutput
-    ) -> tuple[ServerState, Metrics]:
+    def server_update(state: ServerState, summed: ClientOutput) -> tuple[ServerState, Metrics]:
         update = average_and_apply(
             params.server_optimizer, state.weights, state.optimizer_state, summed
         )

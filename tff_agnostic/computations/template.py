@@ -35,9 +35,7 @@ def build_learning_process(
     def initialize_fn() -> Any:
         return tff.federated_eval(initialize, tff.SERVER)
 
-    @tff.federated_computation(
-        tff.FederatedType(client_work.type_signature.result, tff.CLIENTS)
-    )
+    @tff.federated_computation(tff.FederatedType(client_work.type_signature.result, tff.CLIENTS))
     def federated_sum(encoded: Any) -> Any:
         return aggregation.federated_sum(encoded, bounds)
 

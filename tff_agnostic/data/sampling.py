@@ -6,6 +6,9 @@ import numpy as np
 
 from tff_agnostic.errors import UserError
 
+# Keeps the draws apart from those of tasks, which use the run's seed too.
+_STREAM = 7
+
 
 def sample_cohort(
     client_ids: Sequence[str], clients_per_round: int, seed: int, round_num: int
@@ -18,7 +21,7 @@ def sample_cohort(
         UserError: If there are fewer clients than asked for.
     """
     check_cohort_size(len(client_ids), clients_per_round)
-    rng = np.random.default_rng([seed, round_num])
+    rng = np.random.default_rng([seed, _STREAM, round_num])
     chosen = rng.choice(len(client_ids), size=clients_per_round, replace=False)
     return [client_ids[i] for i in chosen]
 

@@ -50,7 +50,9 @@ class RunConfig:
     algorithm: str = _setting("agnostic_fed_avg", "What to train with.", choices=ALGORITHMS)
     runtime: str = _setting("tff", "Where rounds are executed.", choices=RUNTIMES)
     aggregation: str = _setting("plain", "How clients are summed.", choices=AGGREGATIONS)
-    seed: int = _setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
+    seed: int = _setting(
+        0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0, below=2**31
+    )
     rounds: int = _setting(100, "T, communication rounds.", at_least=1)
     clients_per_round: int = _setting(10, "c, clients in a round.", at_least=1)
     client_learning_rate: float = _setting(0.1, "gamma_w of the clients' SGD.", positive=True)
@@ -58,7 +60,7 @@ class RunConfig:
     batch_size: int = _setting(20, "B, examples of one SGD step.", at_least=1)
     batch_normalizer: str = _setting(
         "client",
-        "What a batch's loss is divided by: the weight of the whole client (as in the paper, one "
+        "What a batch's loss is divided by: the weight of the whole client (the paper's; one "
         "epoch is about one step on the client's mean loss) or of the batch (a mean, as in FedAvg).",
         choices=NORMALIZERS,
     )

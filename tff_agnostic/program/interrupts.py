@@ -33,6 +33,11 @@ class StopRequest:
         """Restores the handlers."""
         self._restore()
 
+    def check(self, done: str) -> None:
+        """Raises `Interrupted` if a signal was noted; `done` says what was saved."""
+        if self.signal_number is not None:
+            raise Interrupted(f"stopped and saved after {done}", self.signal_number)
+
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
         del frame
         self.signal_number = number
@@ -54,3 +59,7 @@ class Interrupted(Exception):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+    def with_command(self, command: str) -> "Interrupted":
+        """Returns the same with the command that goes on."""
+        return Interrupted(f"{self}; go on with: {command}", self.signal_number)

@@ -28,14 +28,17 @@ def draw_run(folder: Path, task: Task, columns: Columns) -> None:
     names += [(f"train_{m}", f"train/{m}", f"{m} on the cohort, before training") for m in measures]
     names += [(f"test_{m}", f"test/{m}", f"{m} on the test clients") for m in measures]
     for file_name, prefix, label in names:
-        save(per_domain_figure(task.domain_names, columns, prefix, label), folder / file_name)
+        save(
+            per_domain_figure(task.domain_names, columns, prefix, label),
+            folder / f"{file_name}.png",
+        )
     for file_name, draw in task.figures.items():
-        save(draw(task, columns), folder / file_name)
+        save(draw(task, columns), folder / f"{file_name}.png")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as .png; equal figures have equal files."""
-    with atomic_file(path.with_suffix(".png")) as file:
+    """Writes a figure in PNG format; equal figures have equal files."""
+    with atomic_file(path) as file:
         figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
 
 

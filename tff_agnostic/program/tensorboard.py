@@ -18,9 +18,9 @@ _OVERALL = "all"
 class TensorBoardSink:
     """Writes the rows of metrics.csv as scalars, as a context manager.
 
-    A column "test/loss/DOMAIN" becomes the tag "test/loss" of the run DOMAIN; other columns belong to
-    the run "all". Event files of an earlier part of the run are replaced, so that rounds that were
-    run again after a crash do not appear twice.
+    A column "test/loss/DOMAIN" becomes the tag "test/loss" of the run DOMAIN; other columns belong
+    to the run "all". Event files of an earlier part of the run are replaced, so that rounds that
+    were run again after a crash do not appear twice.
 
     Args:
         folder: The log folder.
@@ -35,7 +35,8 @@ class TensorBoardSink:
     def __enter__(self) -> "TensorBoardSink":
         """Empties the log folder."""
         with write_errors(self._folder):
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
         make_folder(self._folder)
         return self
 

@@ -124,7 +124,7 @@ TASK = TaskSpec(
     summary="UCI Adult census income; domains doctorate or not (files in --data_dir)",
     options=AdultOptions,
     load=load,
-    # docs/experiments.md says how these were chosen, and what becomes of the comparison with others.
+    # docs/experiments.md says how these were chosen, and what others do to the comparison.
     defaults={
         "rounds": 200,
         "clients_per_round": 10,

@@ -1,7 +1,7 @@
 """Handwritten digits from scikit-learn: real data that needs no network; every class is a domain.
 
-1,797 images of 8x8 pixels. As in Mohri et al. 2019, section 5.2, the classes are the domains. Groups
-are rarely of one size in life, so by default class 8 keeps 15% and class 9 keeps 30% of its
+1,797 images of 8x8 pixels. As in Mohri et al. 2019, section 5.2, the classes are the domains.
+Groups are rarely of one size in life, so by default class 8 keeps 15% and class 9 keeps 30% of its
 training examples; the test images are untouched. Without the thinning there is little unfairness to
 mend: uniform and agnostic training end alike.
 """
@@ -103,9 +103,7 @@ def parse_keep(text: str) -> dict[int, float]:
 
 def _check(options: DigitsOptions) -> None:
     if not 0.05 <= options.test_share <= 0.9:
-        raise UserError(
-            f"--digits_test_share: expected 0.05 to 0.9, found {options.test_share}"
-        )
+        raise UserError(f"--digits_test_share: expected 0.05 to 0.9, found {options.test_share}")
     for flag, count in (
         ("num_clients", options.num_clients),
         ("num_test_clients", options.num_test_clients),

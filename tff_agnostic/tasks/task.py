@@ -25,7 +25,8 @@ class Task:
         model: What is trained.
         tracked_weights: Names and (weight, flat index) positions of single trainable weights whose
             course over the rounds belongs into metrics.csv.
-        figures: Figures of this task, by file name, drawn from the columns of metrics.csv.
+        figures: Figures of this task, by file name without suffix, drawn from the columns of
+            metrics.csv.
     """
 
     domain_names: tuple[str, ...]

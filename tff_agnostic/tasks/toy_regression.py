@@ -70,7 +70,7 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
         test=dataset,
         model=_model(),
         tracked_weights={"learned value": (0, 0)},
-        figures={"toy_regression.png": _figure},
+        figures={"toy_regression": _figure},
     )
 
 
@@ -111,8 +111,8 @@ TASK = TaskSpec(
     load=load,
     defaults={
         "rounds": 1000,
-        # Most of the 50 clients and small steps: what is left of the noise of sampling cohorts stays
-        # far below the distance to the answer that is of interest.
+        # Most of the 50 clients and small steps, so that the noise of sampling cohorts stays far
+        # below the distance to the answer that is of interest.
         "clients_per_round": 40,
         "batch_size": 20,
         "client_learning_rate": 0.02,
