@@ -60,8 +60,8 @@ class RunConfig:
     batch_size: int = _setting(20, "B, examples of one SGD step.", at_least=1)
     batch_normalizer: str = _setting(
         "client",
-        "What a batch's loss is divided by: the weight of the whole client (the paper's; one "
-        "epoch is about one step on the client's mean loss) or of the batch (a mean, as in FedAvg).",
+        "What a batch's loss is divided by: the weight of the whole client (as in the paper: one "
+        "epoch is about one step on the client's mean loss), or the batch's own (as in FedAvg).",
         choices=NORMALIZERS,
     )
     shuffle: bool = _setting(True, "Whether clients shuffle their examples before each epoch.")
