@@ -67,8 +67,13 @@ class SecureBounds:
 class Aggregation(Protocol):
     """Sums named tuples of tensors over a cohort; the structure of bounds is that of the values."""
 
-    name: str
-    bounds: SecureBounds
+    @property
+    def name(self) -> str:
+        """Name in the registry."""
+
+    @property
+    def bounds(self) -> SecureBounds:
+        """Bounds of what one client may send."""
 
     def encode(self, output: Any, bounds: Any) -> Any:
         """On a client: returns what is summed, from the client's output."""

@@ -6,34 +6,43 @@ import tensorflow_federated as tff
 
 from tff_agnostic.registry import Registry
 
-Optimizer = tff.learning.optimizers.Optimizer
 
-
-def _sgd(learning_rate: float, momentum: float, epsilon: float) -> Optimizer:
+def _sgd(
+    learning_rate: float, momentum: float, epsilon: float
+) -> tff.learning.optimizers.Optimizer:
     del momentum, epsilon
     return tff.learning.optimizers.build_sgdm(learning_rate)
 
 
-def _momentum(learning_rate: float, momentum: float, epsilon: float) -> Optimizer:
+def _momentum(
+    learning_rate: float, momentum: float, epsilon: float
+) -> tff.learning.optimizers.Optimizer:
     del epsilon
     return tff.learning.optimizers.build_sgdm(learning_rate, momentum=momentum)
 
 
-def _adagrad(learning_rate: float, momentum: float, epsilon: float) -> Optimizer:
+def _adagrad(
+    learning_rate: float, momentum: float, epsilon: float
+) -> tff.learning.optimizers.Optimizer:
     del momentum
     return tff.learning.optimizers.build_adagrad(learning_rate, epsilon=epsilon)
 
 
-def _adam(learning_rate: float, momentum: float, epsilon: float) -> Optimizer:
+def _adam(
+    learning_rate: float, momentum: float, epsilon: float
+) -> tff.learning.optimizers.Optimizer:
     return tff.learning.optimizers.build_adam(learning_rate, beta_1=momentum, epsilon=epsilon)
 
 
-def _yogi(learning_rate: float, momentum: float, epsilon: float) -> Optimizer:
+def _yogi(
+    learning_rate: float, momentum: float, epsilon: float
+) -> tff.learning.optimizers.Optimizer:
     return tff.learning.optimizers.build_yogi(learning_rate, beta_1=momentum, epsilon=epsilon)
 
 
 # (learning rate, momentum or beta_1, epsilon) -> optimizer.
-SERVER_OPTIMIZERS: Registry[Callable[[float, float, float], Optimizer]] = Registry(
+OptimizerBuilder = Callable[[float, float, float], tff.learning.optimizers.Optimizer]
+SERVER_OPTIMIZERS: Registry[OptimizerBuilder] = Registry(
     "server optimizer",
     {"sgd": _sgd, "momentum": _momentum, "adagrad": _adagrad, "adam": _adam, "yogi": _yogi},
 )

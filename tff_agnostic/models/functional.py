@@ -3,7 +3,7 @@
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,11 @@ import tensorflow_federated as tff
 from tff_agnostic.models.metrics import Metric
 
 Weights = Sequence[tf.Tensor]
-ModelWeights = tff.learning.models.ModelWeights
+if TYPE_CHECKING:
+    # TFF has no types that a checker could see.
+    ModelWeights = Any
+else:
+    ModelWeights = tff.learning.models.ModelWeights
 
 # One client's data, or a batch of it: "x" (an array or a mapping of arrays), "y" and "domain_id"
 # (int32 in [0, p)), all with the same first dimension.

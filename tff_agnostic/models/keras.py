@@ -144,7 +144,7 @@ def _refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
 def _refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
     # What the attributes of layers do not show: a variable reached through a closure would keep its
     # first value without a word, a loss added in a call would be missing from the objective.
-    layers_with_losses = []
+    layers_with_losses: list[str] = []
 
     def losses(weights: Any, x: Any, y: Any) -> tf.Tensor:
         result, _ = model.example_losses(
@@ -226,7 +226,7 @@ def _find_penalties(
     for module in _modules(keras_model):
         for tagged in module._callable_losses:
             penalty = tagged.args[0]
-            bound = getattr(penalty, "args", ())
+            bound: tuple = getattr(penalty, "args", ())
             if len(bound) != 1 or id(bound[0]) not in index_of:
                 raise ValueError(
                     f"layer {module.name!r} adds a loss that is not a regularizer of one trainable "

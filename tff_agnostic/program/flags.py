@@ -86,7 +86,7 @@ def parsed_value(name: str, value: Any) -> Any:
             return {"true": True, "false": False}[value.lower()]
         return kind(value)
     except (ValueError, KeyError):
-        expected = {tuple: "numbers separated by commas", bool: "true or false"}
+        expected: dict[type, str] = {tuple: "numbers separated by commas", bool: "true or false"}
         found = ",".join(value) if isinstance(value, list) else value
         raise UserError(
             f"--{name}: expected {expected.get(kind, kind.__name__)}, found {found!r}"

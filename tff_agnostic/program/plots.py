@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -58,7 +59,7 @@ def per_domain_figure(
     return figure
 
 
-def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: object) -> None:
+def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     """Plots a curve through the points that have a value."""
     known = ~np.isnan(y)
     axes.plot(x[known], y[known], **style)
