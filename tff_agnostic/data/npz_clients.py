@@ -1,14 +1,11 @@
 """Clients as .npz files, one a client: arrays "x", "y" and "domain_id"."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tff_agnostic.data.clients import checked_examples
+from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 
@@ -42,19 +39,3 @@ class NpzClients:
         """Returns one client's examples; see `ClientDataset.read`."""
         path = self._folder / f"{client_id}.npz"
         return checked_examples(read_npz(path), self._spec, self._num_domains, str(path))
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file.
-
-    Raises:
-        UserError: If it cannot be read, is damaged, or holds pickled objects, which are refused
-            because reading them runs code.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as e:
-        raise UserError(
-            f"{path}: expected an .npz file of plain arrays, found one that cannot be read ({e})"
-        ) from e

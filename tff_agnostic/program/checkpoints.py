@@ -4,11 +4,9 @@ The zip format holds a checksum of every array, so damage is noticed when a file
 """
 
 import dataclasses
-import io
 import json
 import re
-import zipfile
-import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.program.files import atomic_file, make_folder, write_errors
 
 _FORMAT = 1
@@ -43,15 +43,32 @@ class Checkpoint:
             UserError: If the arrays differ from the template's in number, shape or dtype, as those
                 of another model or algorithm do.
         """
-        expected = [np.asarray(leaf) for leaf in tf.nest.flatten(template)]
-        described = [f"{a.dtype}{list(a.shape)}" for a in expected]
-        found = [f"{a.dtype}{list(a.shape)}" for a in self.leaves]
-        if described != found:
+        expected, found = _described(tf.nest.flatten(template)), _described(self.leaves)
+        if expected != found:
             raise UserError(
-                f"{where}: expected the state of this model and algorithm ({', '.join(described)}),"
+                f"{where}: expected the state of this model and algorithm ({', '.join(expected)}),"
                 f" found {', '.join(found)}"
             )
         return tf.nest.pack_sequence_as(template, [leaf[()] for leaf in self.leaves])
+
+    def restore_weights(self, template: ModelWeights, where: str) -> ModelWeights:
+        """Returns the model's weights, which every algorithm's state starts with.
+
+        Raises:
+            UserError: If they are those of another model.
+        """
+        expected = _described(tf.nest.flatten(template))
+        found = _described(self.leaves[: len(expected)])
+        if expected != found:
+            raise UserError(
+                f"{where}: expected the weights of this model ({', '.join(expected)}), found "
+                f"{', '.join(found)}"
+            )
+        return tf.nest.pack_sequence_as(template, list(self.leaves[: len(expected)]))
+
+
+def _described(arrays: Sequence[Any]) -> list[str]:
+    return [f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays)]
 
 
 class CheckpointFolder:
@@ -69,6 +86,8 @@ class CheckpointFolder:
     def save(self, round_num: int, state: Any) -> None:
         """Saves a state, then removes what is older than the newest `keep`.
 
+        What is there of later rounds was passed over when the run went on: it is removed, too.
+
         Raises:
             UserError: If it cannot be written; earlier checkpoints stay.
         """
@@ -77,9 +96,12 @@ class CheckpointFolder:
             f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(state))
         }
         header = json.dumps({"format": _FORMAT, "round": round_num, "leaves": len(arrays)})
-        with atomic_file(self._folder / f"round_{round_num:08d}.npz") as file:
+        saved = self._folder / f"round_{round_num:08d}.npz"
+        with atomic_file(saved) as file:
             np.savez(file, **{_HEADER: np.array(header)}, **arrays)
-        for path in self._newest_first()[self._keep :]:
+        paths = self._newest_first()
+        newest = paths.index(saved)
+        for path in paths[:newest] + paths[newest + self._keep :]:
             with write_errors(path):
                 path.unlink()
 
@@ -89,16 +111,18 @@ class CheckpointFolder:
         Damaged ones are passed over with a warning.
 
         Raises:
-            UserError: If there are checkpoints but every one is damaged.
+            UserError: If there are checkpoints but every one is damaged; the message says how.
         """
-        paths = self._newest_first()
-        for path in paths:
+        error: Optional[UserError] = None
+        for path in self._newest_first():
+            if error is not None:
+                logging.warning("%s; trying the one before it", error)
             try:
                 return read_checkpoint(path)
             except UserError as e:
-                logging.warning("%s; trying the one before it", e)
-        if paths:
-            raise UserError(f"{self._folder}: every checkpoint is damaged")
+                error = e
+        if error is not None:
+            raise UserError(f"every checkpoint is damaged; the oldest is {error}")
         return None
 
     def _newest_first(self) -> list[Path]:
@@ -113,16 +137,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: If it is missing, damaged, half-written or of another format.
     """
+    arrays = read_npz(path, "a checkpoint")
     try:
-        # Read at once: a file that is removed or replaced meanwhile cannot mix.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
-            header = json.loads(str(archive[_HEADER]))
-            leaves = tuple(archive[f"leaf_{i:05d}"] for i in range(header["leaves"]))
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as e:
-        raise UserError(f"{path}: damaged or not a checkpoint ({e})") from e
-    if header["format"] != _FORMAT:
-        raise UserError(f"{path}: expected checkpoint format {_FORMAT}, found {header['format']}")
-    return Checkpoint(round_num=header["round"], leaves=leaves)
+        header = json.loads(str(arrays[_HEADER]))
+        leaves = tuple(arrays[f"leaf_{i:05d}"] for i in range(header["leaves"]))
+        file_format, round_num = header["format"], int(header["round"])
+    except (KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{path}: expected a checkpoint, found other arrays ({e})") from e
+    if file_format != _FORMAT:
+        raise UserError(f"{path}: expected checkpoint format {_FORMAT}, found {file_format}")
+    return Checkpoint(round_num, leaves)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:
