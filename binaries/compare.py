@@ -14,7 +14,7 @@ from absl import flags
 from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.program import comparison_report
-from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, run_trials
 from tff_agnostic.program.config import check_effective, config_names
 from tff_agnostic.program.files import make_folder, write_json, write_text
@@ -26,7 +26,7 @@ from tff_agnostic.program.flags import (
     given_task_options,
     parsed_value,
 )
-from tff_agnostic.program.interrupts import Interrupted
+from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.plots import save
 from tff_agnostic.program.run_folder import default_folder
 from tff_agnostic.program.run_spec import RunSpec, resolve
@@ -50,7 +50,9 @@ def define_flags() -> None:
         [],
         "A flag for one algorithm only, as ALGORITHM:FLAG=VALUE; may be given several times.",
     )
-    flags.DEFINE_string("output_dir", None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]")
+    flags.DEFINE_string(
+        "output_dir", None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]"
+    )
     flags.DEFINE_bool("resume", False, "Keep complete trials and go on with the others.")
 
 
@@ -63,14 +65,11 @@ def main(argv: Sequence[str]) -> None:
     path = Path(given) if given else default_folder(_RUNS, f"compare-{task}", flags.FLAGS.resume)
     print(f"{', '.join(specs)} on {task}, {flags.FLAGS.trials} trials: {path}")
     runtime_name = next(iter(specs.values()))[0].config.runtime
-    with RUNTIMES[runtime_name]() as runtime:
+    with StopRequest() as stop, RUNTIMES[runtime_name]() as runtime:
         try:
-            comparison = run_trials(specs, path, runtime, flags.FLAGS.resume)
+            comparison = run_trials(specs, path, runtime, flags.FLAGS.resume, stop)
         except Interrupted as e:
-            raise Interrupted(
-                f"{e}; go on with the same command and --output_dir={path} --resume",
-                e.signal_number,
-            ) from None
+            raise e.with_command(resume_command("compare", path)) from None
     report(comparison, task, path)
 
 
@@ -135,13 +134,15 @@ def report(comparison: Comparison, task: str, path: Path) -> None:
     command = shlex.join(["./run", "compare", *sys.argv[1:]])
     write_json(path / "compare.json", comparison.to_json())
     write_text(
-        path / "compare.md", comparison_report.markdown(comparison, f"Comparison on {task}", command)
+        path / "compare.md",
+        comparison_report.markdown(comparison, f"Comparison on {task}", command),
     )
     make_folder(path / "plots")
     for measure in comparison.higher_is_better:
         print(f"\n{measure}")
         print(comparison_report.table(comparison, measure, "simple"))
-        save(comparison_report.figure(comparison, measure), path / "plots" / f"compare_{measure}")
+        figure = comparison_report.figure(comparison, measure)
+        save(figure, path / "plots" / f"compare_{measure}.png")
     print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
 
 

@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> None:
     """Evaluates, prints a table per domain, and writes JSON if asked to."""
     del argv
     if not flags.FLAGS.checkpoint:
-        raise UserError("--checkpoint: expected the folder of a run or a checkpoint file, found none")
+        raise UserError(
+            "--checkpoint: expected the folder of a run or a checkpoint file, found none"
+        )
     folder, checkpoint = find_checkpoint(Path(flags.FLAGS.checkpoint))
     trained = folder.spec()
     spec = evaluated_spec(trained)

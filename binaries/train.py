@@ -3,20 +3,18 @@
 Example: ./run train --task=digits --algorithm=agnostic_fed_avg --output_dir=runs/mine
 """
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
-from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.flags import (
     define_config_flags,
     define_task_flags,
     run_spec_from_flags,
 )
-from tff_agnostic.program.interrupts import Interrupted
+from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.run_folder import RunFolder, default_folder
 from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -31,7 +29,9 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "output_dir", None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
     )
-    flags.DEFINE_bool("resume", False, "Go on with the run in --output_dir, or with the newest one.")
+    flags.DEFINE_bool(
+        "resume", False, "Go on with the run in --output_dir, or with the newest one."
+    )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -42,19 +42,14 @@ def main(argv: Sequence[str]) -> None:
     name = f"{spec.task}-{spec.config.algorithm}"
     path = Path(given) if given else default_folder(_RUNS, name, flags.FLAGS.resume)
     print(f"{spec.config.algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
-    with RUNTIMES[spec.config.runtime]() as runtime:
+    with StopRequest() as stop, RUNTIMES[spec.config.runtime]() as runtime:
         run = TrainingRun(spec, RunFolder(path), runtime, flags.FLAGS.resume)
         try:
-            report = run.run()
+            report = run.run(stop)
         except Interrupted as e:
-            raise Interrupted(f"{e}; go on with: {_resume_command(path)}", e.signal_number) from None
+            raise e.with_command(resume_command("train", path)) from None
     print(report.table(run.domain_weights()))
     print(f"result: {path / 'result.json'}, plots: {path / 'plots'}")
-
-
-def _resume_command(path: Path) -> str:
-    arguments = [a for a in sys.argv[1:] if not a.startswith(("--output_dir", "--resume"))]
-    return shlex.join(["./run", "train", *arguments, f"--output_dir={path}", "--resume"])
 
 
 def entry_point() -> None:

@@ -78,9 +78,7 @@ def checked_examples(
     )
     lengths = {len(column) for column in tf.nest.flatten(checked)}
     if len(lengths) > 1:
-        raise UserError(
-            f"{where}: expected columns of one length, found lengths {sorted(lengths)}"
-        )
+        raise UserError(f"{where}: expected columns of one length, found lengths {sorted(lengths)}")
     _check_domain_ids(checked["domain_id"], num_domains, where)
     return checked
 

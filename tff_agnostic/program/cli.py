@@ -1,8 +1,10 @@
 """What the binaries share: how they start, and how they tell a user's mistake."""
 
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Callable, NoReturn
 
 from absl import app, flags, logging
@@ -35,6 +37,25 @@ def run_app(main: Callable[[Sequence[str]], None]) -> NoReturn:
 
     app.run(guarded, flags_parser=_parse_flags)
     raise AssertionError("app.run does not return")
+
+
+def resume_command(name: str, output_dir: Path) -> str:
+    """Returns the command line that goes on with this process's run.
+
+    Args:
+        name: Name of the binary, as `./run` knows it.
+        output_dir: Folder of the run, which may be one that the user did not name.
+    """
+    program = Path(sys.argv[0])
+    # Started by ./run, or as the wheel's console script.
+    start = ["./run", name] if program.suffix == ".py" else [program.name]
+    kept, skip_next = [], False
+    for argument in sys.argv[1:]:
+        flag = argument.lstrip("-").partition("=")[0]
+        if not skip_next and flag not in ("output_dir", "resume", "noresume"):
+            kept.append(argument)
+        skip_next = not skip_next and flag == "output_dir" and "=" not in argument
+    return shlex.join([*start, *kept, f"--output_dir={output_dir}", "--resume"])
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from tff_agnostic.program.files import read_json
 from tff_agnostic.program.history import read_history
+from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
@@ -80,7 +81,11 @@ class Comparison:
 
 
 def run_trials(
-    specs: Mapping[str, Sequence[RunSpec]], folder: Path, runtime: Runtime, resume: bool
+    specs: Mapping[str, Sequence[RunSpec]],
+    folder: Path,
+    runtime: Runtime,
+    resume: bool,
+    stop: StopRequest,
 ) -> Comparison:
     """Runs every trial of every algorithm, in folder/ALGORITHM/trial_K, and collects the results.
 
@@ -89,6 +94,7 @@ def run_trials(
         folder: Where the runs go.
         runtime: Executes the rounds; entered by the caller.
         resume: Keep the trials that are complete, and go on with one that is not.
+        stop: Says when to stop.
 
     Raises:
         UserError: As `TrainingRun.run` does.
@@ -105,12 +111,16 @@ def run_trials(
                 run_folder = RunFolder(folder / algorithm / f"trial_{k:02d}")
                 run = TrainingRun(spec, run_folder, runtime, resume)
                 if not (resume and run.is_complete()):
-                    run.run(show_progress=False)
+                    run.run(stop, show_progress=False)
                 domain_names = run.task.domain_names
                 higher_is_better = {"loss": False}
-                higher_is_better.update((m.name, m.higher_is_better) for m in run.task.model.metrics)
+                higher_is_better.update(
+                    (m.name, m.higher_is_better) for m in run.task.model.metrics
+                )
                 folders.append(run_folder)
                 bar.update()
+                if bar.n < bar.total:
+                    stop.check(f"trial {k + 1} of {algorithm}")
             trials[algorithm] = collect(folders, domain_names, higher_is_better)
     return Comparison(domain_names, higher_is_better, trials)
 

@@ -104,4 +104,3 @@ def _best_algorithm(comparison: Comparison, domain: str, measure: str) -> str:
     means = {a: trials.mean(domain, measure) for a, trials in comparison.trials.items()}
     higher = comparison.higher_is_better[measure] and domain != DIFFERENCE
     return (max if higher else min)(means, key=lambda algorithm: means[algorithm])
-

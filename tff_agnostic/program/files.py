@@ -3,11 +3,14 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from tff_agnostic.errors import UserError
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 @contextlib.contextmanager
@@ -29,6 +32,11 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def is_temporary(path: Path) -> bool:
+    """Returns whether a file is one that `atomic_file` had no time to finish, as after kill -9."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -24,28 +24,38 @@ class History:
 
     Args:
         path: The file.
+
+    Attributes:
+        rows: The rows, by column name.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.rows: list[Row] = []
 
-    def start(self, completed_rounds: int) -> None:
-        """Keeps the rows of `completed_rounds` rounds of an earlier part of the run.
+    def load(self, completed_rounds: int) -> None:
+        """Takes over the rows of `completed_rounds` rounds of an earlier part of the run.
 
         What was written after the checkpoint from which the run goes on, or only half, is dropped.
 
         Raises:
-            UserError: If one of those rows is missing, or the file cannot be written.
+            UserError: If one of those rows is missing or damaged.
         """
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         self.rows = rows[:completed_rounds]
-        rounds = [row["round"] for row in self.rows]
+        rounds = [row["round"] for row in self.rows if _is_whole(row)]
         if rounds != [str(i + 1) for i in range(completed_rounds)]:
             raise UserError(
                 f"{self._path}: expected rows for rounds 1 to {completed_rounds}, as the checkpoint "
-                f"says, found {len(rounds)} of them"
+                f"says, found {_described(rounds)}"
             )
+
+    def write(self) -> None:
+        """Writes all rows anew.
+
+        Raises:
+            UserError: If that is not possible; the file stays as it was.
+        """
         lines = [_line(list(self.rows[0])) if self.rows else ""]
         lines += [_line(list(row.values())) for row in self.rows]
         write_text(self._path, "".join(lines))
@@ -87,20 +97,38 @@ def read_history(path: Path) -> dict[str, np.ndarray]:
     """Returns the columns of a metrics.csv.
 
     Raises:
-        UserError: If the file cannot be read.
+        UserError: If the file cannot be read, or a row is damaged.
     """
-    return columns_of(_read_whole_lines(path))
+    rows = _read_whole_lines(path)
+    for number, row in enumerate(rows, start=1):
+        if not _is_whole(row):
+            raise UserError(f"{path}: expected a number or nothing in every column, row {number}")
+    return columns_of(rows)
 
 
 def _read_whole_lines(path: Path) -> list[Row]:
+    # A crash may leave anything after the last row that was waited for: it must not be in the way.
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: cannot read: {e}") from e
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            text = file.read().replace("\0", "")
+    except OSError as e:
+        raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
     # A line without its end was cut off in the middle of a write.
     whole = text[: text.rfind("\n") + 1]
     return list(csv.DictReader(io.StringIO(whole, newline="")))
+
+
+def _is_whole(row: Row) -> bool:
+    # Where a row is too short or too long, csv.DictReader has a value or a name of None.
+    try:
+        numbers = [float(value) for value in row.values() if value != ""]
+    except (TypeError, ValueError):
+        return False
+    return "round" in row and bool(numbers)
+
+
+def _described(rounds: Sequence[str]) -> str:
+    return f"{len(rounds)} whole rows, {rounds[0]} to {rounds[-1]}" if rounds else "none"
 
 
 def _format(value: Any) -> str:

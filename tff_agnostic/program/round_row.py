@@ -60,4 +60,3 @@ def worst_in_round(task: Task, metrics: Metrics) -> tuple[str, float, float]:
         float(losses[worst]),
         float(metrics["domain_weights"]["lambda"][worst]),
     )
-

@@ -1,11 +1,21 @@
 """The folder of a run: what is where, and whose it is."""
 
+import contextlib
+import fcntl
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.files import make_folder, read_json, write_json
+from tff_agnostic.program.files import (
+    is_temporary,
+    make_folder,
+    read_json,
+    write_errors,
+    write_json,
+)
 from tff_agnostic.program.run_spec import RunSpec, from_flags
 
 
@@ -25,25 +35,51 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.plots = path / "plots"
 
-    def claim(self, spec: RunSpec, resume: bool) -> None:
-        """Makes the folder that of a run, or checks that it is.
+    def check(self, spec: RunSpec, resume: bool) -> None:
+        """Checks that a run may use the folder; writes nothing.
 
         A resumed run may have more rounds than before; everything else has to be as it was.
 
         Raises:
             UserError: If the folder holds another run, a run that is not to be resumed or other
-                files, or cannot be written.
+                files, or cannot be read.
         """
-        flags = spec.flags()
-        if self.config.exists():
-            self._check_same(flags, resume)
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UserError(
-                f"--output_dir: expected a new or empty folder or that of a run, found {self.path} "
-                "with other content"
-            )
+        with write_errors(self.path):
+            if self.config.exists():
+                self._check_same(spec.flags(), resume)
+            elif not is_new_or_empty(self.path):
+                raise UserError(
+                    "--output_dir: expected a new or empty folder or that of a run, found "
+                    f"{self.path} with other content"
+                )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder if need be, and keeps other processes from running in it while entered.
+
+        Raises:
+            UserError: If another process runs in it, or it cannot be made.
+        """
         make_folder(self.path)
-        write_json(self.config, flags)
+        with write_errors(self.path):
+            descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            # The kernel takes the lock away when this process ends, however it ends.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UserError(f"--output_dir: another process is running in {self.path}") from None
+        except OSError:
+            pass  # Not every file system has locks.
+        try:
+            self._remove_temporary_files()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def write_config(self, spec: RunSpec) -> None:
+        """Makes the folder that of `spec`."""
+        write_json(self.config, spec.flags())
 
     def spec(self) -> RunSpec:
         """Returns the run that the folder holds.
@@ -51,14 +87,20 @@ class RunFolder:
         Raises:
             UserError: If there is none, or it was written by another version.
         """
-        flags = read_json(self.config)
+        flags = self._read_config()
         try:
             return from_flags(flags)
         except (KeyError, TypeError) as e:
             raise UserError(f"{self.config}: expected every flag of a run, {e} is missing") from e
 
+    def _read_config(self) -> dict[str, Any]:
+        flags = read_json(self.config)
+        if not isinstance(flags, dict) or not isinstance(flags.get("rounds"), int):
+            raise UserError(f"{self.config}: expected the flags of a run, found something else")
+        return flags
+
     def _check_same(self, flags: dict[str, Any], resume: bool) -> None:
-        there = read_json(self.config)
+        there = self._read_config()
         different = sorted(
             name
             for name in {*flags, *there}
@@ -81,6 +123,20 @@ class RunFolder:
                 f"cannot have fewer, found {flags['rounds']}"
             )
 
+    def _remove_temporary_files(self) -> None:
+        for folder in (self.path, self.checkpoints, self.plots):
+            with write_errors(folder):
+                for path in folder.iterdir() if folder.is_dir() else ():
+                    if is_temporary(path):
+                        path.unlink()
+
+
+def is_new_or_empty(path: Path) -> bool:
+    """Returns whether nothing is at `path`, or a folder without more than half-written files."""
+    if not path.exists():
+        return True
+    return path.is_dir() and all(map(is_temporary, path.iterdir()))
+
 
 def default_folder(parent: Path, name: str, resume: bool) -> Path:
     """Returns the folder to use where the user named none: parent/name-001, -002 and so on.
@@ -89,9 +145,13 @@ def default_folder(parent: Path, name: str, resume: bool) -> Path:
         parent: Where runs are collected.
         name: Name of this kind of run.
         resume: Whether to return the newest folder of that name, if there is one.
+
+    Raises:
+        UserError: If `parent` cannot be read.
     """
     pattern = re.compile(re.escape(name) + r"-(\d+)")
-    siblings = parent.iterdir() if parent.is_dir() else ()
+    with write_errors(parent):
+        siblings = list(parent.iterdir()) if parent.is_dir() else []
     numbers = [int(m[1]) for m in (pattern.fullmatch(p.name) for p in siblings) if m]
     newest = max(numbers, default=0)
     return parent / f"{name}-{newest if resume and newest else newest + 1:03d}"

@@ -61,9 +61,7 @@ def resolve(
     """
     spec = TASKS[task]
     algorithm = given.get("algorithm", spec.defaults.get("algorithm", RunConfig.algorithm))
-    config = RunConfig(
-        **{**spec.defaults, **spec.algorithm_defaults.get(algorithm, {}), **given}
-    )
+    config = RunConfig(**{**spec.defaults, **spec.algorithm_defaults.get(algorithm, {}), **given})
     options = dataclasses.asdict(spec.options(**task_options))
     absolute = str(data_dir.absolute()) if data_dir is not None else None
     return RunSpec(task, options, absolute, config)

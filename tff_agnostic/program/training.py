@@ -1,11 +1,10 @@
 """The training loop: rounds, evaluations, checkpoints, and what a run leaves behind."""
 
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Any
 
 import numpy as np
 from absl import logging
-from tqdm import tqdm
 
 from tff_agnostic.computations.algorithm import Metrics, ServerState
 from tff_agnostic.computations.registry import ALGORITHMS
@@ -18,8 +17,9 @@ from tff_agnostic.program.checkpoints import CheckpointFolder
 from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
 from tff_agnostic.program.files import read_json, write_json
 from tff_agnostic.program.history import History
-from tff_agnostic.program.interrupts import Interrupted, StopRequest
-from tff_agnostic.program.round_row import test_values, train_values, worst_in_round
+from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.progress import Progress
+from tff_agnostic.program.round_row import test_values, train_values
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.tensorboard import TensorBoardSink
@@ -42,6 +42,8 @@ class TrainingRun:
         self._spec = spec
         self._folder = folder
         self._resume = resume
+        # Before the rest, which takes a while.
+        folder.check(spec, resume)
         self.task: Task = spec.load_task()
         check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
         params = config.algorithm_params(
@@ -54,35 +56,48 @@ class TrainingRun:
         self._history = History(folder.metrics)
         self._checkpoints = CheckpointFolder(folder.checkpoints, config.keep_checkpoints)
 
-    def run(self, show_progress: bool = True) -> EvaluationReport:
+    def run(self, stop: StopRequest, show_progress: bool = True) -> EvaluationReport:
         """Trains, evaluates, and writes everything that a run leaves in its folder.
+
+        Args:
+            stop: Says when to stop after the round.
+            show_progress: Whether to show a bar on a terminal, or lines elsewhere.
 
         Raises:
             UserError: If the folder belongs to another run or cannot be written, a client is
                 malformed, or the model diverges.
             Interrupted: If a signal asked to stop; the run was saved.
         """
-        self._folder.claim(self._spec, self._resume)
-        state = self._start()
+        with self._folder.locked():
+            # Again: another process may have been faster.
+            self._folder.check(self._spec, self._resume)
+            state = self._start()
+            self._folder.write_config(self._spec)
+            self._history.write()
+            return self._finish(self._rounds(state, stop, show_progress))
+
+    def _rounds(self, state: ServerState, stop: StopRequest, show_progress: bool) -> ServerState:
         total, completed = self._spec.config.rounds, int(state.round_num)
-        with StopRequest() as stop, TensorBoardSink(
-            self._folder.tensorboard, self.task.domain_names
-        ) as tensorboard, tqdm(
-            total=total, initial=completed, disable=None if show_progress else True, unit="round"
-        ) as bar:
+        with (
+            TensorBoardSink(self._folder.tensorboard, self.task.domain_names) as tensorboard,
+            Progress(self.task, completed, total, show_progress) as progress,
+        ):
             for row in self._history.rows:
                 tensorboard.write(row)
             for round_num in range(completed + 1, total + 1):
                 state, metrics = self._round(state, round_num)
                 tensorboard.write(self._record(round_num, state, metrics))
-                bar.set_postfix_str(_progress_text(self.task, metrics))
-                bar.update()
-                if round_num % self._spec.config.checkpoint_every == 0 or round_num == total:
+                progress.show(round_num, metrics)
+                stopping = stop.signal_number is not None
+                if (
+                    round_num % self._spec.config.checkpoint_every == 0
+                    or round_num == total
+                    or stopping
+                ):
                     self._save(state)
-                if stop.signal_number is not None and round_num < total:
-                    self._save(state)
-                    raise Interrupted(f"stopped and saved after round {round_num}", stop.signal_number)
-        return self._finish(state)
+                if round_num < total:
+                    stop.check(f"round {round_num}")
+        return state
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of this run.
@@ -92,7 +107,7 @@ class TrainingRun:
         """
         if not self._folder.result.exists():
             return False
-        self._folder.claim(self._spec, resume=True)
+        self._folder.check(self._spec, resume=True)
         return bool(read_json(self._folder.result)["rounds"] == self._spec.config.rounds)
 
     def _start(self) -> ServerState:
@@ -101,7 +116,7 @@ class TrainingRun:
         if checkpoint is not None:
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             logging.info("going on after round %d", checkpoint.round_num)
-        self._history.start(completed_rounds=int(state.round_num))
+        self._history.load(completed_rounds=int(state.round_num))
         return state
 
     def _round(self, state: ServerState, round_num: int) -> tuple[ServerState, Metrics]:
@@ -170,8 +185,3 @@ def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:
     expected = totals * (clients_per_round / len(task.train.client_ids))
     # A domain that no training client has never meets its count; any positive number will do.
     return tuple(float(count) for count in np.where(totals > 0, expected, 1.0))
-
-
-def _progress_text(task: Task, metrics: Metrics) -> str:
-    domain, loss, weight = worst_in_round(task, metrics)
-    return f"worst domain {domain}: loss {loss:.3f}, lambda {weight:.3f}"

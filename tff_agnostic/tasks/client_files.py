@@ -50,7 +50,9 @@ def _read_description(path: Path) -> dict[str, Any]:
     for key, kind in expected.items():
         value = description.get(key) if isinstance(description, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool) or not value:
-            raise UserError(f"{path}: expected {key!r} to be a non-empty {kind.__name__}, found {value!r}")
+            raise UserError(
+                f"{path}: expected {key!r} to be a non-empty {kind.__name__}, found {value!r}"
+            )
     names = description["domains"]
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise UserError(f"{path}: expected different names in 'domains', found {names}")
