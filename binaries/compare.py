@@ -109,8 +109,8 @@ def _overrides(algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
         name, equals, value = assignment.partition("=")
         if not equals or algorithm not in overrides or name in ("algorithm", "seed", "runtime"):
             raise UserError(
-                f"--override: expected ALGORITHM:FLAG=VALUE with one of {', '.join(algorithms)} and "
-                f"a flag of its training, found {text!r}"
+                f"--override: expected ALGORITHM:FLAG=VALUE with one of {', '.join(algorithms)} "
+                f"and a flag of its training, found {text!r}"
             )
         overrides[algorithm][name] = parsed_value(name, value)
     return overrides

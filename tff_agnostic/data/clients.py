@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
@@ -73,36 +72,47 @@ def checked_examples(
                 f"{where}: expected columns {', '.join(spec)}, found {', '.join(columns) or 'none'}"
             )
     checked = {name: columns[name] for name in spec}
-    tf.nest.map_structure(
-        lambda array, column_spec: _check_column(array, column_spec, where), checked, dict(spec)
-    )
-    lengths = {len(column) for column in tf.nest.flatten(checked)}
-    if len(lengths) > 1:
-        raise UserError(f"{where}: expected columns of one length, found lengths {sorted(lengths)}")
-    _check_domain_ids(checked["domain_id"], num_domains, where)
+    arrays: list[np.ndarray] = []
+    for name, column_spec in spec.items():
+        arrays += _check_column(checked[name], column_spec, f"{where}: {name}")
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        raise UserError(
+            f"{where}: expected columns of one length, found {', '.join(spec)} with lengths "
+            f"{', '.join(map(str, lengths))}"
+        )
+    _check_range(checked["domain_id"], num_domains, "domain ids", where)
     return checked
 
 
-def _check_column(array: Any, spec: tf.TensorSpec, where: str) -> None:
-    expected_dtype = spec.dtype.as_numpy_dtype
-    if not isinstance(array, np.ndarray) or array.dtype != expected_dtype:
-        found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise UserError(
-            f"{where}: expected {np.dtype(expected_dtype)} values of shape {spec.shape}, found "
-            f"{found}"
-        )
-    if not spec.shape.is_compatible_with(array.shape):
-        raise UserError(f"{where}: expected an array of shape {spec.shape}, found {array.shape}")
-    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
-        row = int(np.argwhere(~np.isfinite(array))[0][0])
+def check_labels(labels: np.ndarray, num_classes: int, where: str) -> None:
+    """Raises a `UserError` unless every label is in [0, num_classes)."""
+    _check_range(labels, num_classes, "labels", where)
+
+
+def _check_column(column: Any, spec: Any, where: str) -> list[np.ndarray]:
+    if isinstance(spec, Mapping):
+        if not isinstance(column, Mapping) or set(column) != set(spec):
+            found = ", ".join(column) if isinstance(column, Mapping) else type(column).__name__
+            raise UserError(f"{where}: expected arrays {', '.join(spec)}, found {found}")
+        parts = [_check_column(column[key], spec[key], f"{where}.{key}") for key in spec]
+        return [array for part in parts for array in part]
+    expected = np.dtype(spec.dtype.as_numpy_dtype)
+    if not isinstance(column, np.ndarray) or column.dtype != expected:
+        found = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
+        raise UserError(f"{where}: expected {expected} values, found {found}")
+    if not spec.shape.is_compatible_with(column.shape):
+        raise UserError(f"{where}: expected an array of shape {spec.shape}, found {column.shape}")
+    if column.dtype.kind == "f" and not np.all(np.isfinite(column)):
+        row = int(np.argwhere(~np.isfinite(column))[0][0])
         raise UserError(f"{where}: expected finite numbers, found NaN or infinity in row {row}")
+    return [column]
 
 
-def _check_domain_ids(domain_id: np.ndarray, num_domains: int, where: str) -> None:
-    outside = (domain_id < 0) | (domain_id >= num_domains)
+def _check_range(values: np.ndarray, limit: int, what: str, where: str) -> None:
+    outside = (values < 0) | (values >= limit)
     if np.any(outside):
         row = int(np.argmax(outside))
         raise UserError(
-            f"{where}: expected domain ids from 0 to {num_domains - 1}, found {domain_id[row]} in "
-            f"row {row}"
+            f"{where}: expected {what} from 0 to {limit - 1}, found {values[row]} in row {row}"
         )

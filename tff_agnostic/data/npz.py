@@ -16,7 +16,7 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
         what: What is expected, for messages.
 
     Raises:
-        UserError: If it cannot be read, is damaged (the zip format holds a checksum of every array),
+        UserError: If it cannot be read, is damaged (the zip format has a checksum of every array),
             or holds pickled objects, which are refused because reading them runs code.
     """
     try:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tff_agnostic.errors import UserError
+
 
 def dirichlet_partition(
     domain_id: np.ndarray, num_clients: int, concentration: float, rng: np.random.Generator
@@ -12,11 +14,19 @@ def dirichlet_partition(
     distribution (Hsu et al. 2019). A client left without any example takes one from the largest.
 
     Args:
-        domain_id: Domain of each example, int [n]; n must be at least `num_clients`.
+        domain_id: Domain of each example, int [n].
         num_clients: Number of clients.
         concentration: Dirichlet parameter: small is skewed, large is even.
         rng: Source of randomness.
+
+    Raises:
+        UserError: If there are more clients than examples.
     """
+    if num_clients > len(domain_id):
+        raise UserError(
+            f"clients: expected at most one for each of the {len(domain_id)} examples, found "
+            f"{num_clients}"
+        )
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
     for domain in np.unique(domain_id):
         rows = rng.permutation(np.flatnonzero(domain_id == domain))

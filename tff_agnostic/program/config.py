@@ -24,6 +24,9 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 
+# Computations count in int32.
+_MAX_INT = 2**31 - 1
+
 _AGNOSTIC = ("algorithm", ("agnostic_fed_avg",))
 _TARGET_ONLY = ("algorithm", ("fed_avg_target_only",))
 _SECURE = ("aggregation", ("secure",))
@@ -50,9 +53,7 @@ class RunConfig:
     algorithm: str = _setting("agnostic_fed_avg", "What to train with.", choices=ALGORITHMS)
     runtime: str = _setting("tff", "Where rounds are executed.", choices=RUNTIMES)
     aggregation: str = _setting("plain", "How clients are summed.", choices=AGGREGATIONS)
-    seed: int = _setting(
-        0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0, below=2**31
-    )
+    seed: int = _setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
     rounds: int = _setting(100, "T, communication rounds.", at_least=1)
     clients_per_round: int = _setting(10, "c, clients in a round.", at_least=1)
     client_learning_rate: float = _setting(0.1, "gamma_w of the clients' SGD.", positive=True)
@@ -150,10 +151,16 @@ class RunConfig:
             expected_domain_counts: N_0 where no flag gives it.
 
         Raises:
-            UserError: If `target_domain` is not one of `domain_names`.
+            UserError: If the algorithm needs a `target_domain`, and it is not one of
+                `domain_names`.
         """
         target = None
-        if self.target_domain is not None:
+        if self.algorithm in _TARGET_ONLY[1]:
+            if self.target_domain is None:
+                raise UserError(
+                    f"--target_domain: expected one of {', '.join(domain_names)} with "
+                    f"--algorithm={self.algorithm}, found none"
+                )
             index_of = {name: i for i, name in enumerate(domain_names)}
             target = Registry("domain in --target_domain", index_of)[self.target_domain]
         return AlgorithmParams(
@@ -170,7 +177,11 @@ class RunConfig:
                 learning_rate=self.domain_learning_rate,
                 window_size=self.window,
                 initial_weights=self.initial_domain_weights,
-                initial_counts=self.initial_domain_counts or expected_domain_counts,
+                initial_counts=(
+                    expected_domain_counts
+                    if self.initial_domain_counts is None
+                    else self.initial_domain_counts
+                ),
                 freeze_absent=self.freeze_absent_domains,
             ),
             target_domain=target,
@@ -200,6 +211,8 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
             _ = choices[value]
         except UserError as e:
             raise UserError(f"{flag}: {e}") from None
+    if isinstance(value, int) and value > _MAX_INT:
+        raise UserError(f"{flag}: expected at most {_MAX_INT}, found {value}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{flag}: expected a finite number, found {value}")
     if metadata.get("positive") and value <= 0:

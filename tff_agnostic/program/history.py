@@ -46,7 +46,7 @@ class History:
         rounds = [row["round"] for row in self.rows if _is_whole(row)]
         if rounds != [str(i + 1) for i in range(completed_rounds)]:
             raise UserError(
-                f"{self._path}: expected rows for rounds 1 to {completed_rounds}, as the checkpoint "
+                f"{self._path}: expected rows of rounds 1 to {completed_rounds}, as the checkpoint "
                 f"says, found {_described(rounds)}"
             )
 

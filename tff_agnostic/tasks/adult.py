@@ -37,8 +37,12 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
     """
     assert context.data_dir is not None
     rng = np.random.default_rng([context.seed, 2])
-    train = _clients(context.data_dir / "adult.data", options.num_clients, "train", rng)
-    test = _clients(context.data_dir / "adult.test", options.num_test_clients, "test", rng)
+    train = _clients(
+        context.data_dir / "adult.data", "num_clients", options.num_clients, "train", rng
+    )
+    test = _clients(
+        context.data_dir / "adult.test", "num_test_clients", options.num_test_clients, "test", rng
+    )
     num_features = sum(len(values) for values in CATEGORIES.values())
     return Task(
         domain_names=_DOMAIN_NAMES,
@@ -49,12 +53,12 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
 
 
 def _clients(
-    path: Path, num_clients: int, prefix: str, rng: np.random.Generator
+    path: Path, flag: str, num_clients: int, prefix: str, rng: np.random.Generator
 ) -> InMemoryClients:
     x, y, domain_id = read_adult(path)
     if not 1 <= num_clients <= len(y):
         raise UserError(
-            f"adult clients: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
+            f"--adult_{flag}: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
         )
     return InMemoryClients(
         {

@@ -1,8 +1,8 @@
 """Your own features as one .npz file a client, and a logistic regression on them.
 
-`--data_dir` holds `dataset.json` ({"domains": [NAME, ...], "num_features": ..., "num_classes": ...})
-and the folders `train/` and `test/`. Each .npz file in them is one client with the arrays
-"x" float32 [n, features], "y" int32 [n] and "domain_id" int32 [n], an index into the domains.
+`--data_dir` holds `dataset.json` ({"domains": [NAME, ...], "num_features": n, "num_classes": n})
+and the folders `train/` and `test/`. Each .npz file in them is one client with the arrays "x" float32
+[n, features], "y" int32 [n] and "domain_id" int32 [n], an index into the domains.
 """
 
 import dataclasses
@@ -33,11 +33,14 @@ def load(options: ClientFilesOptions, context: TaskContext) -> Task:
     domain_names = tuple(description["domains"])
     model = logistic_regression(description["num_features"], description["num_classes"])
     spec = model.client_data_spec()
+
+    def clients(folder: str) -> NpzClients:
+        assert context.data_dir is not None
+        path = context.data_dir / folder
+        return NpzClients(path, spec, len(domain_names), description["num_classes"])
+
     return Task(
-        domain_names=domain_names,
-        train=NpzClients(context.data_dir / "train", spec, len(domain_names)),
-        test=NpzClients(context.data_dir / "test", spec, len(domain_names)),
-        model=model,
+        domain_names=domain_names, train=clients("train"), test=clients("test"), model=model
     )
 
 
@@ -46,16 +49,19 @@ def _read_description(path: Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: expected a JSON description of the clients ({e})") from e
-    expected = {"domains": list, "num_features": int, "num_classes": int}
-    for key, kind in expected.items():
-        value = description.get(key) if isinstance(description, dict) else None
-        if not isinstance(value, kind) or isinstance(value, bool) or not value:
-            raise UserError(
-                f"{path}: expected {key!r} to be a non-empty {kind.__name__}, found {value!r}"
-            )
-    names = description["domains"]
-    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise UserError(f"{path}: expected different names in 'domains', found {names}")
+    if not isinstance(description, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(description).__name__}")
+    for key, smallest in (("num_features", 1), ("num_classes", 2)):
+        value = description.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
+            raise UserError(f"{path}: expected {key} to be at least {smallest}, found {value!r}")
+    names = description.get("domains")
+    if (
+        not (isinstance(names, list) and names)
+        or not all(isinstance(name, str) and name for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise UserError(f"{path}: expected a list of different names in domains, found {names!r}")
     return description
 
 

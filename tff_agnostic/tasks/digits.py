@@ -7,6 +7,7 @@ mend: uniform and agnostic training end alike.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -58,7 +59,11 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
     )
     train_rows = _thin(train_rows, y, keep, rng)
 
-    def clients(rows: np.ndarray, count: int, prefix: str) -> InMemoryClients:
+    def clients(flag: str, rows: np.ndarray, count: int, prefix: str) -> InMemoryClients:
+        if not 1 <= count <= len(rows):
+            raise UserError(
+                f"--digits_{flag}: expected 1 to {len(rows)}, the images for them, found {count}"
+            )
         parts = dirichlet_partition(y[rows], count, options.concentration, rng)
         return InMemoryClients(
             {
@@ -73,8 +78,8 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
 
     return Task(
         domain_names=tuple(str(c) for c in range(_NUM_CLASSES)),
-        train=clients(train_rows, options.num_clients, "train"),
-        test=clients(test_rows, options.num_test_clients, "test"),
+        train=clients("num_clients", train_rows, options.num_clients, "train"),
+        test=clients("num_test_clients", test_rows, options.num_test_clients, "test"),
         model=logistic_regression(x.shape[1], _NUM_CLASSES),
     )
 
@@ -85,17 +90,17 @@ def parse_keep(text: str) -> dict[int, float]:
     Raises:
         UserError: If the text has another form or a number is out of range.
     """
-    keep = {}
+    keep: dict[int, float] = {}
     for item in filter(None, text.split(",")):
         try:
             name, share_text = item.split(":")
             label, share = int(name), float(share_text)
         except ValueError:
             label, share = -1, -1.0
-        if not (0 <= label < _NUM_CLASSES and 0 < share <= 1):
+        if not (0 <= label < _NUM_CLASSES and 0 < share <= 1) or label in keep:
             raise UserError(
-                f"--digits_keep: expected CLASS:SHARE with a class from 0 to 9 and a share in (0, "
-                f"1], found {item!r}"
+                "--digits_keep: expected CLASS:SHARE with a class from 0 to 9, each once, and a "
+                f"share in (0, 1], found {item!r} in {text!r}"
             )
         keep[label] = share
     return keep
@@ -104,14 +109,7 @@ def parse_keep(text: str) -> dict[int, float]:
 def _check(options: DigitsOptions) -> None:
     if not 0.05 <= options.test_share <= 0.9:
         raise UserError(f"--digits_test_share: expected 0.05 to 0.9, found {options.test_share}")
-    for flag, count in (
-        ("num_clients", options.num_clients),
-        ("num_test_clients", options.num_test_clients),
-    ):
-        # Fewer images than this stay on either side of no allowed split.
-        if not 1 <= count <= 80:
-            raise UserError(f"--digits_{flag}: expected 1 to 80, found {count}")
-    if not options.concentration > 0:
+    if not 0 < options.concentration < math.inf:
         raise UserError(
             f"--digits_concentration: expected a positive number, found {options.concentration}"
         )

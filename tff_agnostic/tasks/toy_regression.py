@@ -7,6 +7,7 @@ the worst domain is the one with the farthest centre, and because the outermost 
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,12 +40,16 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
     """Returns the task.
 
     Raises:
-        UserError: If there are more clients than points, or none.
+        UserError: If an option is out of range.
     """
     if not 1 <= options.num_clients <= sum(_POINTS):
         raise UserError(
             f"--toy_regression_num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
             f"found {options.num_clients}"
+        )
+    if not 0 <= options.spread < math.inf:
+        raise UserError(
+            f"--toy_regression_spread: expected a number of at least 0, found {options.spread}"
         )
     rng = np.random.default_rng([context.seed, 0])
     points, domain_id = [], []
