@@ -44,6 +44,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"{spec.config.algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
     with StopRequest() as stop, RUNTIMES[spec.config.runtime]() as runtime:
         run = TrainingRun(spec, RunFolder(path), runtime, flags.FLAGS.resume)
+        if run.security is not None:
+            print(f"secure aggregation: {run.security.summary()}")
         try:
             report = run.run(stop)
         except Interrupted as e:

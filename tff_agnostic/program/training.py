@@ -35,6 +35,10 @@ class TrainingRun:
         folder: Where its files are; see `RunFolder`.
         runtime: Executes the rounds; entered by the caller.
         resume: Go on with the run in `folder`, if there is one.
+
+    Attributes:
+        task: The task, loaded.
+        security: What reaches the server, where secure sums were asked for.
     """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, resume: bool) -> None:
@@ -52,6 +56,7 @@ class TrainingRun:
         algorithm = ALGORITHMS[config.algorithm](self.task.model, self.task.num_domains, params)
         aggregation = config.build_aggregation()
         self._training = runtime.training(algorithm, aggregation)
+        self.security = self._training.security
         self._evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
         self._history = History(folder.metrics)
         self._checkpoints = CheckpointFolder(folder.checkpoints, config.keep_checkpoints)

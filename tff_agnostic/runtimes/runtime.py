@@ -7,11 +7,18 @@ from typing import Any, Optional, Protocol
 from tff_agnostic.computations.aggregation import Aggregation
 from tff_agnostic.computations.algorithm import FederatedAlgorithm, Metrics, ServerState
 from tff_agnostic.computations.evaluation import EvaluationOutput
+from tff_agnostic.computations.secure_check import SecurityReport
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 
 
 class Training(Protocol):
-    """Rounds of one algorithm; states and metrics are structures of NumPy arrays."""
+    """Rounds of one algorithm; states and metrics are structures of NumPy arrays.
+
+    Attributes:
+        security: What reaches the server, where secure sums were asked for and checked.
+    """
+
+    security: Optional[SecurityReport]
 
     def initialize(self) -> ServerState:
         """Returns the state before the first round."""

@@ -16,7 +16,7 @@ from tensorflow_federated.python.core.environments.tensorflow_frontend import (
 from tff_agnostic.computations.aggregation import Aggregation
 from tff_agnostic.computations.algorithm import FederatedAlgorithm, Metrics, ServerState
 from tff_agnostic.computations.evaluation import EvaluationOutput, build_evaluation
-from tff_agnostic.computations.secure_check import require_only_secure_sums
+from tff_agnostic.computations.secure_check import SecurityReport, require_only_secure_sums
 from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.runtimes.runtime import to_numpy_examples
@@ -75,9 +75,8 @@ class TffRuntime:
     def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> "TffTraining":
         """Compiles the algorithm; see `runtime.Runtime.training`."""
         process = build_learning_process(algorithm, aggregation)
-        if aggregation.name == "secure":
-            require_only_secure_sums(process.next)
-        return TffTraining(process)
+        secure = aggregation.name == "secure"
+        return TffTraining(process, require_only_secure_sums(process.next) if secure else None)
 
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
@@ -90,10 +89,15 @@ class TffRuntime:
 
 
 class TffTraining:
-    """Rounds of a `tff.learning.templates.LearningProcess`."""
+    """Rounds of a `tff.learning.templates.LearningProcess`; see `runtime.Training`."""
 
-    def __init__(self, process: tff.learning.templates.LearningProcess) -> None:
+    def __init__(
+        self,
+        process: tff.learning.templates.LearningProcess,
+        security: Optional[SecurityReport] = None,
+    ) -> None:
         self.process = process
+        self.security = security
 
     def initialize(self) -> ServerState:
         """Returns the state before the first round."""

@@ -1,9 +1,12 @@
 """TFF's C++ worker process, owned: started here, ended with this process whatever happens to it."""
 
 import os
+import queue
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +43,7 @@ class TffWorker:
     def __init__(self) -> None:
         self._log: Any = None
         self._process: Optional[subprocess.Popen[bytes]] = None
+        self._release = threading.Event()
         self._stub: Optional[tff.framework.RemoteExecutorGrpcStub] = None
 
     @property
@@ -58,14 +62,7 @@ class TffWorker:
         port = portpicker.pick_unused_port()
         # A file, not a pipe: what nobody reads must not block the worker.
         self._log = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-ESc", _LAUNCHER, str(os.getpid()), str(binary), f"--port={port}"],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            # Ctrl-C in a terminal is for the training loop, which still needs its worker.
-            start_new_session=True,
-        )
+        self._process = self._start([str(binary), f"--port={port}"])
         channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL_OPTIONS)
         self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -87,6 +84,7 @@ class TffWorker:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._release.set()
             self._log.close()
         self._process = self._stub = self._log = None
 
@@ -95,14 +93,48 @@ class TffWorker:
 
         def connect(cardinalities: dict[Any, int]) -> tff.framework.RemoteExecutor:
             if self._process is None or self._process.poll() is not None:
-                detail = self._last_output() if self._process is not None else "it was not started"
-                raise RuntimeError(f"TFF's worker has ended: {detail}")
+                raise RuntimeError(f"TFF's worker {self._what_became_of_it()}")
             cardinalities.setdefault(tff.CLIENTS, 0)
             executor = tff.framework.RemoteExecutor(self._stub)
             executor.set_cardinalities(cardinalities)
             return executor
 
         return tff.framework.ResourceManagingExecutorFactory(connect)
+
+    def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+        # What the kernel takes for the death of the parent is the end of the thread that started
+        # the process. This one ends with the worker, or with Python, whoever calls.
+        started: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._release.clear()
+
+        def start_and_stay() -> None:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-ESc", _LAUNCHER, str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    # Ctrl-C in a terminal is for the training loop, which still needs its worker.
+                    start_new_session=True,
+                )
+            except BaseException as e:
+                started.put(e)
+                return
+            started.put(process)
+            self._release.wait()
+
+        threading.Thread(target=start_and_stay, name="tff-worker", daemon=True).start()
+        process = started.get()
+        if isinstance(process, BaseException):
+            raise process
+        return process
+
+    def _what_became_of_it(self) -> str:
+        if self._process is None:
+            return "is not running"
+        code = self._process.returncode
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return f"has ended ({how}): {self._last_output()}"
 
     def _last_output(self) -> str:
         self._log.seek(0)
