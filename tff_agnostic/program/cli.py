@@ -61,9 +61,13 @@ def resume_command(name: str, output_dir: Path) -> str:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     logging.use_absl_handler()
     try:
-        return flags.FLAGS(list(argv))
+        rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
         _fail(str(e).replace("\n", " "))
+    if not flags.FLAGS["verbosity"].present:
+        # TFF's compiler has much to say at the default level.
+        logging.set_verbosity(logging.WARNING)
+    return rest
 
 
 def _fail(message: str) -> NoReturn:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from tff_agnostic.computations.algorithm import Metrics, ServerState
 from tff_agnostic.computations.registry import ALGORITHMS
@@ -120,7 +119,7 @@ class TrainingRun:
         checkpoint = self._checkpoints.load_latest() if self._resume else None
         if checkpoint is not None:
             state = checkpoint.restore(state, str(self._folder.checkpoints))
-            logging.info("going on after round %d", checkpoint.round_num)
+            print(f"going on after round {checkpoint.round_num}")
         self._history.load(completed_rounds=int(state.round_num))
         return state
 
