@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials
-from tff_agnostic.program.plots import plot_known
+from tff_agnostic.program.plots import plain_text, plot_known
 
 LABELS = {
     "agnostic_fed_avg": "AgnosticFedAvg",
@@ -35,7 +35,7 @@ def table(comparison: Comparison, measure: str, table_format: str) -> str:
     columns = [["algorithm", *(LABELS.get(name, name) for name in comparison.trials)]]
     for domain in (*comparison.domain_names, *SUMMARIES):
         best = _best_algorithm(comparison, domain, measure)
-        column = [domain.strip("()")]
+        column = [domain.strip("()") if domain in SUMMARIES else _heading(domain, table_format)]
         for algorithm, trials in comparison.trials.items():
             cell = _cell(trials, domain, measure)
             column.append(f"**{cell}**" if (table_format, algorithm) == ("github", best) else cell)
@@ -83,10 +83,15 @@ def figure(comparison: Comparison, measure: str) -> Figure:
     curves.set(xlabel="round", ylabel=f"{measure} of the worst domain", title="Worst domain")
     curves.grid(alpha=0.3)
     bars.set(xlabel="domain", ylabel=measure, title="Every domain after the last round")
-    bars.set_xticks(positions, comparison.domain_names)
+    bars.set_xticks(positions, [plain_text(name) for name in comparison.domain_names])
     bars.grid(alpha=0.3, axis="y")
     curves.legend()
     return result
+
+
+def _heading(domain: str, table_format: str) -> str:
+    one_line = " ".join(domain.split())
+    return one_line.replace("|", r"\|") if table_format == "github" else one_line
 
 
 def _is_share(measure: str) -> bool:

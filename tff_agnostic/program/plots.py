@@ -51,7 +51,8 @@ def per_domain_figure(
     axes = figure.subplots()
     colors = domain_colors(len(domain_names))
     for name, color in zip(domain_names, colors):
-        plot_known(axes, columns["round"], columns[f"{prefix}/{name}"], color=color, label=name)
+        y = columns[f"{prefix}/{name}"]
+        plot_known(axes, columns["round"], y, color=color, label=plain_text(name))
     axes.set(xlabel="round", ylabel=label)
     axes.grid(alpha=0.3)
     if len(domain_names) <= _MAX_LEGEND:
@@ -63,6 +64,13 @@ def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     """Plots a curve through the points that have a value."""
     known = ~np.isnan(y)
     axes.plot(x[known], y[known], **style)
+
+
+def plain_text(name: str) -> str:
+    """Returns a name such that a figure shows it as it is: "$" starts no formula there."""
+    escaped = name.replace("$", r"\$")
+    # A label that starts with an underscore is left out of legends.
+    return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def domain_colors(count: int) -> list:

@@ -1,5 +1,7 @@
 """The columns of metrics.csv: names for everything that a round reports."""
 
+import math
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
@@ -38,17 +40,34 @@ def test_values(task: Task, report: Optional[EvaluationReport]) -> dict[str, Any
     values: dict[str, Any] = {}
     for name in names:
         for domain in task.domain_names:
-            column = f"test/{name}/{domain}"
-            values[column] = report.domains[domain].measures[name].value if report else None
+            values[f"test/{name}/{domain}"] = (
+                _defined(report.domains[domain].measures[name].value) if report else None
+            )
         values[f"test/{name}"] = report.overall.measures[name].value if report else None
         values[f"test/worst {name}"] = report.worst(name) if report else None
     return values
 
 
-def domain_of(column: str, domain_names: tuple[str, ...]) -> Optional[str]:
-    """Returns the domain that a column is about, or None."""
-    matching = [d for d in domain_names if column.endswith(f"/{d}")]
-    return max(matching, key=len) if matching else None
+def _defined(value: float) -> Optional[float]:
+    # What has no examples has no value: an empty cell, not a NaN.
+    return None if math.isnan(value) else value
+
+
+def split_column(column: str) -> tuple[str, Optional[str]]:
+    """Returns what a column measures, and its domain if it is about one.
+
+    "test/loss/a/b" is ("test/loss", "a/b"): names of measures have no slash, those of domains may.
+    """
+    parts = column.split("/")
+    length = {"train": 2, "test": 2, "lambda": 1, "alpha": 1}.get(parts[0], len(parts))
+    if len(parts) <= length:
+        return column, None
+    return "/".join(parts[:length]), "/".join(parts[length:])
+
+
+def without_evaluation(row: Mapping[str, str]) -> dict[str, str]:
+    """Returns the row of a round as if there had been no evaluation after it."""
+    return {name: "" if name.startswith("test/") else value for name, value in row.items()}
 
 
 def worst_in_round(task: Task, metrics: Metrics) -> tuple[str, float, float]:

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional
@@ -10,7 +10,7 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from tff_agnostic.program.files import make_folder, write_errors
-from tff_agnostic.program.round_row import domain_of
+from tff_agnostic.program.round_row import split_column
 
 _OVERALL = "all"
 
@@ -29,8 +29,8 @@ class TensorBoardSink:
 
     def __init__(self, folder: Path, domain_names: tuple[str, ...]) -> None:
         self._folder = folder
-        self._domain_names = domain_names
-        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        self._run_names = _run_names(domain_names)
+        self._writers: dict[Optional[str], tf.summary.SummaryWriter] = {}
 
     def __enter__(self) -> "TensorBoardSink":
         """Empties the log folder."""
@@ -56,9 +56,8 @@ class TensorBoardSink:
         for column, text in row.items():
             if column == "round" or not text:
                 continue
-            domain = domain_of(column, self._domain_names)
-            tag = column if domain is None else column[: -len(domain) - 1]
-            with self._writer(domain or _OVERALL).as_default():
+            tag, domain = split_column(column)
+            with self._writer(domain).as_default():
                 tf.summary.scalar(tag, float(text), step=step)
 
     def flush(self) -> None:
@@ -66,8 +65,22 @@ class TensorBoardSink:
         for writer in self._writers.values():
             writer.flush()
 
-    def _writer(self, run: str) -> Any:
-        if run not in self._writers:
-            folder = self._folder / re.sub(r"[^\w.+-]+", "_", run)
-            self._writers[run] = tf.summary.create_file_writer(str(folder))
-        return self._writers[run]
+    def _writer(self, domain: Optional[str]) -> Any:
+        if domain not in self._writers:
+            folder = self._folder / self._run_names[domain]
+            self._writers[domain] = tf.summary.create_file_writer(str(folder))
+        return self._writers[domain]
+
+
+def _run_names(domain_names: Sequence[str]) -> dict[Optional[str], str]:
+    """Returns the run, which is a folder's name, of each domain and of what is about none."""
+    names: dict[Optional[str], str] = {None: _OVERALL}
+    for domain in domain_names:
+        # Without slashes, and no "..".
+        name = base = re.sub(r"[^\w.+-]+", "_", domain).lstrip(".") or "_"
+        number = 1
+        while name in names.values():
+            number += 1
+            name = f"{base}_{number}"
+        names[domain] = name
+    return names

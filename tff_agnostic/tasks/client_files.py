@@ -1,8 +1,8 @@
 """Your own features as one .npz file a client, and a logistic regression on them.
 
-`--data_dir` holds `dataset.json` ({"domains": [NAME, ...], "num_features": n, "num_classes": n})
-and the folders `train/` and `test/`. Each .npz file in them is one client with the arrays "x" float32
-[n, features], "y" int32 [n] and "domain_id" int32 [n], an index into the domains.
+`--data_dir` holds `dataset.json`, an object with "domains" (a list of names), "num_features" and
+"num_classes", and the folders `train/` and `test/`. Each .npz file in them is one client with the
+arrays "x" float32 [n, features], "y" int32 [n] and "domain_id" int32 [n] (index of the domain).
 """
 
 import dataclasses
