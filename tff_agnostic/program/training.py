@@ -18,7 +18,7 @@ from tff_agnostic.program.files import read_json, write_json
 from tff_agnostic.program.history import History
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.progress import Progress
-from tff_agnostic.program.round_row import test_values, train_values
+from tff_agnostic.program.round_row import test_values, train_values, without_evaluation
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.tensorboard import TensorBoardSink
@@ -49,6 +49,9 @@ class TrainingRun:
         folder.check(spec, resume)
         self.task: Task = spec.load_task()
         check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
+        # A client that cannot be read is better found now than after hours of training; those of
+        # `train` are read for the expected counts.
+        read_all(self.task)
         params = config.algorithm_params(
             self.task.domain_names, _expected_counts(self.task, config.clients_per_round)
         )
@@ -92,14 +95,13 @@ class TrainingRun:
                 state, metrics = self._round(state, round_num)
                 tensorboard.write(self._record(round_num, state, metrics))
                 progress.show(round_num, metrics)
-                stopping = stop.signal_number is not None
-                if (
-                    round_num % self._spec.config.checkpoint_every == 0
-                    or round_num == total
-                    or stopping
-                ):
+                # Asked once: a signal between two questions would be obeyed without saving.
+                stopping = stop.signal_number is not None and round_num < total
+                due = round_num % self._spec.config.checkpoint_every == 0 or round_num == total
+                if due or stopping:
                     self._save(state)
-                if round_num < total:
+                    tensorboard.flush()
+                if stopping:
                     stop.check(f"round {round_num}")
         return state
 
@@ -121,6 +123,11 @@ class TrainingRun:
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             print(f"going on after round {checkpoint.round_num}")
         self._history.load(completed_rounds=int(state.round_num))
+        # A shorter run was evaluated after its last round, where this one may not be.
+        self._history.rows = [
+            row if self._is_evaluated(int(row["round"])) else without_evaluation(row)
+            for row in self._history.rows
+        ]
         return state
 
     def _round(self, state: ServerState, round_num: int) -> tuple[ServerState, Metrics]:
@@ -131,25 +138,31 @@ class TrainingRun:
         state, metrics = self._training.next(state, [self.task.train.read(k) for k in cohort])
         clients = metrics["clients"]
         if clients["non_finite"] > 0 and clients["contributed"] == 0:
-            raise UserError(
-                f"round {round_num}: the model has diverged: no client returned finite numbers "
-                f"({clients['non_finite']} of {len(cohort)} did not); lower --client_learning_rate "
-                "or --server_learning_rate"
-            )
+            raise _diverged(round_num, clients["non_finite"], len(cohort))
         return state, metrics
 
     def _record(self, round_num: int, state: ServerState, metrics: Metrics) -> Any:
-        config = self._spec.config
-        due = round_num % config.evaluate_every == 0 or round_num == config.rounds
-        report = self.evaluate(state) if due else None
+        report = self.evaluate(state) if self._is_evaluated(round_num) else None
         values = train_values(self.task, metrics, state)
         values.update(test_values(self.task, report))
         return self._history.append(round_num, values)
 
+    def _is_evaluated(self, round_num: int) -> bool:
+        config = self._spec.config
+        return round_num % config.evaluate_every == 0 or round_num == config.rounds
+
     def evaluate(self, state: ServerState) -> EvaluationReport:
-        """Evaluates a state on the test clients."""
-        summed = self._evaluation(state.weights, read_all(self.task))
-        return evaluation_report(self.task.model, self.task.domain_names, summed)
+        """Evaluates a state on the test clients.
+
+        Raises:
+            UserError: If the model has diverged.
+        """
+        clients = read_all(self.task)
+        summed = self._evaluation(state.weights, clients)
+        report = evaluation_report(self.task.model, self.task.domain_names, summed)
+        if report.clients["non_finite"] > 0 and report.clients["evaluated"] == 0:
+            raise _diverged(int(state.round_num), report.clients["non_finite"], len(clients))
+        return report
 
     def _save(self, state: ServerState) -> None:
         self._history.sync()
@@ -157,7 +170,9 @@ class TrainingRun:
 
     def _finish(self, state: ServerState) -> EvaluationReport:
         report = self.evaluate(state)
+        plots.draw_run(self._folder.plots, self.task, self._history.columns())
         config = self._spec.config
+        # Last: where it is, the run is complete.
         write_json(
             self._folder.result,
             {
@@ -170,7 +185,6 @@ class TrainingRun:
                 "domain_weights": self.domain_weights(),
             },
         )
-        plots.draw_run(self._folder.plots, self.task, self._history.columns())
         return report
 
     def domain_weights(self) -> dict[str, float]:
@@ -182,6 +196,14 @@ class TrainingRun:
 def read_all(task: Task) -> Sequence[Examples]:
     """Returns the examples of every test client."""
     return [task.test.read(client_id) for client_id in task.test.client_ids]
+
+
+def _diverged(round_num: int, num_non_finite: int, num_clients: int) -> UserError:
+    return UserError(
+        f"round {round_num}: the model has diverged: no client returned finite numbers "
+        f"({num_non_finite} of {num_clients} did not); lower --client_learning_rate or "
+        "--server_learning_rate"
+    )
 
 
 def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:
