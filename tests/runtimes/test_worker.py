@@ -1,0 +1,133 @@
+"""TFF's worker process ends whenever the process that started it does, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow_federated as tff
+
+from tff_agnostic.runtimes.worker import TffWorker
+
+_ROOT = Path(__file__).resolve().parents[2]
+_DEADLINE_SECONDS = 60.0
+
+_PARENT = """
+import time
+from tff_agnostic.runtimes.worker import TffWorker
+with TffWorker() as worker:
+    print(worker.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    # Orphans are left to process 1, which in a container may never collect them.
+    return state in "ZX"
+
+
+def _wait_until_gone(pid: int) -> bool:
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        if _is_gone(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_it_ends_with_its_context():
+    with TffWorker() as worker:
+        pid = worker.pid
+        assert not _is_gone(pid)
+    assert _is_gone(pid)
+
+
+def test_it_ends_on_an_exception():
+    with pytest.raises(KeyError), TffWorker() as worker:
+        pid = worker.pid
+        raise KeyError
+    assert _is_gone(pid)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def parents() -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
+    """A Python process with a worker for each signal, started together to wait only once."""
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    processes = {
+        sent: subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _PARENT],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        for sent in _SIGNALS
+    }
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("sent", _SIGNALS, ids=lambda sent: sent.name)
+def test_it_ends_after_a_signal_to_its_parent(parents, sent):
+    parent = parents[sent]
+    pid = int(parent.stdout.readline())
+    assert not _is_gone(pid)
+    parent.send_signal(sent)
+    parent.wait(_DEADLINE_SECONDS)
+    assert _wait_until_gone(pid)
+
+
+def test_it_outlives_the_thread_that_started_it():
+    """The kernel's notice of a parent's death is one of the death of the starting thread."""
+    worker = TffWorker()
+    starter = threading.Thread(target=worker.__enter__)
+    starter.start()
+    starter.join()
+    try:
+        time.sleep(0.5)
+        assert not _is_gone(worker.pid)
+    finally:
+        worker.__exit__(None, None, None)
+
+
+def test_it_can_be_started_again():
+    worker = TffWorker()
+    pids = []
+    for _ in range(2):
+        with worker:
+            pids.append(worker.pid)
+    assert pids[0] != pids[1]
+    assert _is_gone(pids[1])
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo one; echo cannot bind to the port >&2; exit 3", "cannot bind to the port"),
+        ("exit 3", "it printed nothing"),
+    ],
+)
+def test_a_worker_that_does_not_start_is_an_error_with_its_last_words(
+    monkeypatch, tmp_path, script, message
+):
+    binary = tmp_path / "data" / "worker_binary"
+    binary.parent.mkdir()
+    binary.write_text(f"#!/bin/sh\n{script}\n")
+    binary.chmod(0o755)
+    monkeypatch.setattr(tff, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(RuntimeError, match=f"worker did not start: {message}"), TffWorker():
+        pass
