@@ -148,8 +148,7 @@ def report(comparison: Comparison, task: str, path: Path) -> None:
 
 def entry_point() -> None:
     """Runs this binary."""
-    define_flags()
-    run_app(main)
+    run_app(define_flags, main)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from absl import flags
 
-from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from tff_agnostic.program.cli import run_app
@@ -60,16 +59,11 @@ def main(argv: Sequence[str]) -> None:
     spec = evaluated_spec(trained)
     task = spec.load_task()
     config = spec.config
-    template = ALGORITHMS[config.algorithm](
-        task.model,
-        task.num_domains,
-        # Any counts: the state's arrays take their place.
-        config.algorithm_params(task.domain_names, (1.0,) * task.num_domains),
-    ).initialize()
-    state = checkpoint.restore(template, str(flags.FLAGS.checkpoint))
+    # The weights alone: the task may have other domains than the one that was trained on.
+    weights = checkpoint.restore_weights(task.model.initial_weights, flags.FLAGS.checkpoint)
     with RUNTIMES[config.runtime]() as runtime:
         evaluate = runtime.evaluation(task.model, task.num_domains, config.build_aggregation())
-        summed = evaluate(state.weights, read_all(task))
+        summed = evaluate(weights, read_all(task))
     report = evaluation_report(task.model, task.domain_names, summed)
     print(f"{config.algorithm} after round {checkpoint.round_num}, on {spec.task}")
     print(report.table())
@@ -115,8 +109,7 @@ def evaluated_spec(trained: RunSpec) -> RunSpec:
 
 def entry_point() -> None:
     """Runs this binary."""
-    define_flags()
-    run_app(main)
+    run_app(define_flags, main)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,7 @@ def main(argv: Sequence[str]) -> None:
 
 def entry_point() -> None:
     """Runs this binary."""
-    define_flags()
-    run_app(main)
+    run_app(define_flags, main)
 
 
 if __name__ == "__main__":

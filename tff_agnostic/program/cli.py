@@ -15,28 +15,56 @@ from tff_agnostic.program.interrupts import Interrupted
 _USAGE_STATUS = 2
 
 
-def run_app(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Runs an absl main; a user's mistake ends in one line and exit status 2, without traceback.
+Main = Callable[[Sequence[str]], None]
 
-    A run that a signal stopped ends with 128 plus the signal's number, as shells have it.
-    """
 
-    def guarded(argv: Sequence[str]) -> None:
-        if len(argv) > 1:
-            _fail(f"expected flags only, found {argv[1]!r}")
-        try:
-            main(argv)
-        except UserError as e:
-            _fail(str(e))
-        except Interrupted as e:
-            print(e, file=sys.stderr)
-            sys.exit(128 + e.signal_number)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            sys.exit(128 + signal.SIGINT)
-
-    app.run(guarded, flags_parser=_parse_flags)
+def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
+    """Runs a binary as an absl app, and ends the process with its exit status."""
+    before = set(flags.FLAGS)
+    define_flags()
+    for name in set(flags.FLAGS) - before:
+        # Otherwise --help shows only what the main module itself defines.
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+    app.run(lambda argv: sys.exit(exit_status(main, argv)), flags_parser=parse_flags)
     raise AssertionError("app.run does not return")
+
+
+def exit_status(main: Main, argv: Sequence[str]) -> int:
+    """Calls `main`; a user's mistake is told in one line without traceback, and has status 2.
+
+    A run that a signal stopped has 128 plus the signal's number, as shells have it.
+    """
+    try:
+        if len(argv) > 1:
+            raise UserError(f"expected flags only, found {argv[1]!r}")
+        main(argv)
+    except UserError as e:
+        return _failed(e)
+    except Interrupted as e:
+        print(e, file=sys.stderr)
+        return 128 + e.signal_number
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses the flags, and returns what is left; ends the process if one is wrong."""
+    logging.use_absl_handler()
+    try:
+        rest: list[str] = flags.FLAGS(list(argv))
+    except flags.Error as e:
+        sys.exit(_failed(e))
+    if not flags.FLAGS["verbosity"].present:
+        # TFF's compiler has much to say at the default level.
+        logging.set_verbosity(logging.WARNING)
+    return rest
+
+
+def _failed(error: Exception) -> int:
+    print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+    return _USAGE_STATUS
 
 
 def resume_command(name: str, output_dir: Path) -> str:
@@ -46,9 +74,14 @@ def resume_command(name: str, output_dir: Path) -> str:
         name: Name of the binary, as `./run` knows it.
         output_dir: Folder of the run, which may be one that the user did not name.
     """
-    program = Path(sys.argv[0])
-    # Started by ./run, or as the wheel's console script.
-    start = ["./run", name] if program.suffix == ".py" else [program.name]
+    program = Path(sys.argv[0]).absolute()
+    script = program.parent.parent / "run"
+    if program.suffix != ".py":
+        start = [program.name]  # The wheel's console script.
+    elif script.exists():
+        start = ["./run" if script.parent == Path.cwd() else str(script), name]
+    else:
+        start = [sys.executable, "-m", f"tff_agnostic.binaries.{name}"]
     kept, skip_next = [], False
     for argument in sys.argv[1:]:
         flag = argument.lstrip("-").partition("=")[0]
@@ -56,20 +89,3 @@ def resume_command(name: str, output_dir: Path) -> str:
             kept.append(argument)
         skip_next = not skip_next and flag == "output_dir" and "=" not in argument
     return shlex.join([*start, *kept, f"--output_dir={output_dir}", "--resume"])
-
-
-def _parse_flags(argv: Sequence[str]) -> list[str]:
-    logging.use_absl_handler()
-    try:
-        rest: list[str] = flags.FLAGS(list(argv))
-    except flags.Error as e:
-        _fail(str(e).replace("\n", " "))
-    if not flags.FLAGS["verbosity"].present:
-        # TFF's compiler has much to say at the default level.
-        logging.set_verbosity(logging.WARNING)
-    return rest
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(_USAGE_STATUS)

@@ -118,7 +118,8 @@ def _config_help(field: dataclasses.Field) -> str:
     if "choices" in field.metadata:
         text += f" One of: {', '.join(field.metadata['choices'])}."
     tasks = [f"{t}: {s.defaults[field.name]}" for t, s in TASKS.items() if field.name in s.defaults]
-    return f"{text} [{'; '.join([*tasks, f'otherwise {field.default}'])}]"
+    default = f"otherwise {field.default}" if tasks else str(field.default)
+    return f"{text} [{'; '.join([*tasks, default])}]"
 
 
 def _define(name: str, field: dataclasses.Field, help_: str) -> None:
