@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tff_agnostic.program.files import read_json
+from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.files import read_json, write_errors
 from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import StopRequest
-from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_folder import RunFolder, is_new_or_empty
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
@@ -80,6 +82,35 @@ class Comparison:
         }
 
 
+def check_folder(specs: Mapping[str, Sequence[RunSpec]], folder: Path, resume: bool) -> None:
+    """Checks that a comparison may use the folder; writes nothing.
+
+    Raises:
+        UserError: If it holds something else, other trials, or trials that are not to be resumed.
+    """
+    with write_errors(folder):
+        if not is_new_or_empty(folder):
+            names = [p.name for p in folder.iterdir()] if folder.is_dir() else [folder.name]
+            other = sorted({*names} - {*ALGORITHMS, "compare.json", "compare.md", "plots"})
+            if other:
+                raise UserError(
+                    "--output_dir: expected a new or empty folder or that of a comparison, found "
+                    f"{other[0]} in {folder}"
+                )
+            if not resume:
+                raise UserError(
+                    f"--output_dir: {folder} holds a comparison already: add --resume to go on "
+                    "with it, or choose another folder"
+                )
+    for algorithm, algorithm_specs in specs.items():
+        for k, spec in enumerate(algorithm_specs):
+            _trial_folder(folder, algorithm, k).check(spec, resume)
+
+
+def _trial_folder(folder: Path, algorithm: str, trial: int) -> RunFolder:
+    return RunFolder(folder / algorithm / f"trial_{trial:02d}")
+
+
 def run_trials(
     specs: Mapping[str, Sequence[RunSpec]],
     folder: Path,
@@ -97,9 +128,10 @@ def run_trials(
         stop: Says when to stop.
 
     Raises:
-        UserError: As `TrainingRun.run` does.
+        UserError: As `check_folder` and `TrainingRun.run` do.
         Interrupted: If a signal asked to stop; what was done is saved.
     """
+    check_folder(specs, folder, resume)
     trials: dict[str, Trials] = {}
     domain_names: tuple[str, ...] = ()
     higher_is_better: dict[str, bool] = {}
@@ -108,7 +140,7 @@ def run_trials(
             folders = []
             for k, spec in enumerate(algorithm_specs):
                 bar.set_postfix_str(f"{algorithm}, trial {k + 1}")
-                run_folder = RunFolder(folder / algorithm / f"trial_{k:02d}")
+                run_folder = _trial_folder(folder, algorithm, k)
                 run = TrainingRun(spec, run_folder, runtime, resume)
                 if not (resume and run.is_complete()):
                     run.run(stop, show_progress=False)
