@@ -1,14 +1,16 @@
 """TensorBoard scalars: one run per domain, so that its charts overlay the domains' curves."""
 
+import contextlib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_agnostic.errors import UserError
 from tff_agnostic.program.files import make_folder, write_errors
 from tff_agnostic.program.round_row import split_column
 
@@ -48,28 +50,47 @@ class TensorBoardSink:
     ) -> None:
         """Closes the event files."""
         for writer in self._writers.values():
-            writer.close()
+            try:
+                with _write_errors(self._folder):
+                    writer.close()
+            except UserError:
+                # What went wrong first says more.
+                if exc is None:
+                    raise
 
     def write(self, row: Mapping[str, str]) -> None:
-        """Adds the scalars of a round; empty cells have none."""
-        step = int(row["round"])
-        for column, text in row.items():
-            if column == "round" or not text:
-                continue
-            tag, domain = split_column(column)
-            with self._writer(domain).as_default():
-                tf.summary.scalar(tag, float(text), step=step)
+        """Adds the scalars of a round; empty cells have none.
 
-    def flush(self) -> None:
-        """Writes what is buffered."""
-        for writer in self._writers.values():
-            writer.flush()
+        Raises:
+            UserError: If they cannot be written.
+        """
+        step = int(row["round"])
+        scalars: dict[Optional[str], dict[str, float]] = {}
+        for column, text in row.items():
+            if column != "round" and text:
+                tag, domain = split_column(column)
+                scalars.setdefault(domain, {})[tag] = float(text)
+        for domain, values in scalars.items():
+            # Every exit of a writer writes what it buffered.
+            with _write_errors(self._folder), self._writer(domain).as_default(step):
+                for tag, value in values.items():
+                    tf.summary.scalar(tag, value)
 
     def _writer(self, domain: Optional[str]) -> Any:
         if domain not in self._writers:
             folder = self._folder / self._run_names[domain]
             self._writers[domain] = tf.summary.create_file_writer(str(folder))
         return self._writers[domain]
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turns errors of TensorFlow's file system into a `UserError` that names `path`."""
+    try:
+        yield
+    except tf.errors.OpError as e:
+        reason = e.message.splitlines()[0].rpartition("; ")[2]
+        raise UserError(f"{path}: cannot write: {reason}") from e
 
 
 def _run_names(domain_names: Sequence[str]) -> dict[Optional[str], str]:

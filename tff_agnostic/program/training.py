@@ -100,7 +100,6 @@ class TrainingRun:
                 due = round_num % self._spec.config.checkpoint_every == 0 or round_num == total
                 if due or stopping:
                     self._save(state)
-                    tensorboard.flush()
                 if stopping:
                     stop.check(f"round {round_num}")
         return state
