@@ -1,0 +1,213 @@
+"""The learning process under TFF's own training program, with its managers of state and metrics."""
+
+import asyncio
+import collections
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.computations.harness import assert_identical, random_client
+from tff_agnostic.computations.agnostic_fed_avg import build_agnostic_fed_avg
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.runtimes.program_context import ProgramContext
+from tff_agnostic.runtimes.tff import create_context
+from tff_agnostic.runtimes.worker import TffWorker
+
+_NUM_CLIENTS = 12
+# More clients a round than a client has columns, and fewer: see `ProgramContext`.
+_CLIENTS_PER_ROUND = 5
+
+
+def _client(index: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(index)
+    client = random_client(rng, 3 + index, range(2))
+    return collections.OrderedDict((key, client[key]) for key in ("x", "y", "domain_id"))
+
+
+class _Iterator(tff.program.FederatedDataSourceIterator):
+    """Takes clients in turn. It is copied and saved every round: its only state is a position."""
+
+    def __init__(self, position: int = 0) -> None:
+        self._position = position
+
+    @classmethod
+    def from_bytes(cls, buffer: bytes) -> "_Iterator":
+        return cls(int.from_bytes(buffer, "big"))
+
+    def to_bytes(self) -> bytes:
+        return self._position.to_bytes(8, "big")
+
+    @property
+    def federated_type(self) -> tff.FederatedType:
+        return _process().next.type_signature.parameter[1]
+
+    def select(self, k: Optional[int] = None) -> Sequence[Any]:
+        assert k is not None
+        first = self._position
+        self._position += k
+        return [_client(i % _NUM_CLIENTS) for i in range(first, first + k)]
+
+
+class _Source(tff.program.FederatedDataSource):
+    @property
+    def federated_type(self) -> tff.FederatedType:
+        return self.iterator().federated_type
+
+    def iterator(self) -> _Iterator:
+        return _Iterator()
+
+
+def _process() -> tff.learning.templates.LearningProcess:
+    params = AlgorithmParams(domain_weights=DomainWeightsParams(learning_rate=0.1, window_size=2))
+    return build_agnostic_fed_avg(logistic_regression(4, 3), 2, params)
+
+
+def _installed(context: Any) -> Any:
+    return tff.framework.get_context_stack().install(context)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[TffWorker]:
+    with TffWorker() as worker:
+        yield worker
+
+
+def _train(worker: TffWorker, folder: Path, rounds: int, clients: int = _CLIENTS_PER_ROUND) -> None:
+    process = _process()
+    metrics_managers = [
+        tff.program.CSVFileReleaseManager(folder / "metrics.csv", key_fieldname="round"),
+        tff.program.TensorBoardReleaseManager(folder / "tensorboard"),
+    ]
+    program = tff.learning.programs.train_model(
+        train_process=process,
+        train_data_source=_Source(),
+        train_per_round_clients=clients,
+        train_total_rounds=rounds,
+        program_state_manager=tff.program.FileProgramStateManager(folder / "state"),
+        model_output_manager=tff.program.SavedModelFileReleaseManager(folder / "model", "at_"),
+        train_metrics_manager=tff.program.GroupingReleaseManager(metrics_managers),
+        evaluation_manager=None,
+        evaluation_periodicity=1,
+    )
+    with _installed(ProgramContext(worker)):
+        asyncio.run(program)
+
+
+def _without_program(
+    worker: TffWorker, rounds: int, clients: int = _CLIENTS_PER_ROUND
+) -> tuple[Any, list[Any]]:
+    """The state and metrics of the same rounds."""
+    process = _process()
+    iterator = _Source().iterator()
+    metrics = []
+    with _installed(create_context(worker)):
+        state = process.initialize()
+        for _ in range(rounds):
+            state, round_metrics = process.next(state, iterator.select(clients))
+            metrics.append(round_metrics)
+    return state, metrics
+
+
+def _saved_state(folder: Path, version: int, like: Any) -> Any:
+    manager = tff.program.FileProgramStateManager(folder / "state")
+    structure = tff.learning.programs.ProgramState(like, 0, 0, _Source().iterator())
+    return asyncio.run(manager.load(version, structure))
+
+
+@pytest.fixture(scope="module")
+def run(worker, tmp_path_factory) -> Path:
+    """The folder of a run of four rounds that was stopped after two."""
+    folder = tmp_path_factory.mktemp("program")
+    _train(worker, folder, rounds=2)
+    _train(worker, folder, rounds=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(worker) -> tuple[Any, list[Any]]:
+    return _without_program(worker, rounds=4)
+
+
+def test_a_resumed_program_is_the_run_without_a_program(run, expected):
+    saved = _saved_state(run, version=4, like=expected[0])
+    assert saved.round_number == 4
+    assert_identical(saved.state, expected[0])
+
+
+def test_the_csv_has_a_row_for_each_round_with_the_metrics_of_each_domain(run, expected):
+    with open(run / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
+    for row, metrics in zip(rows, expected[1]):
+        # `train_model` moves what is at ("client_work", "train") there.
+        losses = [float(value) for value in row["model_metrics/loss"].strip("[]").split(",")]
+        np.testing.assert_allclose(losses, metrics["client_work"]["train"]["loss"], rtol=1e-6)
+        assert int(row["clients/contributed"]) == _CLIENTS_PER_ROUND
+        assert "domain_weights/lambda" in row
+
+
+def test_tensorboard_has_every_round(run):
+    steps = {
+        event.step
+        for path in (run / "tensorboard").iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        if any(value.tag == "model_metrics/loss" for value in event.summary.value)
+    }
+    assert steps == {1, 2, 3, 4}
+
+
+def test_the_model_is_released_after_the_last_round(run):
+    assert (run / "model" / "at_training_checkpoint_round_4").is_dir()
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_any_number_of_clients(worker, tmp_path, clients):
+    _train(worker, tmp_path, rounds=1, clients=clients)
+    state, _ = _without_program(worker, rounds=1, clients=clients)
+    assert_identical(_saved_state(tmp_path, version=1, like=state).state, state)
+
+
+def test_references_of_one_call_are_arguments_of_the_next(worker):
+    """Programs may pass results on before they are there."""
+    process = _process()
+
+    async def two_rounds() -> Any:
+        state = process.initialize()
+        for start in (0, 2):
+            state = process.next(state, [_client(start), _client(start + 1)]).state
+        return await tff.program.materialize_value((state, process.get_model_weights(state)))
+
+    with _installed(ProgramContext(worker)):
+        state, weights = asyncio.run(two_rounds())
+    expected, _ = _without_program(worker, rounds=2, clients=2)
+    assert_identical(state, expected)
+    assert_identical(weights, expected.weights)
+
+
+def test_a_program_starts_no_process_of_its_own(worker, tmp_path):
+    before = _worker_processes()
+    _train(worker, tmp_path, rounds=1)
+    assert worker.pid in before
+    assert _worker_processes() == before
+
+
+def _worker_processes() -> set[int]:
+    """Children of this process that are TFF workers."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, fields = stat.read_text().partition("(")[2].rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if name.startswith("worker_binary") and int(fields.split()[1]) == os.getpid():
+            found.add(int(stat.parent.name))
+    return found
