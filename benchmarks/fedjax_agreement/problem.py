@@ -1,0 +1,170 @@
+"""The problem that both sides solve, and the files in which they exchange it. NumPy only.
+
+Both environments import this module.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+Client = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Hyperparameters, under the paper's symbols where it has them.
+
+    Attributes:
+        name: What is printed.
+        client_sizes: Examples of each client.
+        batch_size: B.
+        epochs: E.
+        client_learning_rate: gamma_w.
+        server_learning_rate: Of the server optimizer.
+        server_momentum: Of the server optimizer; 0 is plain SGD.
+        domain_learning_rate: gamma_lambda.
+        window_size: r.
+        initial_weights: lambda_0.
+        initial_counts: N_0.
+        own_batches: Whether FedJAX makes its own batches, which it fills from the next epoch; else
+            it is given the batches of the paper, the last of which may be smaller.
+    """
+
+    name: str
+    client_sizes: tuple[int, ...]
+    batch_size: int
+    epochs: int
+    client_learning_rate: float
+    server_learning_rate: float
+    server_momentum: float
+    domain_learning_rate: float
+    window_size: int
+    initial_weights: tuple[float, ...]
+    initial_counts: tuple[float, ...]
+    own_batches: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Softmax regression on clients with uneven domains, in a fixed order of cohorts.
+
+    Attributes:
+        settings: Hyperparameters.
+        matrix: w_0, float32 [features, classes].
+        offsets: w_0, float32 [classes].
+        clients: "x" float32 [n, features], "y" int32 [n], "domain_id" int32 [n] of each client.
+        cohorts: Indices of the clients of each round, int [rounds, clients a round].
+    """
+
+    settings: Settings
+    matrix: np.ndarray
+    offsets: np.ndarray
+    clients: list[Client]
+    cohorts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """The state after each round; first dimension rounds.
+
+    Attributes:
+        matrix: w_t.
+        offsets: w_t.
+        lambda_: lambda_t.
+        window: N_{t-r+1} .. N_t.
+    """
+
+    matrix: np.ndarray
+    offsets: np.ndarray
+    lambda_: np.ndarray
+    window: np.ndarray
+
+    @staticmethod
+    def of(rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> "Trajectory":
+        """Stacks (matrix, offsets, lambda, window) of every round."""
+        return Trajectory(*[np.stack([np.asarray(v) for v in column]) for column in zip(*rounds)])
+
+
+def make_problem(
+    settings: Settings, num_rounds: int = 25, clients_per_round: int = 4, seed: int = 0
+) -> Problem:
+    """Draws a problem in which domains differ in size, in difficulty and in their classes.
+
+    The last domain is on a third of the clients only, so that some rounds are without it; but no
+    `window_size` rounds in a row are, after which FedJAX's weights are NaN.
+    """
+    rng = np.random.default_rng(seed)
+    num_features, num_classes, num_domains = 6, 4, len(settings.initial_weights)
+    truth = rng.normal(size=[num_domains, num_features, num_classes])
+    clients = []
+    for k, size in enumerate(settings.client_sizes):
+        present = num_domains if k % 3 == 0 else num_domains - 1
+        domain_id = rng.choice(present, size=size, p=rng.dirichlet(np.ones(present)))
+        x = rng.normal(size=[size, num_features]) * (1 + domain_id[:, None])
+        scores = np.einsum("nf,nfc->nc", x, truth[domain_id]) + rng.gumbel(size=[size, num_classes])
+        clients.append(
+            {
+                "x": x.astype(np.float32),
+                "y": scores.argmax(axis=1).astype(np.int32),
+                "domain_id": domain_id.astype(np.int32),
+            }
+        )
+    cohorts: list[np.ndarray] = []
+    window = [np.ones([num_domains])] * settings.window_size
+    while len(cohorts) < num_rounds:
+        cohort = rng.choice(len(clients), size=clients_per_round, replace=False)
+        domain_ids = np.concatenate([clients[k]["domain_id"] for k in cohort])
+        next_window = [*window[1:], np.bincount(domain_ids, minlength=num_domains)]
+        if np.all(np.sum(next_window, axis=0) > 0):
+            cohorts.append(cohort)
+            window = next_window
+    return Problem(
+        settings,
+        matrix=(0.1 * rng.normal(size=[num_features, num_classes])).astype(np.float32),
+        offsets=(0.1 * rng.normal(size=[num_classes])).astype(np.float32),
+        clients=clients,
+        cohorts=np.stack(cohorts),
+    )
+
+
+def save_problem(problem: Problem, path: Path) -> None:
+    """Writes a problem for the other side."""
+    arrays = {
+        f"client_{k}_{name}": column
+        for k, client in enumerate(problem.clients)
+        for name, column in client.items()
+    }
+    np.savez(
+        path,
+        settings=json.dumps(dataclasses.asdict(problem.settings)),
+        matrix=problem.matrix,
+        offsets=problem.offsets,
+        cohorts=problem.cohorts,
+        **arrays,
+    )
+
+
+def load_problem(path: Path) -> Problem:
+    """Reads what `save_problem` wrote."""
+    with np.load(path) as archive:
+        settings = Settings(**json.loads(str(archive["settings"])))
+        clients = [
+            {name: archive[f"client_{k}_{name}"] for name in ("x", "y", "domain_id")}
+            for k in range(len(settings.client_sizes))
+        ]
+        return Problem(settings, archive["matrix"], archive["offsets"], clients, archive["cohorts"])
+
+
+def save_trajectory(trajectory: Trajectory, path: Path) -> None:
+    """Writes a trajectory for the other side."""
+    np.savez(path, **dataclasses.asdict(trajectory))
+
+
+def load_trajectory(path: Path) -> Trajectory:
+    """Reads what `save_trajectory` wrote."""
+    with np.load(path) as archive:
+        return Trajectory(
+            **{field.name: archive[field.name] for field in dataclasses.fields(Trajectory)}
+        )
