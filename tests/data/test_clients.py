@@ -1,0 +1,168 @@
+"""What is accepted as a client's examples."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_agnostic.data.clients import (
+    InMemoryClients,
+    check_labels,
+    checked_examples,
+    domain_counts,
+)
+from tff_agnostic.errors import UserError
+
+_SPEC = OrderedDict(
+    x=tf.TensorSpec([None, 2], tf.float32),
+    y=tf.TensorSpec([None], tf.int32),
+    domain_id=tf.TensorSpec([None], tf.int32),
+)
+_NESTED_SPEC = OrderedDict(
+    x=OrderedDict(
+        tokens=tf.TensorSpec([None, 3], tf.int32), weight=tf.TensorSpec([None], tf.float32)
+    ),
+    y=tf.TensorSpec([None], tf.int32),
+    domain_id=tf.TensorSpec([None], tf.int32),
+)
+
+
+def _columns(**changed: Any) -> dict[str, Any]:
+    columns = {
+        "domain_id": np.array([0, 2, 1], np.int32),
+        "y": np.array([1, 0, 1], np.int32),
+        "x": np.arange(6, dtype=np.float32).reshape(3, 2),
+    }
+    return {name: value for name, value in {**columns, **changed}.items() if value is not None}
+
+
+def _error(columns: dict[str, Any], spec: Any = _SPEC) -> str:
+    with pytest.raises(UserError) as error:
+        checked_examples(columns, spec, num_domains=3, where="client 7")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_good_columns_come_back_in_the_order_of_the_spec():
+    columns = _columns()
+    checked = checked_examples(columns, _SPEC, num_domains=3, where="client 7")
+    assert list(checked) == ["x", "y", "domain_id"]
+    assert all(checked[name] is columns[name] for name in checked)
+
+
+def test_columns_that_nobody_asked_for_are_left_out():
+    columns = _columns(writer=np.zeros([3]))
+    assert "writer" not in checked_examples(columns, _SPEC, 3, "client 7")
+
+
+def test_a_client_may_be_empty():
+    columns = {name: column[:0] for name, column in _columns().items()}
+    assert len(checked_examples(columns, _SPEC, 3, "client 7")["y"]) == 0
+
+
+@pytest.mark.parametrize("name", ["x", "y", "domain_id"])
+def test_a_missing_column(name):
+    found = ", ".join(n for n in ("domain_id", "y", "x") if n != name)
+    expected = f"client 7: expected columns x, y, domain_id, found {found}"
+    assert _error(_columns(**{name: None})) == expected
+
+
+def test_no_column_at_all():
+    assert _error({}) == "client 7: expected columns x, y, domain_id, found none"
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"x": np.zeros([3, 2])}, "client 7: x: expected float32 values, found float64"),
+        ({"x": np.zeros([3, 2], ">f4")}, "client 7: x: expected float32 values, found >f4"),
+        ({"y": np.zeros([3], np.int64)}, "client 7: y: expected int32 values, found int64"),
+        ({"y": [0, 1, 0]}, "client 7: y: expected int32 values, found list"),
+        (
+            {"domain_id": np.zeros([3], np.float32)},
+            "client 7: domain_id: expected int32 values, found float32",
+        ),
+        ({"y": np.array(["a", "b", "c"])}, "client 7: y: expected int32 values, found <U1"),
+    ],
+)
+def test_another_dtype(changed, expected):
+    assert _error(_columns(**changed)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"x": np.zeros([3, 4], np.float32)},
+            "client 7: x: expected an array of shape (None, 2), found (3, 4)",
+        ),
+        (
+            {"x": np.zeros([6], np.float32)},
+            "client 7: x: expected an array of shape (None, 2), found (6,)",
+        ),
+        (
+            {"y": np.zeros([3, 1], np.int32)},
+            "client 7: y: expected an array of shape (None,), found (3, 1)",
+        ),
+        (
+            {"domain_id": np.array(1, np.int32)},
+            "client 7: domain_id: expected an array of shape (None,), found ()",
+        ),
+    ],
+)
+def test_another_shape(changed, expected):
+    assert _error(_columns(**changed)) == expected
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite(value):
+    x = np.zeros([3, 2], np.float32)
+    x[1, 1] = value
+    expected = "client 7: x: expected finite numbers, found NaN or infinity in row 1"
+    assert _error(_columns(x=x)) == expected
+
+
+def test_columns_of_different_lengths():
+    expected = (
+        "client 7: expected columns of one length, found x, y, domain_id with lengths 3, 2, 3"
+    )
+    assert _error(_columns(y=np.zeros([2], np.int32))) == expected
+
+
+@pytest.mark.parametrize("value", [-1, 3, 2**31 - 1])
+def test_a_domain_id_out_of_range(value):
+    expected = f"client 7: expected domain ids from 0 to 2, found {value} in row 2"
+    assert _error(_columns(domain_id=np.array([0, 1, value], np.int32))) == expected
+
+
+def test_a_label_out_of_range():
+    check_labels(np.array([0, 9], np.int32), 10, "client 7")
+    with pytest.raises(UserError, match=r"^client 7: expected labels from 0 to 9, found 10 in row"):
+        check_labels(np.array([0, 10], np.int32), 10, "client 7")
+
+
+def test_a_mapping_of_arrays_is_checked_array_by_array():
+    x = {"weight": np.ones([3], np.float32), "tokens": np.zeros([3, 3], np.int32)}
+    assert checked_examples(_columns(x=x), _NESTED_SPEC, 3, "client 7")["x"] is x
+
+    wrong = {**x, "weight": np.array([1, np.nan, 1], np.float32)}
+    expected = "client 7: x.weight: expected finite numbers, found NaN or infinity in row 1"
+    assert _error(_columns(x=wrong), _NESTED_SPEC) == expected
+    missing = {"tokens": x["tokens"]}
+    expected = "client 7: x: expected arrays tokens, weight, found tokens"
+    assert _error(_columns(x=missing), _NESTED_SPEC) == expected
+    expected = "client 7: x: expected arrays tokens, weight, found ndarray"
+    assert _error(_columns(), _NESTED_SPEC) == expected
+
+
+def test_domain_counts_are_summed_over_clients():
+    clients = InMemoryClients(
+        {
+            "a": _columns(),
+            "b": _columns(domain_id=np.array([2, 2, 2], np.int32)),
+            "empty": {name: column[:0] for name, column in _columns().items()},
+        }
+    )
+    np.testing.assert_array_equal(domain_counts(clients, 5), [1, 1, 4, 0, 0])

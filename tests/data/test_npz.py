@@ -1,0 +1,140 @@
+"""Clients and arrays in .npz files, whatever the files hold."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tff_agnostic.data.npz import read_npz
+from tff_agnostic.data.npz_clients import NpzClients
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.logistic import logistic_regression
+
+_SPEC = logistic_regression(2, 3).client_data_spec()
+
+
+def _save_client(path: Path, **changed: Any) -> None:
+    columns = {
+        "x": np.ones([4, 2], np.float32),
+        "y": np.array([0, 1, 2, 0], np.int32),
+        "domain_id": np.zeros([4], np.int32),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **{**columns, **changed})
+
+
+def _read_error(path: Path) -> str:
+    with pytest.raises(UserError) as error:
+        read_npz(path)
+    message = str(error.value)
+    assert message.startswith(f"{path}: expected an .npz file of plain arrays, ")
+    assert "\n" not in message
+    return message
+
+
+def test_what_was_saved_is_read(tmp_path):
+    _save_client(tmp_path / "a.npz", x=np.full([4, 2], 0.1, np.float32))
+    arrays = read_npz(tmp_path / "a.npz")
+    assert set(arrays) == {"x", "y", "domain_id"}
+    np.testing.assert_array_equal(arrays["x"], np.full([4, 2], 0.1, np.float32))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_no_changed_byte_goes_unnoticed(tmp_path, compressed):
+    good = {"x": np.arange(6, dtype=np.float32), "y": np.array([7], np.int32)}
+    buffer = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(buffer, **good)
+    content = buffer.getvalue()
+    path = tmp_path / "a.npz"
+    refused = 0
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1 << (position % 8)
+        path.write_bytes(changed)
+        try:
+            arrays = read_npz(path)
+        except UserError:
+            refused += 1
+        else:
+            # Some bytes, such as dates, mean nothing; an array may be missing, but not another.
+            assert set(arrays) <= set(good)
+            for name, array in arrays.items():
+                assert array.dtype == good[name].dtype
+                np.testing.assert_array_equal(array, good[name])
+    assert refused > len(content) / 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file(tmp_path, share):
+    path = tmp_path / "a.npz"
+    _save_client(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert "found a damaged or another file" in _read_error(path)
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 100, b"x,y\n1,2\n", bytes(500)])
+def test_another_file(tmp_path, content):
+    path = tmp_path / "a.npz"
+    path.write_bytes(content)
+    assert "found a damaged or another file" in _read_error(path)
+
+
+def test_a_single_array_under_the_name_of_many(tmp_path):
+    with open(tmp_path / "a.npz", "wb") as file:
+        np.save(file, np.zeros([3]))
+    assert "a single array, as in .npy files" in _read_error(tmp_path / "a.npz")
+
+
+def test_pickled_objects_are_refused_without_running_them(tmp_path):
+    class Spy:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "was here",))
+
+    np.savez(tmp_path / "a.npz", x=np.array([Spy()], object))
+    assert "Object arrays cannot be loaded" in _read_error(tmp_path / "a.npz")
+    assert not (tmp_path / "was here").exists()
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    assert _read_error(tmp_path / "a.npz").endswith("cannot read it: No such file or directory")
+    assert _read_error(tmp_path).endswith("cannot read it: Is a directory")
+
+
+def test_every_npz_file_of_a_folder_is_a_client(tmp_path):
+    for name in ("b", "a", "c.d"):
+        _save_client(tmp_path / f"{name}.npz", domain_id=np.full([4], 1, np.int32))
+    (tmp_path / "notes.txt").write_text("not a client")
+    clients = NpzClients(tmp_path, _SPEC, num_domains=2, num_classes=3)
+    assert list(clients.client_ids) == ["a", "b", "c.d"]
+    assert list(clients.read("c.d")) == ["x", "y", "domain_id"]
+
+
+def test_a_folder_without_clients(tmp_path):
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UserError) as error:
+            NpzClients(folder, _SPEC, num_domains=2)
+        expected = f"{folder}: expected a folder with one .npz file a client, found none"
+        assert str(error.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"x": np.ones([4, 5], np.float32)}, "x: expected an array of shape (None, 2)"),
+        ({"x": np.full([4, 2], np.nan, np.float32)}, "x: expected finite numbers"),
+        ({"domain_id": np.full([4], 2, np.int32)}, "expected domain ids from 0 to 1, found 2"),
+        ({"y": np.full([4], 3, np.int32)}, "expected labels from 0 to 2, found 3 in row 0"),
+        ({"y": np.full([4], -1, np.int32)}, "expected labels from 0 to 2, found -1 in row 0"),
+    ],
+)
+def test_a_malformed_client_is_named(tmp_path, changed, expected):
+    _save_client(tmp_path / "good.npz")
+    _save_client(tmp_path / "bad.npz", **changed)
+    clients = NpzClients(tmp_path, _SPEC, num_domains=2, num_classes=3)
+    assert len(clients.read("good")["y"]) == 4
+    with pytest.raises(UserError) as error:
+        clients.read("bad")
+    assert str(error.value).startswith(f"{tmp_path / 'bad.npz'}: {expected}")

@@ -1,0 +1,149 @@
+"""UCI Adult: its format, line by line, and the real files where they are there."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tff_agnostic.data.clients import domain_counts
+from tff_agnostic.errors import UserError
+from tff_agnostic.tasks.adult import AdultOptions, load, read_adult
+from tff_agnostic.tasks.adult_columns import CATEGORIES
+from tff_agnostic.tasks.task import Task, TaskContext
+
+_REAL = Path(__file__).parents[2].parent / "shared" / "data" / "adult"
+_needs_files = pytest.mark.skipif(
+    not (_REAL / "adult.data").is_file(), reason=f"UCI's Adult files are not in {_REAL}"
+)
+
+_PERSON = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
+    "Male, 2174, 0, 40, United-States, <=50K"
+)
+_DOCTOR = (
+    "50, Private, 1, Doctorate, 16, Divorced, Sales, Husband, Black, Female, 0, 0, 40, ?, >50K"
+)
+
+
+def _write(folder: Path, train: list[str], test: list[str]) -> Path:
+    (folder / "adult.data").write_text("\n".join(train) + "\n\n")
+    (folder / "adult.test").write_text("\n".join(["|1x3 Cross validator", *test]) + "\n\n")
+    return folder
+
+
+def _load(folder: Path, seed: int = 0, **options: Any) -> Task:
+    return load(AdultOptions(**options), TaskContext(seed, folder))
+
+
+def _error(path: Path, content: str) -> str:
+    path.write_text(content)
+    with pytest.raises(UserError) as error:
+        read_adult(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_row_becomes_features_label_and_domain(tmp_path):
+    path = tmp_path / "adult.data"
+    path.write_text(f"{_PERSON}\n{_DOCTOR}\n")
+    x, y, domain_id = read_adult(path)
+    assert (x.dtype, y.dtype, domain_id.dtype) == (np.float32, np.int32, np.int32)
+    names = [f"{c}={value}" for c, values in CATEGORIES.items() for value in values]
+    assert len(names) == x.shape[1] == 99
+    assert {name for name, value in zip(names, x[0]) if value} == {
+        "workclass=State-gov",
+        "education=Bachelors",
+        "marital_status=Never-married",
+        "occupation=Adm-clerical",
+        "relationship=Not-in-family",
+        "race=White",
+        "sex=Male",
+        "native_country=United-States",
+    }
+    # An unknown country has no feature.
+    assert x.sum(axis=1).tolist() == [8, 7]
+    assert y.tolist() == [0, 1]
+    assert domain_id.tolist() == [1, 0]
+
+
+def test_the_forms_of_the_test_file(tmp_path):
+    path = tmp_path / "adult.test"
+    path.write_text(f"|1x3 Cross validator\n{_PERSON}.\n\n{_DOCTOR}.\n\n")
+    assert read_adult(path)[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("39, State-gov", "expected 15 columns, found 2"),
+        (_PERSON + ", extra", "expected 15 columns, found 16"),
+        (_PERSON.replace("<=50K", "50K"), "expected <=50K or >50K, found '50K'"),
+        (_PERSON.replace("White", "Purple"), "unknown value 'Purple' in column race"),
+        (_PERSON.replace(", ", ";"), "expected 15 columns, found 1"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, line, expected):
+    path = tmp_path / "adult.data"
+    assert _error(path, f"{_PERSON}\n\n{line}\n{_PERSON}\n") == f"{path}:3: {expected}"
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "|1x3 Cross validator\n"])
+def test_an_empty_file(tmp_path, content):
+    path = tmp_path / "adult.data"
+    assert _error(path, content) == f"{path}: expected rows of UCI's Adult data, found none"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_another_encoding(tmp_path, encoding):
+    path = tmp_path / "adult.data"
+    path.write_text(_PERSON, encoding=encoding)
+    with pytest.raises(UserError, match=r"adult.data: expected UCI's Adult file, cannot read it"):
+        read_adult(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    _write(tmp_path, [_PERSON], [_PERSON])
+    (tmp_path / "adult.test").unlink()
+    with pytest.raises(UserError, match=r"adult.test: expected UCI's Adult file, cannot read it"):
+        _load(tmp_path, num_clients=1, num_test_clients=1)
+
+
+def test_rows_are_dealt_to_clients(tmp_path):
+    folder = _write(tmp_path, [_PERSON] * 7 + [_DOCTOR] * 2, [f"{_DOCTOR}."] * 4)
+    task = _load(folder, num_clients=3, num_test_clients=2)
+    assert task.domain_names == ("doctorate", "non-doctorate")
+    assert [len(task.train.read(k)["y"]) for k in task.train.client_ids] == [3, 3, 3]
+    np.testing.assert_array_equal(domain_counts(task.train, 2), [2, 7])
+    np.testing.assert_array_equal(domain_counts(task.test, 2), [4, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_clients": 4}, "--adult_num_clients: expected 1 to 3, the rows of "),
+        ({"num_clients": 0}, "--adult_num_clients: expected 1 to 3, the rows of "),
+        ({"num_test_clients": 3}, "--adult_num_test_clients: expected 1 to 2, the rows of "),
+    ],
+)
+def test_more_clients_than_rows_are_refused(tmp_path, options, message):
+    folder = _write(tmp_path, [_PERSON] * 3, [_PERSON] * 2)
+    with pytest.raises(UserError) as error:
+        _load(folder, **{"num_clients": 1, "num_test_clients": 1, **options})
+    assert str(error.value).startswith(message)
+
+
+@_needs_files
+def test_the_real_files_have_the_known_counts():
+    task = _load(_REAL)
+    train, test = domain_counts(task.train, 2), domain_counts(task.test, 2)
+    assert (train.sum(), train[0]) == (32561, 413)
+    assert (test.sum(), test[0]) == (16281, 181)
+    assert task.model.initial_weights.trainable[0].shape[0] == 99
+
+
+@_needs_files
+def test_every_category_occurs_in_the_real_files():
+    x, y, _ = read_adult(_REAL / "adult.data")
+    assert x.sum(axis=0).min() >= 1
+    assert np.bincount(y).tolist() == [24720, 7841]

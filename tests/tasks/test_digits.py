@@ -1,0 +1,143 @@
+"""The digits task: real images, classes as domains, two of them rare."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tff_agnostic.data.clients import checked_examples, domain_counts
+from tff_agnostic.errors import UserError
+from tff_agnostic.tasks.digits import DigitsOptions, load, parse_keep
+from tff_agnostic.tasks.task import Task, TaskContext
+
+
+def _load(seed: int = 0, **options: Any) -> Task:
+    return load(DigitsOptions(**options), TaskContext(seed))
+
+
+def _counts(task: Task, side: str) -> np.ndarray:
+    return domain_counts(getattr(task, side), task.num_domains)
+
+
+def _images(clients: Any) -> list[bytes]:
+    return sorted(x.tobytes() for k in clients.client_ids for x in clients.read(k)["x"])
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return _load()
+
+
+def test_every_class_is_a_domain(task):
+    assert task.domain_names == tuple("0123456789")
+    for clients in (task.train, task.test):
+        for client_id in clients.client_ids:
+            examples = clients.read(client_id)
+            np.testing.assert_array_equal(examples["y"], examples["domain_id"])
+
+
+def test_clients_fit_the_model(task):
+    spec = task.model.client_data_spec()
+    for clients in (task.train, task.test):
+        for client_id in clients.client_ids:
+            examples = checked_examples(clients.read(client_id), spec, 10, client_id)
+            assert len(examples["y"]) > 0
+            assert (examples["x"].min(), examples["x"].max() <= 1) == (0, True)
+
+
+def test_rare_classes_keep_their_share_of_the_training_examples():
+    everything, thinned = _counts(_load(keep=""), "train"), _counts(_load(), "train")
+    np.testing.assert_array_equal(thinned[:8], everything[:8])
+    assert thinned[8] == round(0.15 * everything[8])
+    assert thinned[9] == round(0.3 * everything[9])
+
+
+def test_the_test_examples_are_the_same_whatever_is_thinned():
+    assert (
+        _images(_load(keep="").test) == _images(_load(keep="0:0.01").test) == _images(_load().test)
+    )
+
+
+def test_without_thinning_every_image_is_in_one_client():
+    task = _load(keep="")
+    pixels, labels = load_digits(return_X_y=True)
+    expected = sorted((x / 16).astype(np.float32).tobytes() for x in pixels)
+    assert sorted(_images(task.train) + _images(task.test)) == expected
+    np.testing.assert_array_equal(
+        _counts(task, "train") + _counts(task, "test"), np.bincount(labels)
+    )
+
+
+def test_the_test_share_is_taken_from_every_class():
+    counts = _counts(_load(test_share=0.5), "test")
+    totals = np.bincount(load_digits(return_X_y=True)[1])
+    assert np.all(np.abs(counts - totals / 2) <= 1)
+
+
+def test_clients_have_skewed_mixtures():
+    def largest_share(concentration: float) -> float:
+        clients = _load(concentration=concentration).train
+        mixtures = [np.bincount(clients.read(k)["y"], minlength=10) for k in clients.client_ids]
+        return float(np.mean([m.max() / m.sum() for m in mixtures]))
+
+    assert largest_share(0.05) > largest_share(0.5) > largest_share(50.0)
+
+
+def test_the_seed_decides_the_split_and_the_clients():
+    def fingerprint(seed: int) -> tuple[list[bytes], list[int]]:
+        task = _load(seed)
+        return _images(task.test), [len(task.train.read(k)["y"]) for k in task.train.client_ids]
+
+    assert fingerprint(3) == fingerprint(3)
+    assert fingerprint(3)[0] != fingerprint(4)[0]
+    assert fingerprint(3)[1] != fingerprint(4)[1]
+
+
+def test_numbers_of_clients():
+    task = _load(num_clients=7, num_test_clients=3)
+    assert (len(task.train.client_ids), len(task.test.client_ids)) == (7, 3)
+
+
+def test_parse_keep():
+    assert parse_keep("8:0.15,9:0.3") == {8: 0.15, 9: 0.3}
+    assert parse_keep("") == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["8", "8:", "8:a", "a:0.5", "8=0.5", "10:0.5", "-1:0.5", "8:0", "8:1.5", "8:nan"]
+)
+def test_a_malformed_keep_is_refused(text):
+    with pytest.raises(UserError, match=rf"^--digits_keep: expected CLASS:SHARE .*found '{text}'"):
+        parse_keep(text)
+
+
+def test_a_class_given_twice_is_refused():
+    with pytest.raises(UserError, match=r"each once.*found '8:0.2' in '8:0.1,8:0.2'"):
+        parse_keep("8:0.1,8:0.2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_clients": 0}, "--digits_num_clients: expected 1 to 1065, the images for them, "),
+        ({"num_clients": 2000}, "--digits_num_clients: expected 1 to 1065, the images for them, "),
+        ({"num_test_clients": -1}, "--digits_num_test_clients: expected 1 to 540, "),
+        ({"test_share": 0.0}, "--digits_test_share: expected 0.05 to 0.9, found 0.0"),
+        ({"test_share": 1.0}, "--digits_test_share: expected 0.05 to 0.9, found 1.0"),
+        ({"test_share": float("nan")}, "--digits_test_share: expected 0.05 to 0.9, found nan"),
+        ({"concentration": 0.0}, "--digits_concentration: expected a positive number, found 0.0"),
+        ({"concentration": float("inf")}, "--digits_concentration: expected a positive number"),
+        ({"concentration": float("nan")}, "--digits_concentration: expected a positive number"),
+        ({"keep": "8:2"}, "--digits_keep: expected CLASS:SHARE"),
+        # So many are thinned that 50 clients are too many.
+        (
+            {"keep": ",".join(f"{c}:0.01" for c in range(10))},
+            "--digits_num_clients: expected 1 to 10, the images for them, found 50",
+        ),
+    ],
+)
+def test_an_option_out_of_range_is_refused(options, message):
+    with pytest.raises(UserError) as error:
+        _load(**options)
+    assert str(error.value).startswith(message)

@@ -1,0 +1,57 @@
+"""Every task in the registry, and how one is loaded by name."""
+
+import dataclasses
+
+import pytest
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.run_spec import resolve
+from tff_agnostic.tasks.registry import TASKS, load_task
+from tff_agnostic.tasks.task import TaskContext
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_options_have_a_help_text_and_a_default(name):
+    assert TASKS[name].summary
+    for field in dataclasses.fields(TASKS[name].options):
+        assert field.metadata["help"]
+        assert field.default is not dataclasses.MISSING
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_defaults_are_settings_of_a_run_and_in_range(name):
+    spec = TASKS[name]
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    assert set(spec.defaults) <= known
+    for algorithm, defaults in spec.algorithm_defaults.items():
+        assert set(defaults) <= known
+        resolve(name, {"algorithm": algorithm}, {})
+    resolve(name, {}, {})
+
+
+@pytest.mark.parametrize("name", ["digits", "toy_regression"])
+def test_tasks_without_files_load_with_their_defaults(name):
+    task = load_task(name, {}, TaskContext(seed=0))
+    assert len(set(task.domain_names)) == task.num_domains
+    cohort_size = {**dataclasses.asdict(RunConfig()), **TASKS[name].defaults}["clients_per_round"]
+    assert cohort_size <= len(task.train.client_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "data_dir", "message"),
+    [
+        ("digit", {}, None, "unknown task 'digit': did you mean digits? valid names: digits, "),
+        ("digits", {"client": 1}, None, "unknown option of digits 'client': did you mean "),
+        ("adult", {}, None, "--task=adult reads files: give their folder with --data_dir"),
+        ("client_files", {}, None, "--task=client_files reads files: give their folder with"),
+        ("digits", {}, "here", "--data_dir has no effect with --task=digits, which reads no files"),
+        ("adult", {}, "missing", "--data_dir: expected a folder, found none at "),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, name, options, data_dir, message):
+    (tmp_path / "here").mkdir()
+    context = TaskContext(seed=0, data_dir=None if data_dir is None else tmp_path / data_dir)
+    with pytest.raises(UserError) as error:
+        load_task(name, options, context)
+    assert str(error.value).startswith(message)
