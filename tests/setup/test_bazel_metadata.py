@@ -38,7 +38,7 @@ def declared(folder):
     """The folders that a folder's library depends on, as labels."""
     (arguments,) = (
         arguments
-        for name, arguments in evaluate(folder / "BUILD.bazel")
+        for name, arguments in evaluate(folder / "BUILD")
         if name == "python_package"
     )
     assert arguments["name"] == folder.name
@@ -83,13 +83,13 @@ def test_a_folder_declares_exactly_what_it_imports(folder):
     # Importing a module runs the package's own __init__.py, at the least.
     always = set() if folder == PACKAGE else {label(PACKAGE)}
     needed = imported(folder) | always
-    assert declared(folder) == needed, f"{folder.name}/BUILD.bazel: deps = {sorted(needed)}"
+    assert declared(folder) == needed, f"{folder.name}/BUILD: deps = {sorted(needed)}"
 
 
 def test_the_library_is_made_of_every_folder():
     (library,) = (
         arguments
-        for name, arguments in evaluate(PACKAGE / "BUILD.bazel")
+        for name, arguments in evaluate(PACKAGE / "BUILD")
         if name == "py_library" and arguments["name"] == "library"
     )
     expected = {label(folder) for folder in code_folders() if folder != PACKAGE}
@@ -99,7 +99,7 @@ def test_the_library_is_made_of_every_folder():
 def test_the_quick_tests_are_there():
     (suite,) = (
         arguments["tests"]
-        for name, arguments in evaluate(ROOT / "tests/BUILD.bazel")
+        for name, arguments in evaluate(ROOT / "tests/BUILD")
         if name == "test_suite" and arguments["name"] == "quick"
     )
     assert len(suite) >= 3
