@@ -1,6 +1,7 @@
 """A comparison as tables laid out like the paper's, and as figures."""
 
 import math
+from typing import Optional
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -105,7 +106,11 @@ def _cell(trials: Trials, domain: str, measure: str) -> str:
     return f"{mean * scale:.{digits}f}{spread}"
 
 
-def _best_algorithm(comparison: Comparison, domain: str, measure: str) -> str:
+def _best_algorithm(comparison: Comparison, domain: str, measure: str) -> Optional[str]:
     means = {a: trials.mean(domain, measure) for a, trials in comparison.trials.items()}
+    # A domain without test examples has no mean, and no best algorithm.
+    known = [algorithm for algorithm, mean in means.items() if not math.isnan(mean)]
+    if not known:
+        return None
     higher = comparison.higher_is_better[measure] and domain != DIFFERENCE
-    return (max if higher else min)(means, key=lambda algorithm: means[algorithm])
+    return (max if higher else min)(known, key=lambda algorithm: means[algorithm])
