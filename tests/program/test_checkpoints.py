@@ -1,0 +1,215 @@
+"""Checkpoints: exact, atomic, and the newest good one is found among damaged ones."""
+
+import errno
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.program import checkpoints as checkpoints_module
+from tff_agnostic.program.checkpoints import (
+    CheckpointFolder,
+    newest_checkpoint,
+    read_checkpoint,
+)
+
+
+def _state(value: float = 1.0, features: int = 3) -> Any:
+    """A structure like a server state: nested, several dtypes, empty parts, scalars."""
+    return OrderedDict(
+        weights=ModelWeights([np.full([features, 2], value, np.float32), np.float32(0.1)], []),
+        optimizer=OrderedDict(learning_rate=np.float32(0.5), moment=[np.zeros([0], np.float64)]),
+        domains=(),
+        round_num=np.int32(value),
+    )
+
+
+def _assert_same(actual: Any, expected: Any) -> None:
+    tf.nest.assert_same_structure(actual, expected)
+    for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+        assert np.asarray(a).dtype == np.asarray(e).dtype
+        assert np.asarray(a).tobytes() == np.asarray(e).tobytes()
+
+
+def _save(folder: Path, *rounds: int, keep: int = 10) -> CheckpointFolder:
+    checkpoints = CheckpointFolder(folder, keep)
+    for t in rounds:
+        checkpoints.save(t, _state(t))
+    return checkpoints
+
+
+def _path(folder: Path, round_num: int) -> Path:
+    return folder / f"round_{round_num:08d}.npz"
+
+
+def _damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    damaged = {
+        "truncated": content[:middle],
+        "bit flipped": flipped,
+        "empty": b"",
+        "garbage": b"garbage" * (len(content) // 7),
+        "zeros": bytes(len(content)),
+    }
+    path.write_bytes(damaged[how])
+
+
+_DAMAGES = ["truncated", "bit flipped", "empty", "garbage", "zeros"]
+
+
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    seen: list[str] = []
+    monkeypatch.setattr(
+        checkpoints_module.logging, "warning", lambda text, *args: seen.append(text % args)
+    )
+    return seen
+
+
+def test_a_state_comes_back_bit_for_bit(tmp_path):
+    state = _state()
+    state["weights"].trainable[0][0] = [np.nan, np.float32(1e-45)]
+    CheckpointFolder(tmp_path, keep=1).save(7, state)
+    checkpoint = newest_checkpoint(tmp_path)
+    assert checkpoint.round_num == 7
+    _assert_same(checkpoint.restore(_state(), "here"), state)
+
+
+def test_the_newest_k_are_kept(tmp_path):
+    _save(tmp_path, 2, 4, 10, 100, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "round_00000010.npz",
+        "round_00000100.npz",
+    ]
+    assert newest_checkpoint(tmp_path).round_num == 100
+
+
+def test_there_may_be_none_yet(tmp_path):
+    assert CheckpointFolder(tmp_path / "missing", keep=1).load_latest() is None
+    with pytest.raises(UserError, match="expected checkpoints, found none"):
+        newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("how", _DAMAGES)
+def test_the_newest_good_one_is_used_and_it_is_said(tmp_path, warnings, how):
+    checkpoints = _save(tmp_path, 2, 4, 6)
+    _damage(_path(tmp_path, 6), how)
+    _damage(_path(tmp_path, 4), how)
+    checkpoint = checkpoints.load_latest()
+    assert checkpoint is not None
+    _assert_same(checkpoint.restore(_state(), "here"), _state(2))
+    assert len(warnings) == 2
+    for text, round_num in zip(warnings, (6, 4)):
+        assert text.startswith(f"{_path(tmp_path, round_num)}: expected a checkpoint, found a dam")
+        assert text.endswith("; trying the one before it")
+        assert "\n" not in text
+
+
+@pytest.mark.parametrize("how", _DAMAGES)
+def test_that_all_are_damaged_is_one_line(tmp_path, how):
+    checkpoints = _save(tmp_path, 2, 4)
+    for t in (2, 4):
+        _damage(_path(tmp_path, t), how)
+    with pytest.raises(UserError) as error:
+        checkpoints.load_latest()
+    message = str(error.value)
+    assert message.startswith("every checkpoint is damaged; the oldest is ")
+    assert str(_path(tmp_path, 2)) in message
+    assert "\n" not in message
+
+
+def test_no_changed_byte_goes_unnoticed(tmp_path):
+    _save(tmp_path, 1)
+    path = _path(tmp_path, 1)
+    content = path.read_bytes()
+    for position in range(0, len(content), 3):
+        changed = bytearray(content)
+        changed[position] ^= 1 << (position % 8)
+        path.write_bytes(changed)
+        try:
+            checkpoint = read_checkpoint(path)
+        except UserError:
+            continue
+        _assert_same(checkpoint.restore(_state(), "here"), _state(1))
+
+
+def test_half_written_files_are_ignored(tmp_path):
+    checkpoints = _save(tmp_path, 2)
+    (tmp_path / ".round_00000004.npz.77.tmp").write_bytes(b"half")
+    (tmp_path / "round_00000006.npz.tmp").write_bytes(b"half")
+    latest = checkpoints.load_latest()
+    assert latest is not None and latest.round_num == 2
+
+
+def test_damaged_ones_that_were_passed_over_make_way(tmp_path, warnings):
+    _save(tmp_path, 2, 9)
+    _damage(_path(tmp_path, 9), "garbage")
+    checkpoints = CheckpointFolder(tmp_path, keep=1)
+    latest = checkpoints.load_latest()
+    assert latest is not None and latest.round_num == 2
+    assert len(warnings) == 1
+    checkpoints.save(4, _state(4))
+    # Were it kept as "the newest", the good one would be removed in its favour.
+    assert [p.name for p in tmp_path.iterdir()] == ["round_00000004.npz"]
+
+
+@pytest.mark.parametrize("other", [_state(features=4), {"w": np.zeros([2])}, [_state(), _state()]])
+def test_a_state_of_another_model_or_algorithm_is_one_line(tmp_path, other):
+    _save(tmp_path, 1)
+    with pytest.raises(UserError) as error:
+        newest_checkpoint(tmp_path).restore(other, "my run")
+    message = str(error.value)
+    assert message.startswith("my run: expected the state of this model and algorithm (")
+    assert message.endswith("), found float32[], float64[0], int32[], float32[3, 2], float32[]")
+    assert "\n" not in message
+
+
+def test_the_weights_alone_can_be_restored(tmp_path):
+    weights = {"weights": ModelWeights([np.full([3, 2], 5, np.float32)], [np.float32(1)])}
+    CheckpointFolder(tmp_path, 1).save(1, (*weights.values(), {"more": np.zeros([4])}))
+    checkpoint = newest_checkpoint(tmp_path)
+    template = ModelWeights([np.zeros([3, 2], np.float32)], [np.float32(0)])
+    _assert_same(checkpoint.restore_weights(template, "here"), weights["weights"])
+    other = ModelWeights([np.zeros([9, 2], np.float32)], [np.float32(0)])
+    with pytest.raises(UserError) as error:
+        checkpoint.restore_weights(other, "my run")
+    assert str(error.value) == (
+        "my run: expected the weights of this model (float32[9, 2], float32[]), found "
+        "float32[3, 2], float32[]"
+    )
+
+
+def test_arrays_that_are_no_checkpoint(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros([3]))
+    with pytest.raises(UserError, match=r"a.npz: expected a checkpoint, found other arrays"):
+        read_checkpoint(tmp_path / "a.npz")
+    header = np.array('{"format": 99, "round": 1, "leaves": 0}')
+    np.savez(tmp_path / "b.npz", header=header)
+    with pytest.raises(UserError, match=r"b.npz: expected checkpoint format 1, found 99"):
+        read_checkpoint(tmp_path / "b.npz")
+    with pytest.raises(UserError, match=r"c.npz: expected a checkpoint, cannot read it: No such"):
+        read_checkpoint(tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_earlier_ones(tmp_path, monkeypatch, call):
+    checkpoints = _save(tmp_path, 2, 4)
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(UserError) as error:
+            checkpoints.save(6, _state(6))
+    assert str(error.value) == f"{_path(tmp_path, 6)}: cannot write: No space left on device"
+    assert sorted(tmp_path.iterdir()) == [_path(tmp_path, 2), _path(tmp_path, 4)]
+    _assert_same(newest_checkpoint(tmp_path).restore(_state(), "here"), _state(4))

@@ -1,0 +1,146 @@
+"""What is computed from several runs, by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.program.harness import result_json
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.comparison import Comparison, check_folder, collect
+from tff_agnostic.program.history import History
+from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_spec import RunSpec, resolve
+
+_NAMES = ("phone", "tablet")
+_MEASURES = {"loss": False, "accuracy": True}
+
+
+def _run(path: Path, losses: list[Any], accuracies: list[Any], overall: float = 0.5) -> RunFolder:
+    folder = RunFolder(path)
+    path.mkdir(parents=True)
+    domains = {
+        name: {"loss": loss, "accuracy": accuracy, "num_examples": 1}
+        for name, loss, accuracy in zip(_NAMES, losses, accuracies)
+    }
+    result = result_json(domains, {"loss": overall, "accuracy": overall})
+    folder.result.write_text(json.dumps(result))
+    History(folder.metrics).append(1, {"test/worst loss": 1.0, "test/worst accuracy": 0.5})
+    return folder
+
+
+@pytest.fixture
+def comparison(tmp_path) -> Comparison:
+    folders = [
+        _run(tmp_path / "0", [1.0, 2.0], [0.9, 0.5], overall=0.2),
+        _run(tmp_path / "1", [3.0, 2.5], [0.7, 0.8], overall=0.4),
+        _run(tmp_path / "2", [2.0, 3.0], [0.8, 0.2], overall=0.9),
+    ]
+    trials = collect(folders, _NAMES, _MEASURES)
+    single = collect(folders[:1], _NAMES, _MEASURES)
+    return Comparison(_NAMES, _MEASURES, {"agnostic_fed_avg": trials, "fed_avg": single})
+
+
+def test_means_and_sample_standard_deviations(comparison):
+    trials = comparison.trials["agnostic_fed_avg"]
+    assert trials.mean("phone", "loss") == 2.0
+    assert trials.std("phone", "loss") == 1.0
+    assert trials.mean("(overall)", "accuracy") == pytest.approx(0.5)
+    assert trials.std("(overall)", "accuracy") == pytest.approx(np.sqrt((0.09 + 0.01 + 0.16) / 2))
+
+
+def test_the_worst_domain_is_that_of_each_trial(comparison):
+    values = comparison.trials["agnostic_fed_avg"].values
+    assert values["(worst)"]["loss"].tolist() == [2.0, 3.0, 3.0]
+    assert values["(worst)"]["accuracy"].tolist() == [0.5, 0.7, 0.2]
+
+
+def test_the_difference_is_that_of_each_trial(comparison):
+    values = comparison.trials["agnostic_fed_avg"].values
+    np.testing.assert_allclose(values["(difference)"]["loss"], [1.0, 0.5, 1.0])
+    np.testing.assert_allclose(values["(difference)"]["accuracy"], [0.4, 0.1, 0.6])
+
+
+def test_json_has_the_layout_of_the_design(comparison):
+    found = json.loads(json.dumps(comparison.to_json(), allow_nan=False))
+    assert list(found) == ["agnostic_fed_avg", "fed_avg"]
+    assert set(found["fed_avg"]) == {*_NAMES, "(worst)", "(overall)", "(difference)"}
+    assert found["agnostic_fed_avg"]["phone"]["loss"] == {
+        "mean": 2.0,
+        "std": 1.0,
+        "trials": [1.0, 3.0, 2.0],
+    }
+    # One trial has no standard deviation.
+    assert found["fed_avg"]["tablet"]["accuracy"] == {"mean": 0.5, "std": None, "trials": [0.5]}
+
+
+def test_a_domain_without_test_examples_is_null_and_not_the_worst(tmp_path):
+    trials = collect([_run(tmp_path / "0", [1.0, None], [0.9, None])], _NAMES, _MEASURES)
+    comparison = Comparison(_NAMES, _MEASURES, {"fed_avg": trials})
+    found = comparison.to_json()["fed_avg"]
+    assert found["tablet"]["loss"] == {"mean": None, "std": None, "trials": [None]}
+    assert found["(worst)"]["loss"]["mean"] == 1.0
+    assert found["(difference)"]["accuracy"]["mean"] == 0.0
+
+
+def _specs(**given: Any) -> dict[str, list[RunSpec]]:
+    return {
+        name: [resolve("digits", {"algorithm": name, "seed": k, **given}, {}) for k in range(2)]
+        for name in ("fed_avg", "agnostic_fed_avg")
+    }
+
+
+def _claim(path: Path, spec: RunSpec) -> None:
+    folder = RunFolder(path)
+    with folder.locked():
+        folder.write_config(spec)
+
+
+def _error(folder: Path, resume: bool, **given: Any) -> str:
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError) as error:
+        check_folder(_specs(**given), folder, resume)
+    assert sorted(folder.rglob("*")) == before
+    return str(error.value)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_new_folder_is_free(tmp_path, resume):
+    check_folder(_specs(), tmp_path, resume)
+    check_folder(_specs(), tmp_path / "new", resume)
+
+
+def test_a_comparison_is_resumed_only_on_request(tmp_path):
+    _claim(tmp_path / "fed_avg" / "trial_00", _specs()["fed_avg"][0])
+    for name in ("compare.json", "compare.md"):
+        (tmp_path / name).write_text("")
+    check_folder(_specs(), tmp_path, resume=True)
+    assert _error(tmp_path, resume=False) == (
+        f"--output_dir: {tmp_path} holds a comparison already: add --resume to go on with it, or "
+        "choose another folder"
+    )
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_folder_of_a_single_run_is_left_alone(tmp_path, resume):
+    _claim(tmp_path, _specs()["fed_avg"][0])
+    assert _error(tmp_path, resume) == (
+        "--output_dir: expected a new or empty folder or that of a comparison, found config.json "
+        f"in {tmp_path}"
+    )
+
+
+def test_a_file_is_left_alone(tmp_path):
+    (tmp_path / "notes").write_text("")
+    message = _error(tmp_path / "notes", resume=True)
+    assert message.startswith("--output_dir: expected a new or empty folder or that of a compar")
+
+
+def test_other_trials_are_noticed_before_the_first_one_runs(tmp_path):
+    # The last of all trials.
+    _claim(tmp_path / "agnostic_fed_avg" / "trial_01", _specs(window=3)["agnostic_fed_avg"][1])
+    message = _error(tmp_path, resume=True, window=4)
+    assert message.endswith("holds another run: --window is 3 there and 4 here")
+    assert "agnostic_fed_avg/trial_01" in message

@@ -1,0 +1,120 @@
+"""Tables laid out like the paper's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.program.harness import AWKWARD_NAMES, is_png
+from tff_agnostic.program.comparison import SUMMARIES, Comparison, Trials
+from tff_agnostic.program.comparison_report import figure, markdown, table
+from tff_agnostic.program.plots import save
+
+
+def _trials(by_domain: Mapping[str, Sequence[float]], worst: Sequence[float]) -> Trials:
+    values: dict[str, Any] = {
+        name: {"loss": 2 * np.array(v), "accuracy": np.array(v)} for name, v in by_domain.items()
+    }
+    for summary in SUMMARIES:
+        values[summary] = {"loss": 2 * np.array(worst), "accuracy": np.array(worst)}
+    history = {
+        "round": np.arange(1.0, 4.0),
+        "test/worst loss": np.array([np.nan, 2.0, 1.0]),
+        "test/worst accuracy": np.array([np.nan, 0.2, 0.4]),
+    }
+    return Trials(values, [history] * len(worst))
+
+
+def _comparison(names: Sequence[str] = ("phone", "tablet")) -> Comparison:
+    return Comparison(
+        tuple(names),
+        {"loss": False, "accuracy": True},
+        {
+            "fed_avg": _trials({n: [0.8, 0.9] for n in names}, [0.3, 0.5]),
+            "agnostic_fed_avg": _trials({n: [0.6, 0.6] for n in names}, [0.4, 0.8]),
+        },
+    )
+
+
+def _cells(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if not set(line) <= set("|-: ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_row_per_algorithm_and_a_column_per_domain():
+    assert _cells(table(_comparison(), "accuracy", "github")) == [
+        ["algorithm", "phone", "tablet", "worst", "overall", "difference"],
+        ["FedAvg (uniform)", *["**85.0 (7.1)**"] * 2, *["40.0 (14.1)"] * 2, "**40.0 (14.1)**"],
+        ["AgnosticFedAvg", *["60.0 (0.0)"] * 2, *["**60.0 (28.3)**"] * 2, "60.0 (28.3)"],
+    ]
+
+
+def test_of_losses_the_lowest_is_best_and_they_are_no_percentages():
+    cells = _cells(table(_comparison(), "loss", "github"))
+    assert cells[1][1:4] == ["1.700 (0.141)", "1.700 (0.141)", "**0.800 (0.283)**"]
+    assert cells[2][1:4] == ["**1.200 (0.000)**", "**1.200 (0.000)**", "1.200 (0.566)"]
+
+
+def test_with_many_domains_algorithms_are_the_columns():
+    names = [f"domain {i}" for i in range(8)]
+    cells = _cells(table(_comparison(names), "loss", "github"))
+    assert cells[0] == ["domain", "FedAvg (uniform)", "AgnosticFedAvg"]
+    assert [row[0] for row in cells[1:]] == [*names, "worst", "overall", "difference"]
+
+
+def test_nothing_is_bold_in_the_terminal():
+    text = table(_comparison(), "loss", "simple")
+    assert "*" not in text
+    assert "AgnosticFedAvg" in text
+
+
+def test_a_single_trial_has_no_standard_deviation():
+    one = Comparison(("a",), {"loss": False}, {"fed_avg": _trials({"a": [0.25]}, [0.5])})
+    assert _cells(table(one, "loss", "github"))[1][1] == "**0.500**"
+
+
+def test_a_domain_without_test_examples_has_no_best_algorithm():
+    comparison = Comparison(
+        ("a", "b"),
+        {"loss": False},
+        {
+            name: _trials({"a": [np.nan] * 2, "b": [value] * 2}, [value] * 2)
+            for name, value in (("fed_avg", 1.0), ("agnostic_fed_avg", 0.5))
+        },
+    )
+    cells = _cells(table(comparison, "loss", "github"))
+    assert [row[1] for row in cells[1:]] == ["nan", "nan"]
+    assert [row[2].startswith("**") for row in cells[1:]] == [False, True]
+
+
+def test_awkward_names_do_not_break_the_table():
+    lines = table(_comparison(AWKWARD_NAMES), "loss", "github").splitlines()
+    assert len(lines) == 2 + len(AWKWARD_NAMES) + len(SUMMARIES)
+    assert {line.replace(r"\|", "").count("|") for line in lines} == {4}
+
+
+def test_the_markdown_page():
+    page = markdown(_comparison(), "Comparison on digits", "./run compare --task=digits")
+    lines = page.splitlines()
+    assert lines[0] == "# Comparison on digits"
+    assert "`./run compare --task=digits`" in lines
+    assert "Mean and standard deviation of 2 trials." in lines
+    assert "## Loss (lower is better)" in lines
+    assert "## Accuracy, percent (higher is better)" in lines
+    assert page.count("| AgnosticFedAvg") == 2
+    assert page.endswith("|\n")
+
+
+@pytest.mark.parametrize("names", [("phone", "tablet"), AWKWARD_NAMES])
+def test_the_figure_has_a_curve_and_bars_for_each_algorithm(tmp_path, names):
+    result = figure(_comparison(names), "loss")
+    curves, bars = result.axes
+    assert [line.get_label() for line in curves.lines] == ["FedAvg (uniform)", "AgnosticFedAvg"]
+    np.testing.assert_array_equal(curves.lines[0].get_xdata(), [2.0, 3.0])
+    assert [len(container) for container in bars.containers if hasattr(container, "patches")] == [
+        len(names),
+        len(names),
+    ]
+    save(result, tmp_path / "compare_loss.png")
+    assert is_png((tmp_path / "compare_loss.png").read_bytes())

@@ -1,0 +1,132 @@
+"""From the sums of an evaluation to numbers, by hand."""
+
+import json
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tff_agnostic.computations.client_update import DomainSums, MetricSums
+from tff_agnostic.computations.evaluation import (
+    ClientDistribution,
+    EvaluationOutput,
+    measure_grids,
+)
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
+
+_NAMES = ("phone", "tablet", "watch")
+_MODEL = logistic_regression(2, 3)
+
+
+def _over_clients(measure: str, values: list[list[float]]) -> ClientDistribution:
+    """The sums of clients that have `values` in each row."""
+    grid = measure_grids(_MODEL)[measure]
+    histogram = np.zeros([len(values), grid.num_bins], np.int64)
+    for row, of_clients in enumerate(values):
+        for value in of_clients:
+            histogram[row, int(grid.bin_of(np.float32(value)))] += 1
+    return ClientDistribution(
+        num_clients=np.array([len(v) for v in values]),
+        total=np.array([sum(v) for v in values], np.float32),
+        histogram=histogram,
+    )
+
+
+def _report() -> EvaluationReport:
+    """Two clients; nobody has a watch."""
+    counts = np.array([4, 6, 0])
+    correct = np.array([3.0, 1.5, 0.0], np.float32)
+    summed = EvaluationOutput(
+        sums=DomainSums(
+            losses=np.array([2.0, 9.0, 0.0], np.float32),
+            counts=counts,
+            metric_sums=OrderedDict(
+                accuracy=MetricSums(correct, counts.astype(np.float32)),
+            ),
+        ),
+        over_clients=OrderedDict(
+            loss=_over_clients("loss", [[0.25, 0.75], [1.5], [], [0.25, 2.0]]),
+            accuracy=_over_clients("accuracy", [[0.5, 1.0], [0.25], [], [0.25, 1.0]]),
+        ),
+        clients=OrderedDict(evaluated=2, empty=1, non_finite=0),
+    )
+    return evaluation_report(_MODEL, _NAMES, summed)
+
+
+@pytest.fixture(scope="module")
+def report() -> EvaluationReport:
+    return _report()
+
+
+def test_values_of_each_domain_and_of_all_examples(report):
+    values = {
+        name: {m: v.value for m, v in r.measures.items()} for name, r in report.domains.items()
+    }
+    assert values["phone"] == {"loss": 0.5, "accuracy": 0.75}
+    assert values["tablet"] == {"loss": 1.5, "accuracy": 0.25}
+    assert all(map(math.isnan, values["watch"].values()))
+    assert report.overall.measures["loss"].value == pytest.approx(11 / 10)
+    assert report.overall.measures["accuracy"].value == pytest.approx(4.5 / 10)
+    assert [r.num_examples for r in report.domains.values()] == [4, 6, 0]
+    assert report.overall.num_examples == 10
+
+
+def test_the_distribution_over_clients(report):
+    accuracy = report.domains["phone"].measures["accuracy"]
+    assert accuracy.num_clients == 2
+    assert accuracy.mean == pytest.approx(0.75)
+    assert (accuracy.p10, accuracy.p50, accuracy.p90) == pytest.approx((0.5, 0.5, 1.0))
+    loss = report.overall.measures["loss"]
+    assert loss.mean == pytest.approx(1.125)
+    assert (loss.p10, loss.p90) == pytest.approx((0.25, 2.0), rel=0.03)
+
+
+def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
+    watch = report.domains["watch"].measures["loss"]
+    assert watch.num_clients == 0
+    assert all(map(math.isnan, (watch.value, watch.mean, watch.p10, watch.p50, watch.p90)))
+    assert report.worst_domain("loss") == report.worst_domain("accuracy") == "tablet"
+    assert report.worst("loss") == 1.5
+    assert report.worst("accuracy") == 0.25
+
+
+def test_json_has_null_for_what_is_undefined(report):
+    found: Any = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert list(found) == ["domains", "overall", "worst_domain", "worst", "clients"]
+    assert list(found["domains"]) == list(_NAMES)
+    phone = found["domains"]["phone"]
+    assert {k: v for k, v in phone.items() if k != "over_clients"} == {
+        "num_examples": 4,
+        "loss": 0.5,
+        "accuracy": 0.75,
+    }
+    assert list(phone["over_clients"]["loss"]) == ["num_clients", "mean", "p10", "p50", "p90"]
+    watch = found["domains"]["watch"]
+    assert (watch["num_examples"], watch["loss"], watch["accuracy"]) == (0, None, None)
+    assert watch["over_clients"]["loss"] == {
+        "num_clients": 0,
+        "mean": None,
+        "p10": None,
+        "p50": None,
+        "p90": None,
+    }
+    assert found["worst_domain"] == "tablet"
+    assert found["worst"] == {
+        "loss": {"domain": "tablet", "value": 1.5},
+        "accuracy": {"domain": "tablet", "value": 0.25},
+    }
+    assert found["clients"] == {"evaluated": 2, "empty": 1, "non_finite": 0}
+
+
+def test_the_table_has_a_row_per_domain(report):
+    lines = report.table({"phone": 0.1, "tablet": 0.7, "watch": 0.2}).splitlines()
+    assert len(lines) == 2 + 3 + 1
+    assert "lambda" in lines[0]
+    assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
+    assert lines[3].split()[:3] == ["tablet", "(worst)", "6"]
+    assert lines[3].split()[-1] == "0.700"
+    assert lines[-1].split()[:2] == ["all", "10"]
+    assert "lambda" not in report.table()

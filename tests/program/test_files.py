@@ -1,0 +1,105 @@
+"""Files that are whole or not there."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.files import (
+    atomic_file,
+    is_temporary,
+    make_folder,
+    read_json,
+    write_json,
+    write_text,
+)
+
+
+def _fail_with(code: int):
+    def fail(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_a_file_takes_the_place_of_the_one_before(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    write_text(path, "new, with ümlaut")
+    assert path.read_text(encoding="utf-8") == "new, with ümlaut"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_content_is_there_until_the_new_is_complete(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with atomic_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+        (other,) = set(tmp_path.iterdir()) - {path}
+        assert is_temporary(other)
+    assert path.read_text() == "new"
+
+
+def test_an_exception_leaves_the_old_content_and_nothing_else(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(KeyError), atomic_file(path) as file:
+        file.write(b"half")
+        raise KeyError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch, call):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    monkeypatch.setattr(os, call, _fail_with(errno.ENOSPC))
+    with pytest.raises(UserError) as error:
+        write_text(path, "new")
+    assert str(error.value) == f"{path}: cannot write: No space left on device"
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_or_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder, reason in (("missing", "No such file"), ("file", "Not a directory")):
+        with pytest.raises(UserError, match=f"cannot write: {reason}"):
+            write_text(tmp_path / folder / "a.txt", "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_folders_are_made_with_their_parents(tmp_path):
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file: cannot write: File exists$"):
+        make_folder(tmp_path / "file")
+
+
+def test_json_comes_back(tmp_path):
+    value = {"a": [1, 0.1, None], "ü": {"b": "\n"}}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff"])
+def test_json_that_cannot_be_read(tmp_path, content):
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_json(path)
+    assert str(error.value).startswith(f"{path}: expected a JSON file, cannot read it (")
+
+
+def test_only_files_of_our_making_are_temporary():
+    assert is_temporary(Path("x/.metrics.csv.123.tmp"))
+    for name in ("metrics.csv", ".hidden", "a.tmp", ".a.tmp", "a.1.tmp"):
+        assert not is_temporary(Path(name))

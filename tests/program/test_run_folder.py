@@ -1,0 +1,207 @@
+"""Whose an output folder is, and that nothing is written before that is known."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.run_folder import RunFolder, default_folder, is_new_or_empty
+from tff_agnostic.program.run_spec import RunSpec, resolve
+
+_NOBODY = 65534
+
+
+def _spec(**given: Any) -> RunSpec:
+    return resolve("digits", given, {})
+
+
+def _claimed(path: Path, **given: Any) -> RunFolder:
+    folder = RunFolder(path)
+    with folder.locked():
+        folder.write_config(_spec(**given))
+    return folder
+
+
+def _error(folder: RunFolder, resume: bool = True, **given: Any) -> str:
+    before = sorted(folder.path.rglob("*")) if folder.path.is_dir() else None
+    with pytest.raises(UserError) as error:
+        folder.check(_spec(**given), resume)
+    assert before == (sorted(folder.path.rglob("*")) if folder.path.is_dir() else None)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_new_or_empty_folder_is_free(tmp_path, resume):
+    RunFolder(tmp_path).check(_spec(), resume)
+    RunFolder(tmp_path / "new").check(_spec(), resume)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_resumed_only_on_request(tmp_path):
+    folder = _claimed(tmp_path)
+    folder.check(_spec(), resume=True)
+    assert _error(folder, resume=False) == (
+        f"--output_dir: {tmp_path} holds this run already: add --resume to go on with it, or "
+        "choose another folder"
+    )
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_another_run_is_left_alone(tmp_path, resume):
+    folder = _claimed(tmp_path, window=3)
+    assert _error(folder, resume, window=4) == (
+        f"--output_dir: {tmp_path} holds another run: --window is 3 there and 4 here"
+    )
+
+
+def test_a_run_may_get_more_rounds_but_not_fewer(tmp_path):
+    folder = _claimed(tmp_path, rounds=5)
+    folder.check(_spec(rounds=6), resume=True)
+    assert _error(folder, rounds=4) == (
+        f"--rounds: the run in {tmp_path} has 5 rounds, and a resumed run cannot have fewer, "
+        "found 4"
+    )
+
+
+def test_a_folder_with_other_files_and_a_file_are_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    for path in (tmp_path, tmp_path / "thesis.tex"):
+        assert _error(RunFolder(path)) == (
+            "--output_dir: expected a new or empty folder or that of a run, found "
+            f"{path} with other content"
+        )
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"rounds": "many"}', "3"])
+def test_a_config_that_is_none(tmp_path, content):
+    folder = _claimed(tmp_path)
+    folder.config.write_text(content)
+    assert _error(folder).startswith(f"{folder.config}: expected ")
+    with pytest.raises(UserError, match=r"config.json: expected "):
+        folder.spec()
+
+
+def test_the_run_of_a_folder_is_read(tmp_path):
+    folder = _claimed(tmp_path, window=3, initial_domain_weights=(0.1,) * 10)
+    assert folder.spec() == _spec(window=3, initial_domain_weights=(0.1,) * 10)
+
+
+def test_a_config_of_another_version(tmp_path):
+    folder = _claimed(tmp_path)
+    config = json.loads(folder.config.read_text())
+    del config["window"]
+    folder.config.write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"expected every flag of a run, 'window' is missing"):
+        folder.spec()
+    assert "--window is None there and" in _error(folder)
+
+
+def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
+    # What atomic_file leaves when its process is killed.
+    (tmp_path / ".config.json.4711.tmp").write_text("{")
+    folder = RunFolder(tmp_path)
+    folder.check(_spec(), resume=True)
+    with folder.locked():
+        folder.write_config(_spec())
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_half_written_files_are_removed_when_the_run_goes_on(tmp_path):
+    folder = _claimed(tmp_path)
+    left = [tmp_path / ".metrics.csv.1.tmp", folder.checkpoints / ".round_00000001.npz.2.tmp"]
+    kept = [tmp_path / ".gitignore", folder.checkpoints / "notes.tmp"]
+    folder.checkpoints.mkdir()
+    for path in left + kept:
+        path.write_text("")
+    with folder.locked():
+        assert not any(path.exists() for path in left)
+        assert all(path.exists() for path in kept)
+
+
+def test_two_processes_do_not_run_in_one_folder(tmp_path):
+    holder = (
+        "import fcntl, os, sys\n"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(UserError) as error, RunFolder(tmp_path).locked():
+            pass
+        process.kill()
+    assert str(error.value) == f"--output_dir: another process is running in {tmp_path}"
+    # The kernel took the dead process's lock away.
+    with RunFolder(tmp_path).locked():
+        pass
+
+
+def test_the_lock_ends_with_the_block(tmp_path):
+    for _ in range(2):
+        with RunFolder(tmp_path).locked():
+            pass
+
+
+def test_a_folder_in_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, reason in (
+        (tmp_path / "file" / "run", "Not a directory"),
+        (Path("/proc/no/run"), "No such file or directory"),
+    ):
+        folder = RunFolder(path)
+        with pytest.raises(UserError) as error:
+            folder.check(_spec(), resume=False)
+            with folder.locked():
+                pass
+        assert str(error.value) == f"{path}: cannot write: {reason}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_of_somebody_else(tmp_path):
+    folder = _claimed(tmp_path / "private" / "run")
+    (tmp_path / "private").chmod(0o700)
+    os.seteuid(_NOBODY)
+    try:
+        with pytest.raises(UserError) as error:
+            folder.check(_spec(), resume=True)
+        with pytest.raises(UserError) as parent_error:
+            default_folder(tmp_path / "private", "digits", resume=False)
+    finally:
+        os.seteuid(0)
+    assert str(error.value) == f"{folder.path}: cannot write: Permission denied"
+    assert str(parent_error.value).endswith("cannot write: Permission denied")
+
+
+def test_new_or_empty(tmp_path):
+    assert is_new_or_empty(tmp_path)
+    assert is_new_or_empty(tmp_path / "missing")
+    (tmp_path / ".a.1.tmp").write_text("")
+    assert is_new_or_empty(tmp_path)
+    (tmp_path / "a").write_text("")
+    assert not is_new_or_empty(tmp_path)
+    assert not is_new_or_empty(tmp_path / "a")
+
+
+def test_default_folders_are_numbered(tmp_path):
+    runs = tmp_path / "runs"
+    assert default_folder(runs, "digits-fed_avg", resume=False) == runs / "digits-fed_avg-001"
+    assert default_folder(runs, "digits-fed_avg", resume=True) == runs / "digits-fed_avg-001"
+    for name in ("digits-fed_avg-001", "digits-fed_avg-009", "digits-fed_avg-x", "other-050"):
+        (runs / name).mkdir(parents=True)
+    assert default_folder(runs, "digits-fed_avg", resume=False).name == "digits-fed_avg-010"
+    assert default_folder(runs, "digits-fed_avg", resume=True).name == "digits-fed_avg-009"
+    (runs / "digits-fed_avg-1000").mkdir()
+    assert default_folder(runs, "digits-fed_avg", resume=False).name == "digits-fed_avg-1001"
+    assert default_folder(runs, "digits", resume=True).name == "digits-001"
