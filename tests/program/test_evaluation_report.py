@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tff_agnostic.computations.client_update import DomainSums, MetricSums
+from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
     EvaluationOutput,

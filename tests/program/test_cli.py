@@ -1,0 +1,106 @@
+"""How binaries start and end."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from absl.testing import flagsaver
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.cli import exit_status, parse_flags, resume_command
+from tff_agnostic.program.interrupts import Interrupted
+
+ROOT = Path(__file__).parents[2]
+
+
+def _raise(error: BaseException):
+    def main(argv: object) -> None:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (UserError("--rounds: expected 1, found 0"), 2, "error: --rounds: expected 1, found 0\n"),
+        (UserError("a name with\na line break"), 2, "error: a name with a line break\n"),
+        (Interrupted("stopped and saved", 15), 143, "stopped and saved\n"),
+        (Interrupted("stopped and saved", 2), 130, "stopped and saved\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(capsys, error, status, text):
+    assert exit_status(_raise(error), ["train"]) == status
+    assert capsys.readouterr() == ("", text)
+
+
+def test_success_is_status_zero(capsys):
+    assert exit_status(lambda argv: print("done"), ["train"]) == 0
+    assert capsys.readouterr() == ("done\n", "")
+
+
+def test_a_bug_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        exit_status(_raise(ZeroDivisionError()), ["train"])
+
+
+def test_positional_arguments_are_refused(capsys):
+    assert exit_status(_raise(AssertionError()), ["train", "digits"]) == 2
+    assert capsys.readouterr().err == "error: expected flags only, found 'digits'\n"
+
+
+@pytest.mark.parametrize("argument", ["--no_such_flag=1", "--flagfile=/no/such/file", "--v=high"])
+def test_a_flag_that_cannot_be_parsed_is_one_line(capsys, argument):
+    with pytest.raises(SystemExit) as error:
+        parse_flags(["train", argument])
+    assert error.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+
+
+def test_parsing_returns_what_is_no_flag():
+    with flagsaver.flagsaver():
+        assert parse_flags(["train", "--verbosity=-1", "digits"]) == ["train", "digits"]
+
+
+def _command(monkeypatch, program: str, *arguments: str) -> list[str]:
+    monkeypatch.setattr(sys, "argv", [program, *arguments])
+    return shlex.split(resume_command("train", Path("runs/my run")))
+
+
+_GO_ON = ["--output_dir=runs/my run", "--resume"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ([], []),
+        (["--rounds=5", "--task", "digits"], ["--rounds=5", "--task", "digits"]),
+        (["--output_dir=x", "--rounds=5"], ["--rounds=5"]),
+        (["--output_dir", "x", "--rounds=5"], ["--rounds=5"]),
+        (["-output_dir", "--resume", "--rounds=5"], ["--rounds=5"]),
+        (["--resume", "--rounds=5"], ["--rounds=5"]),
+        (["--noresume", "--resume=false"], []),
+        (["--target_domain=a b", "--digits_keep="], ["--target_domain=a b", "--digits_keep="]),
+    ],
+)
+def test_the_command_to_go_on_repeats_the_flags(monkeypatch, arguments, kept):
+    monkeypatch.chdir(ROOT)
+    found = _command(monkeypatch, str(ROOT / "binaries" / "train.py"), *arguments)
+    assert found == ["./run", "train", *kept, *_GO_ON]
+
+
+def test_the_command_to_go_on_works_in_the_folder_where_it_was_given(monkeypatch, tmp_path):
+    program = str(ROOT / "binaries" / "train.py")
+    monkeypatch.chdir(tmp_path)
+    assert _command(monkeypatch, program)[:2] == [str(ROOT / "run"), "train"]
+    # As a wheel's console script, and as a module of a wheel.
+    assert _command(monkeypatch, "/usr/bin/tff-agnostic-train")[:1] == ["tff-agnostic-train"]
+    module = str(tmp_path / "tff_agnostic" / "binaries" / "train.py")
+    found = _command(monkeypatch, module)
+    assert found[:3] == [sys.executable, "-m", "tff_agnostic.binaries.train"]
+    assert os.path.isabs(found[0])

@@ -1,0 +1,231 @@
+"""Runs from the first round to the result: what they leave, and that going on changes nothing."""
+
+import json
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.checkpoints import newest_checkpoint
+from tff_agnostic.program.history import read_history
+from tff_agnostic.program.interrupts import Interrupted, StopRequest
+from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.training import TrainingRun
+
+_ROUNDS = 7
+# Adam's moments, the window and lambda all have to survive.
+_SETTINGS = {
+    "rounds": _ROUNDS,
+    "clients_per_round": 3,
+    "client_epochs": 2,
+    "server_optimizer": "adam",
+    "server_learning_rate": 0.1,
+    "domain_learning_rate": 0.5,
+    "window": 3,
+    "evaluate_every": 2,
+    # Divides neither the rounds nor what the tests stop after.
+    "checkpoint_every": 3,
+    "keep_checkpoints": 3,
+}
+
+
+class StopAfter(StopRequest):
+    """A signal that comes in the course of round `k`."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self._left = k
+
+    @property
+    def signal_number(self) -> Optional[int]:
+        """Asked once a round."""
+        self._left -= 1
+        return signal.SIGTERM if self._left <= 0 else None
+
+    @signal_number.setter
+    def signal_number(self, value: Optional[int]) -> None:
+        pass
+
+
+def _spec(**changed: Any) -> RunSpec:
+    return resolve("toy_regression", {**_SETTINGS, **changed}, {"num_clients": 8})
+
+
+def _run(runtime: Any, path: Path, resume: bool = False, stop_after: int = 0, **changed: Any):
+    stop = StopAfter(stop_after) if stop_after else StopRequest()
+    run = TrainingRun(_spec(**changed), RunFolder(path), runtime, resume)
+    return run.run(stop, show_progress=False)
+
+
+def _stopped(runtime: Any, path: Path, stop_after: int, **changed: Any) -> None:
+    with pytest.raises(Interrupted, match=f"stopped and saved after round {stop_after}"):
+        _run(runtime, path, stop_after=stop_after, **changed)
+
+
+def _assert_same_run(found: Path, expected: Path) -> None:
+    for name in ("metrics.csv", "result.json", "config.json"):
+        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
+    first, second = (newest_checkpoint(p / "checkpoints") for p in (found, expected))
+    assert first.round_num == second.round_num
+    assert [a.tobytes() for a in first.leaves] == [a.tobytes() for a in second.leaves]
+    for path in (expected / "plots").iterdir():
+        assert (found / "plots" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tff_runtime, tmp_path_factory) -> Path:
+    """An uninterrupted run."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    _run(tff_runtime, path)
+    return path
+
+
+def _numbers(names: Sequence[Path]) -> list[int]:
+    return sorted(int(path.stem.removeprefix("round_")) for path in names)
+
+
+def test_what_a_run_leaves(whole):
+    assert sorted(path.name for path in whole.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "metrics.csv",
+        "plots",
+        "result.json",
+        "tensorboard",
+    ]
+    assert _numbers(list((whole / "checkpoints").iterdir())) == [3, 6, 7]
+    columns = read_history(whole / "metrics.csv")
+    assert columns["round"].tolist() == list(range(1, _ROUNDS + 1))
+    evaluated = ~np.isnan(columns["test/loss"])
+    assert evaluated.tolist() == [t % 2 == 0 or t == _ROUNDS for t in range(1, _ROUNDS + 1)]
+
+
+def test_result_and_last_row_agree(whole):
+    result = json.loads((whole / "result.json").read_text())
+    columns = read_history(whole / "metrics.csv")
+    for name, domain in result["domains"].items():
+        assert domain["loss"] == columns[f"test/loss/{name}"][-1]
+        assert result["domain_weights"][name] == columns[f"lambda/{name}"][-1]
+    assert sum(result["domain_weights"].values()) == pytest.approx(1, abs=1e-6)
+    assert result["worst"]["loss"]["value"] == columns["test/worst loss"][-1]
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_stopping_and_going_on_changes_nothing(tff_runtime, whole, tmp_path, stop_after):
+    _stopped(tff_runtime, tmp_path / "run", stop_after)
+    assert not (tmp_path / "run" / "result.json").exists()
+    _run(tff_runtime, tmp_path / "run", resume=True)
+    _assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_crash_between_checkpoints_changes_nothing(tff_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    # As after kill -9 in round 7, but the checkpoint of round 6 is lost as well: rows beyond the checkpoint, the last one cut off.
+    (path / "result.json").unlink()
+    for name in ("round_00000006.npz", "round_00000007.npz"):
+        (path / "checkpoints" / name).unlink()
+    shutil.rmtree(path / "plots")
+    assert _numbers(list((path / "checkpoints").iterdir())) == [3]
+    content = (path / "metrics.csv").read_bytes()
+    (path / "metrics.csv").write_bytes(content[:-25])
+    _run(tff_runtime, path, resume=True)
+    _assert_same_run(path, whole)
+
+
+def test_a_damaged_checkpoint_costs_rounds_but_changes_nothing(tff_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    newest = path / "checkpoints" / "round_00000007.npz"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    _run(tff_runtime, path, resume=True)
+    _assert_same_run(path, whole)
+
+
+def test_going_on_with_more_rounds_equals_a_longer_run(tff_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    # Of odd length: the last round of the shorter run is evaluated, of the longer one it is not.
+    _run(tff_runtime, path, rounds=3)
+    assert json.loads((path / "result.json").read_text())["rounds"] == 3
+    _run(tff_runtime, path, resume=True)
+    _assert_same_run(path, whole)
+
+
+def test_resuming_a_complete_run_changes_nothing(tff_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    _run(tff_runtime, path, resume=True)
+    _assert_same_run(path, whole)
+
+
+def test_resuming_in_a_new_folder_starts(tff_runtime, whole, tmp_path):
+    _run(tff_runtime, tmp_path / "run", resume=True)
+    _assert_same_run(tmp_path / "run", whole)
+
+
+def test_missing_rows_are_told_and_nothing_is_touched(tff_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    lines = (path / "metrics.csv").read_text().splitlines(keepends=True)
+    (path / "metrics.csv").write_text("".join(lines[:3]))
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="expected rows of rounds 1 to 7, as the checkpoint says"):
+        _run(tff_runtime, path, resume=True, rounds=_ROUNDS + 1)
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(tff_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    other = newest_checkpoint(path / "checkpoints")
+    arrays = {f"leaf_{i:05d}": leaf for i, leaf in enumerate(other.leaves[1:])}
+    header = json.dumps({"format": 1, "round": 8, "leaves": len(arrays)})
+    np.savez(path / "checkpoints" / "round_00000008.npz", header=np.array(header), **arrays)
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="expected the state of this model and algorithm"):
+        _run(tff_runtime, path, resume=True)
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_is_refused_before_anything_is_compiled(whole):
+    # No runtime is needed to say so.
+    with pytest.raises(UserError, match="holds this run already: add --resume"):
+        TrainingRun(_spec(), RunFolder(whole), None, resume=False)  # type: ignore[arg-type]
+
+
+def test_a_complete_run_is_recognised(tff_runtime, whole, tmp_path):
+    def is_complete(path: Path, **changed: Any) -> bool:
+        return TrainingRun(_spec(**changed), RunFolder(path), tff_runtime, True).is_complete()
+
+    assert is_complete(whole)
+    assert not is_complete(whole, rounds=_ROUNDS + 1)
+    assert not is_complete(tmp_path / "new")
+
+
+def test_a_run_that_diverges_is_one_line(tff_runtime, tmp_path):
+    with pytest.raises(UserError) as error:
+        _run(tff_runtime, tmp_path, client_learning_rate=1e30)
+    message = str(error.value)
+    assert message.startswith("round ")
+    assert "the model has diverged: no client returned finite numbers" in message
+    assert "lower --client_learning_rate or --server_learning_rate" in message
+    assert "\n" not in message
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_run_that_diverges_in_its_last_round_is_one_line(tff_runtime, tmp_path):
+    # Finite deltas and weights, but the losses after the server's step are not.
+    with pytest.raises(UserError, match="round 1: the model has diverged"):
+        _run(tff_runtime, tmp_path, rounds=1, server_optimizer="sgd", server_learning_rate=3e38)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_other_seeds_give_other_runs(tff_runtime, whole, tmp_path):
+    _run(tff_runtime, tmp_path, seed=1)
+    assert (tmp_path / "metrics.csv").read_bytes() != (whole / "metrics.csv").read_bytes()
