@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
     EvaluationOutput,
     measure_grids,
 )
+from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
 

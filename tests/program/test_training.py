@@ -127,7 +127,7 @@ def test_stopping_and_going_on_changes_nothing(tff_runtime, whole, tmp_path, sto
 def test_a_crash_between_checkpoints_changes_nothing(tff_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
-    # As after kill -9 in round 7, but the checkpoint of round 6 is lost as well: rows beyond the checkpoint, the last one cut off.
+    # Rows beyond the newest checkpoint, and the last one is cut off.
     (path / "result.json").unlink()
     for name in ("round_00000006.npz", "round_00000007.npz"):
         (path / "checkpoints" / name).unlink()
