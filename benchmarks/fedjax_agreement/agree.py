@@ -32,8 +32,8 @@ from problem import (  # noqa: E402
 from tff_agnostic.computations.aggregation import PlainSum  # noqa: E402
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
 from tff_agnostic.computations.algorithm import AlgorithmParams  # noqa: E402
-from tff_agnostic.computations.client_update import LocalTrainingParams  # noqa: E402
 from tff_agnostic.computations.domain_weights import DomainWeightsParams  # noqa: E402
+from tff_agnostic.computations.local_training import LocalTrainingParams  # noqa: E402
 from tff_agnostic.models import logistic_regression  # noqa: E402
 from tff_agnostic.models.functional import ModelWeights  # noqa: E402
 from tff_agnostic.runtimes.tff import TffRuntime  # noqa: E402

@@ -23,8 +23,9 @@ from tff_agnostic.computations.aggregation import (
 )
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.client_update import ClientOutput, LocalTrainingParams
 from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.computations.structures import ClientOutput
 from tff_agnostic.models import logistic_regression
 
 _BOUNDS = SecureBounds(max_examples=20, max_loss=10.0, max_delta=0.5, max_beta=2.0, bits=12)

@@ -11,8 +11,8 @@ from tests.computations.harness import EagerTraining, random_client
 from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams, FederatedAlgorithm
-from tff_agnostic.computations.client_update import LocalTrainingParams
 from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.models import logistic_regression
 
 _ROUNDS = 24

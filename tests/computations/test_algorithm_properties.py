@@ -21,8 +21,8 @@ from tests.computations.harness import (
 )
 from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.client_update import LocalTrainingParams
 from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.models import Model, logistic_regression, model_from_keras
 

@@ -13,13 +13,10 @@ from tests.computations.harness import (
     make_client,
     random_client,
 )
-from tff_agnostic.computations.client_update import (
-    ClientInput,
-    LocalTrainingParams,
-    client_update,
-    domain_pass,
-    local_training,
-)
+from tff_agnostic.computations.client_update import client_update
+from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
+from tff_agnostic.computations.structures import ClientInput
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights

@@ -14,8 +14,8 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.client_update import LocalTrainingParams
 from tff_agnostic.computations.fed_avg import build_fed_avg, fed_avg, fed_avg_target_only
+from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 

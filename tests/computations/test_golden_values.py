@@ -10,7 +10,7 @@ from tff_agnostic.computations import domain_weights as dw
 from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.client_update import LocalTrainingParams, local_training
+from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
 from tff_agnostic.models.functional import ModelWeights
 
 # The loss of an example is x * w: the order of examples does not matter, and shuffling stays on.

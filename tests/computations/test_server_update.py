@@ -16,7 +16,7 @@ from tests.computations.harness import (
 from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.client_update import LocalTrainingParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.models import logistic_regression
 

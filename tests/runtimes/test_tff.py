@@ -18,7 +18,7 @@ from tests.computations.harness import (
 from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg, build_agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams, ServerState
-from tff_agnostic.computations.client_update import LocalTrainingParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.tff import TffRuntime, create_context

@@ -8,12 +8,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.computations.aggregation import SecureBounds
-from tff_agnostic.computations.client_update import (
-    ClientInput,
-    ClientOutput,
-    LocalTrainingParams,
-)
 from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.computations.structures import ClientInput, ClientOutput
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 
 

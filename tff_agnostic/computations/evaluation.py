@@ -10,16 +10,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.computations.aggregation import Aggregation, Bound, SecureBounds
-from tff_agnostic.computations.client_update import (
-    DomainSums,
-    MetricSums,
-    all_finite,
-    domain_pass,
-    num_examples,
-)
+from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.histogram import Grid, LinearGrid, LogGrid
+from tff_agnostic.computations.structures import DomainSums, MetricSums, all_finite
 from tff_agnostic.computations.template import type_from_spec
-from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.models.functional import Examples, Model, ModelWeights, num_examples
 
 _BATCH_SIZE = 256
 

@@ -18,12 +18,13 @@ from tff_agnostic.computations.algorithm import (
     ServerState,
     initial_state,
 )
-from tff_agnostic.computations.client_update import ClientInput, ClientOutput, client_update
+from tff_agnostic.computations.client_update import client_update
 from tff_agnostic.computations.server_update import (
     average_and_apply,
     client_output_bounds,
     round_metrics,
 )
+from tff_agnostic.computations.structures import ClientInput, ClientOutput
 from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model

@@ -7,11 +7,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.computations.aggregation import Bound, SecureBounds
-from tff_agnostic.computations.client_update import (
-    ClientCounts,
-    ClientOutput,
-    MetricSums,
-)
+from tff_agnostic.computations.structures import ClientCounts, ClientOutput, MetricSums
 from tff_agnostic.models.functional import Model, ModelWeights
 
 

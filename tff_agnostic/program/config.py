@@ -13,11 +13,11 @@ from tff_agnostic.computations.aggregation import (
     SecureBounds,
 )
 from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.client_update import NORMALIZERS, LocalTrainingParams
 from tff_agnostic.computations.domain_weights import (
     DOMAIN_WEIGHT_UPDATES,
     DomainWeightsParams,
 )
+from tff_agnostic.computations.local_training import NORMALIZERS, LocalTrainingParams
 from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.errors import UserError

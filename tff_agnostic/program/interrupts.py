@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C as a request to stop after the round, so that it can be saved."""
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Optional
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -24,12 +24,7 @@ class StopRequest:
             self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        exc_type: Optional[type[BaseException]],
-        exc: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Restores the handlers."""
         self._restore()
 

@@ -1,8 +1,6 @@
 """What a person sees of a run while it goes on."""
 
 import sys
-from types import TracebackType
-from typing import Optional
 
 from tqdm import tqdm
 
@@ -36,12 +34,7 @@ class Progress:
         """Starts."""
         return self
 
-    def __exit__(
-        self,
-        exc_type: Optional[type[BaseException]],
-        exc: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Leaves the bar as it is."""
         self._bar.close()
 

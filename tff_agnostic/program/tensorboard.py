@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -42,12 +41,7 @@ class TensorBoardSink:
         make_folder(self._folder)
         return self
 
-    def __exit__(
-        self,
-        exc_type: Optional[type[BaseException]],
-        exc: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Closes the event files."""
         for writer in self._writers.values():
             try:
@@ -55,7 +49,7 @@ class TensorBoardSink:
                     writer.close()
             except UserError:
                 # What went wrong first says more.
-                if exc is None:
+                if exc_info[0] is None:
                     raise
 
     def write(self, row: Mapping[str, str]) -> None:

@@ -1,7 +1,6 @@
 """The protocol of runtimes, and every runtime by name."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Optional, Protocol
 
 from tff_agnostic.computations.aggregation import Aggregation
@@ -40,12 +39,7 @@ class Runtime(Protocol):
     def __enter__(self) -> "Runtime":
         """Acquires processes and devices."""
 
-    def __exit__(
-        self,
-        exc_type: Optional[type[BaseException]],
-        exc: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> Optional[bool]:
+    def __exit__(self, *exc_info: object) -> None:
         """Releases them."""
 
     def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> Training:

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Optional
 
 import tensorflow_federated as tff
@@ -63,14 +62,9 @@ class TffRuntime:
         self._stack.enter_context(context_stack.install(create_context(worker)))
         return self
 
-    def __exit__(
-        self,
-        exc_type: Optional[type[BaseException]],
-        exc: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> Optional[bool]:
+    def __exit__(self, *exc_info: object) -> None:
         """Ends the worker."""
-        return self._stack.__exit__(exc_type, exc, traceback)
+        self._stack.close()
 
     def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> "TffTraining":
         """Compiles the algorithm; see `runtime.Runtime.training`."""

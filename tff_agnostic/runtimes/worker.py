@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Optional
 
 import grpc
@@ -69,17 +68,12 @@ class TffWorker:
         while not self._stub.is_ready:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 message = f"TFF's worker did not start: {self._last_output()}"
-                self.__exit__(None, None, None)
+                self.__exit__()
                 raise RuntimeError(message)
             time.sleep(_POLL_SECONDS)
         return self
 
-    def __exit__(
-        self,
-        exc_type: Optional[type[BaseException]],
-        exc: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Ends the worker and waits for it."""
         if self._process is not None:
             self._process.kill()

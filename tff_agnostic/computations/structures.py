@@ -1,0 +1,79 @@
+"""What travels between server and clients in a round."""
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_agnostic.models.functional import ModelWeights
+
+
+class ClientInput(NamedTuple):
+    """What the server broadcasts.
+
+    Attributes:
+        weights: w_{t-1}.
+        alpha: Scale of each domain, float32 [p].
+        seed: Seed of the round, int32 [2].
+    """
+
+    weights: ModelWeights
+    alpha: tf.Tensor
+    seed: tf.Tensor
+
+
+class ClientCounts(NamedTuple):
+    """What became of a client: exactly one field is 1, the others are 0; int64 scalars.
+
+    Attributes:
+        contributed: Its update has a positive weight.
+        zero_weight: It has examples, but none of a domain with a positive weight.
+        empty: It has no examples.
+        non_finite: Its update, weight or losses were not finite, and were dropped.
+    """
+
+    contributed: tf.Tensor
+    zero_weight: tf.Tensor
+    empty: tf.Tensor
+    non_finite: tf.Tensor
+
+
+class ClientOutput(NamedTuple):
+    """What a client sends. The server only ever sees the sum over the cohort of each field.
+
+    Attributes:
+        weighted_delta: beta^k (w - w^k), like the trainable weights.
+        beta: Weight of the client, float32 scalar.
+        domain_losses: Sum of the losses at w of each domain's examples, float32 [p].
+        domain_counts: Number of examples of each domain, int64 [p].
+        metric_sums: For each metric its numerator and denominator per domain, float32 [p] each.
+        clients: What became of the client.
+    """
+
+    weighted_delta: list[tf.Tensor]
+    beta: tf.Tensor
+    domain_losses: tf.Tensor
+    domain_counts: tf.Tensor
+    metric_sums: "OrderedDict[str, MetricSums]"
+    clients: ClientCounts
+
+
+class MetricSums(NamedTuple):
+    """Numerator and denominator of a metric per domain, float32 [p]."""
+
+    numerator: tf.Tensor
+    denominator: tf.Tensor
+
+
+class DomainSums(NamedTuple):
+    """Sums over the examples of each domain at given weights; see `ClientOutput`."""
+
+    losses: tf.Tensor
+    counts: tf.Tensor
+    metric_sums: "OrderedDict[str, MetricSums]"
+
+
+def all_finite(structure: Any) -> tf.Tensor:
+    """Returns whether every value of a structure of real tensors is finite, a boolean scalar."""
+    finite = [tf.reduce_all(tf.math.is_finite(value)) for value in tf.nest.flatten(structure)]
+    return tf.reduce_all(tf.stack(finite))
