@@ -117,9 +117,15 @@ def _config_help(field: dataclasses.Field) -> str:
     text = field.metadata["help"]
     if "choices" in field.metadata:
         text += f" One of: {', '.join(field.metadata['choices'])}."
-    tasks = [f"{t}: {s.defaults[field.name]}" for t, s in TASKS.items() if field.name in s.defaults]
-    default = f"otherwise {field.default}" if tasks else str(field.default)
-    return f"{text} [{'; '.join([*tasks, default])}]"
+    defaults = []
+    for task, spec in TASKS.items():
+        if field.name in spec.defaults:
+            defaults.append(f"{task}: {spec.defaults[field.name]}")
+        for algorithm, own in spec.algorithm_defaults.items():
+            if field.name in own:
+                defaults.append(f"{task} with {algorithm}: {own[field.name]}")
+    defaults.append(f"otherwise {field.default}" if defaults else str(field.default))
+    return f"{text} [{'; '.join(defaults)}]"
 
 
 def _define(name: str, field: dataclasses.Field, help_: str) -> None:
