@@ -1,0 +1,18 @@
+"""What tests of the binaries share."""
+
+import pytest
+
+from tests.binaries.harness import Caller
+
+
+@pytest.fixture(scope="session")
+def call(tff_runtime) -> Caller:
+    """Calls binaries in this process, on the session's runtime."""
+    return Caller(tff_runtime)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder, the current one, in which commands run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,207 @@
+"""Calls the binaries as a shell would, in this process or in one of their own."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Optional
+from unittest import mock
+
+from absl import flags, logging
+from absl.testing import flagsaver
+
+from tff_agnostic.program.cli import exit_status, parse_flags
+from tff_agnostic.registry import Registry
+
+ROOT = Path(__file__).parents[2]
+# Two rounds of the smallest task.
+TOY = ("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=3")
+
+_TIMEOUT_SECONDS = 120.0
+_POLL_SECONDS = 0.02
+
+
+class Outcome(NamedTuple):
+    """What a shell sees of a command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The message of a command that failed as it should: after progress, one line."""
+        assert self.status == 2, self
+        assert "Traceback" not in self.err
+        lines = [line for line in self.err.splitlines() if not line.startswith("round ")]
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("error: ")
+        return lines[0].removeprefix("error: ")
+
+
+class Caller:
+    """Calls binaries in this process.
+
+    Args:
+        runtime: Runs the rounds, instead of one that every call would start anew. With None, a
+            command that asks for a runtime fails the test.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
+        """Runs a binary to its end."""
+        out, err = io.StringIO(), io.StringIO()
+        argv = [str(ROOT / "binaries" / f"{binary.__name__.rpartition('.')[2]}.py"), *arguments]
+        with (
+            # Takes away the flags that the binary defines, too.
+            flagsaver.flagsaver(),
+            mock.patch.object(sys, "argv", argv),
+            mock.patch.object(binary, "RUNTIMES", Registry("runtime", {"tff": self._shared})),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            _absl_log(err),
+        ):
+            binary.define_flags()
+            try:
+                status = exit_status(binary.main, parse_flags(argv))
+            except SystemExit as e:
+                status = int(e.code or 0)
+        return Outcome(status, out.getvalue(), err.getvalue())
+
+    def refused(self, folder: Path, binary: ModuleType, *arguments: str) -> str:
+        """Returns the message of a command that has to leave `folder` as it was."""
+        before = tree(folder)
+        message = self(binary, *arguments).error
+        assert tree(folder) == before
+        return message
+
+    def _shared(self) -> Any:
+        assert self._runtime is not None, "nothing should run"
+        return contextlib.nullcontext(self._runtime)
+
+
+@contextlib.contextmanager
+def _absl_log(stream: io.StringIO) -> Iterator[None]:
+    handler = logging.get_absl_handler().python_handler
+    verbosity = logging.get_verbosity()
+    before = handler.setStream(stream)
+    try:
+        yield
+    finally:
+        handler.setStream(before)
+        logging.set_verbosity(verbosity)
+
+
+def tree(folder: Path) -> dict[str, Optional[bytes]]:
+    """Returns every file and folder below `folder`, with the files' content."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def defined_flags(binary: ModuleType) -> set[str]:
+    """Returns the names of the flags that a binary defines."""
+    with flagsaver.flagsaver():
+        before = set(flags.FLAGS)
+        binary.define_flags()
+        return set(flags.FLAGS) - before
+
+
+class Process:
+    """A binary in a process of its own, as a context manager that leaves none behind.
+
+    Args:
+        command: The command line.
+        folder: Working directory; its output goes to files there.
+    """
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self._command = command
+        self._folder = folder
+        self._process: Any = None
+
+    def __enter__(self) -> "Process":
+        """Starts it."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "ignore",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        # Files: a pipe would stay open as long as any child of the process lives.
+        with open(self._folder / "out", "w") as out, open(self._folder / "err", "w") as err:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Kills what still runs."""
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return int(self._process.pid)
+
+    def children(self) -> list[int]:
+        """Returns the process ids of its children, of which TFF's worker is one."""
+        return [
+            int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        ]
+
+    def wait_for_rows(self, metrics: Path, count: int) -> None:
+        """Waits until `metrics` has that many whole rows."""
+
+        def has_rows() -> bool:
+            assert self._process.poll() is None, (self._folder / "err").read_text()
+            return metrics.exists() and metrics.read_bytes().count(b"\n") > count
+
+        wait_until(has_rows)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self._process.send_signal(number)
+
+    def outcome(self) -> Outcome:
+        """Waits for its end; as in Python, the status is negative for a signal."""
+        status = self._process.wait(_TIMEOUT_SECONDS)
+        out, err = ((self._folder / name).read_text() for name in ("out", "err"))
+        return Outcome(status, out, err)
+
+
+def wait_until(condition: Any) -> None:
+    """Waits for a condition; gives up after a time that only a hang can take."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(_POLL_SECONDS)
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether a process runs; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def python_module(binary: str, *arguments: str) -> list[str]:
+    """Returns the command line of a binary."""
+    return [sys.executable, "-m", f"binaries.{binary}", *arguments]

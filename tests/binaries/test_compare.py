@@ -1,0 +1,165 @@
+"""`compare`: several algorithms and seeds, a table and plots."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from binaries import compare
+from tests.binaries.harness import TOY, Caller, tree
+from tests.program.harness import is_png
+from tff_agnostic.program.interrupts import StopRequest
+
+_SHORT = (*TOY, "--rounds=2", "--trials=2", "--evaluate_every=1")
+_DOMAINS = ["center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0"]
+
+
+@pytest.fixture(scope="module")
+def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
+    """Two algorithms and two trials, and what was printed."""
+    path = tmp_path_factory.mktemp("compared") / "runs"
+    outcome = call(compare, *_SHORT, f"--output_dir={path}", "--seed=3")
+    assert outcome.status == 0, outcome
+    return path, outcome.out
+
+
+def test_a_folder_per_trial_and_the_comparison(compared):
+    path, _ = compared
+    assert sorted(p.name for p in path.iterdir()) == [
+        "agnostic_fed_avg",
+        "compare.json",
+        "compare.md",
+        "fed_avg",
+        "plots",
+    ]
+    for algorithm in ("agnostic_fed_avg", "fed_avg"):
+        for k in range(2):
+            trial = path / algorithm / f"trial_{k:02d}"
+            config = json.loads((trial / "config.json").read_text())
+            assert (config["algorithm"], config["seed"]) == (algorithm, 3 + k)
+            assert (trial / "result.json").is_file()
+
+
+def test_compare_json(compared):
+    path, _ = compared
+    found = json.loads((path / "compare.json").read_text())
+    assert list(found) == ["fed_avg", "agnostic_fed_avg"]
+    for algorithm, domains in found.items():
+        assert list(domains) == [*_DOMAINS, "(worst)", "(overall)", "(difference)"]
+        results = [
+            json.loads((path / algorithm / f"trial_{k:02d}" / "result.json").read_text())
+            for k in range(2)
+        ]
+        for name in _DOMAINS:
+            trials = [r["domains"][name]["loss"] for r in results]
+            measure = domains[name]["loss"]
+            assert list(measure) == ["mean", "std", "trials"]
+            assert measure["trials"] == trials
+            assert measure["mean"] == pytest.approx(sum(trials) / 2)
+            assert measure["std"] == pytest.approx(abs(trials[0] - trials[1]) / 2**0.5)
+        assert domains["(worst)"]["loss"]["trials"] == [
+            r["worst"]["loss"]["value"] for r in results
+        ]
+        assert domains["(overall)"]["loss"]["trials"] == [r["overall"]["loss"] for r in results]
+
+
+def test_the_markdown_table(compared):
+    path, printed = compared
+    page = (path / "compare.md").read_text()
+    lines = page.splitlines()
+    assert lines[0] == "# Comparison on toy_regression"
+    (command,) = [line for line in lines if line.startswith("`./run compare --task=toy_regression")]
+    assert "--trials=2" in command
+    (header,) = [line for line in lines if line.startswith("| algorithm")]
+    cells = [cell.strip() for cell in header.strip("|").split("|")]
+    assert cells == ["algorithm", *_DOMAINS, "worst", "overall", "difference"]
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][1:] == [
+        "FedAvg (uniform)",
+        "AgnosticFedAvg",
+    ]
+    assert "AgnosticFedAvg" in printed
+    assert printed.splitlines()[-1].startswith(f"tables: {path / 'compare.md'}, ")
+
+
+def test_the_plots_are_images(compared):
+    (path,) = (compared[0] / "plots").iterdir()
+    assert path.name == "compare_loss.png"
+    assert is_png(path.read_bytes())
+
+
+def test_resuming_a_complete_comparison_runs_nothing_again(call, folder, compared):
+    shutil.copytree(compared[0], folder / "runs")
+    before = tree(folder)
+    outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3", "--resume")
+    assert outcome.status == 0, outcome
+    after = tree(folder)
+    del before["runs/compare.md"], after["runs/compare.md"]  # It holds the command.
+    assert after == before
+
+
+def test_more_trials_and_algorithms_are_added(call, folder, compared):
+    shutil.copytree(compared[0], folder / "runs")
+    shutil.rmtree(folder / "runs" / "agnostic_fed_avg" / "trial_01")
+    before = tree(folder / "runs" / "fed_avg")
+    arguments = ["--trials=3", "--algorithms=fed_avg,agnostic_fed_avg", "--seed=3", "--resume"]
+    outcome = call(compare, *_SHORT, "--output_dir=runs", *arguments)
+    assert outcome.status == 0, outcome
+    after = tree(folder / "runs" / "fed_avg")
+    assert {name: after[name] for name in before} == before
+    found = json.loads((folder / "runs" / "compare.json").read_text())
+    expected = json.loads((compared[0] / "compare.json").read_text())
+    for algorithm, domains in expected.items():
+        for name in _DOMAINS:
+            trials = found[algorithm][name]["loss"]["trials"]
+            assert len(trials) == 3
+            assert trials[:2] == domains[name]["loss"]["trials"]
+
+
+def test_a_stopped_comparison_goes_on(call, folder, compared, monkeypatch):
+    class StopInSecondTrial(StopRequest):
+        questions = 0
+
+        @property
+        def signal_number(self):
+            type(self).questions += 1
+            return 15 if self.questions > 3 else None
+
+        @signal_number.setter
+        def signal_number(self, value):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "StopRequest", StopInSecondTrial)
+        outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3")
+    assert outcome.status == 143
+    (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
+    assert line.endswith("--output_dir=runs --resume")
+    assert not (folder / "runs" / "compare.json").exists()
+    outcome = call(compare, *line.partition("run compare ")[2].split())
+    assert outcome.status == 0, outcome
+    found, expected = ((p / "compare.json").read_bytes() for p in (folder / "runs", compared[0]))
+    assert found == expected
+
+
+def test_flags_for_one_algorithm_only(call, folder):
+    outcome = call(
+        compare,
+        *TOY,
+        "--rounds=1",
+        "--trials=1",
+        "--output_dir=runs",
+        "--window=7",
+        "--override=fed_avg:client_learning_rate=0.5",
+        "--override=agnostic_fed_avg:client_learning_rate=0.25",
+    )
+    assert outcome.status == 0, outcome
+    configs = [
+        json.loads((folder / "runs" / name / "trial_00" / "config.json").read_text())
+        for name in ("fed_avg", "agnostic_fed_avg")
+    ]
+    assert [c["client_learning_rate"] for c in configs] == [0.5, 0.25]
+    assert configs[1]["window"] == 7
+    # One trial has no standard deviation.
+    comparison = json.loads((folder / "runs" / "compare.json").read_text())
+    assert comparison["fed_avg"]["(worst)"]["loss"]["std"] is None

@@ -1,0 +1,137 @@
+"""`evaluate`: a checkpoint on a task."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import evaluate, train
+from tests.binaries.harness import TOY, Caller
+
+
+@pytest.fixture(scope="module")
+def trained(call: Caller, tmp_path_factory) -> Path:
+    """Three rounds, a checkpoint after each."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    arguments = ["--rounds=3", "--checkpoint_every=1", "--keep_checkpoints=3", "--seed=4"]
+    outcome = call(train, *TOY, *arguments, f"--output_dir={path}")
+    assert outcome.status == 0, outcome
+    return path
+
+
+def test_a_run_is_evaluated_as_at_its_end(call, folder, trained):
+    outcome = call(evaluate, f"--checkpoint={trained}", "--output=evaluation.json")
+    assert outcome.status == 0, outcome
+    assert outcome.out.startswith("agnostic_fed_avg after round 3, on toy_regression\n")
+    assert "center -1.0 (worst)" in outcome.out
+    found = json.loads((folder / "evaluation.json").read_text())
+    result = json.loads((trained / "result.json").read_text())
+    assert {name: found[name] for name in ("domains", "overall", "worst_domain", "worst")} == {
+        name: result[name] for name in ("domains", "overall", "worst_domain", "worst")
+    }
+    assert (found["round"], found["task"], found["seed"]) == (3, "toy_regression", 4)
+
+
+def test_one_checkpoint_of_several(call, folder, trained):
+    path = trained / "checkpoints" / "round_00000001.npz"
+    outcome = call(evaluate, f"--checkpoint={path}", "--output=evaluation.json")
+    assert outcome.status == 0, outcome
+    assert "after round 1," in outcome.out
+    assert json.loads((folder / "evaluation.json").read_text())["round"] == 1
+
+
+def test_nothing_is_written_unless_asked_for(call, folder, trained):
+    assert call(evaluate, f"--checkpoint={trained}").status == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_another_seed_and_other_options_of_the_task(call, folder, trained):
+    def overall(*arguments: str) -> float:
+        outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json", *arguments)
+        assert outcome.status == 0, outcome
+        return json.loads((folder / "e.json").read_text())["overall"]["loss"]
+
+    assert overall("--seed=4") == overall()
+    assert overall("--seed=5") != overall()
+    assert overall("--toy_regression_spread=1") > overall()
+
+
+def test_secure_sums_give_the_same_up_to_quantisation(call, folder, trained):
+    outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure")
+    assert outcome.status == 0, outcome
+    found = json.loads((folder / "e.json").read_text())["overall"]["loss"]
+    result = json.loads((trained / "result.json").read_text())["overall"]["loss"]
+    assert found == pytest.approx(result, rel=1e-4)
+
+
+def _write_clients(path: Path, domains: list[str]) -> None:
+    description = {"domains": domains, "num_features": 2, "num_classes": 2}
+    path.mkdir()
+    (path / "dataset.json").write_text(json.dumps(description))
+    rng = np.random.default_rng(0)
+    for side in ("train", "test"):
+        (path / side).mkdir()
+        for k in range(3):
+            y = np.arange(12, dtype=np.int32) % 2
+            np.savez(
+                path / side / f"client_{k}.npz",
+                x=(rng.normal(size=[12, 2]) + y[:, None]).astype(np.float32),
+                y=y,
+                domain_id=rng.integers(len(domains), size=12).astype(np.int32),
+            )
+
+
+def test_data_with_other_domains(call, folder):
+    _write_clients(folder / "two", ["phone", "tablet"])
+    _write_clients(folder / "three", ["red", "green", "blue"])
+    arguments = ["--task=client_files", "--data_dir=two", "--clients_per_round=2", "--rounds=1"]
+    assert call(train, *arguments, "--output_dir=run").status == 0
+    outcome = call(evaluate, "--checkpoint=run", "--data_dir=three", "--output=e.json")
+    assert outcome.status == 0, outcome
+    assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["red", "green", "blue"]
+    # The folder of the run's data was written down.
+    outcome = call(evaluate, "--checkpoint=run", "--output=e.json")
+    assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["phone", "tablet"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(call, folder, trained):
+    shutil.copytree(trained, folder / "run")
+    newest = folder / "run" / "checkpoints" / "round_00000003.npz"
+    newest.write_bytes(newest.read_bytes()[:200])
+    outcome = call(evaluate, "--checkpoint=run")
+    assert outcome.status == 0, outcome
+    assert "after round 2," in outcome.out
+    assert "round_00000003.npz: expected a checkpoint, found a damaged" in outcome.err
+    assert "; trying the one before it" in outcome.err
+    # Named itself, it is not replaced by another.
+    message = call.refused(folder, evaluate, f"--checkpoint={newest}")
+    assert message.startswith(f"{newest}: expected a checkpoint, found a damaged or another file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--checkpoint: expected the folder of a run or a checkpoint file, found none"),
+        (["--checkpoint=missing"], "missing: expected a checkpoint, cannot read it: No such file"),
+        (["--checkpoint=empty"], "empty/checkpoints: expected checkpoints, found none"),
+        (["--checkpoint=run", "--task=digits"], "run: expected the weights of this model ("),
+        (["--checkpoint=run", "--task=digit"], "unknown task 'digit': did you mean digits?"),
+        (
+            ["--checkpoint=run", "--secure_bits=20"],
+            "--secure_bits has no effect with --aggregation=plain: it needs --aggregation=secure",
+        ),
+        (["--checkpoint=run", "--rounds=5"], "Unknown command line flag 'rounds'"),
+        (
+            ["--checkpoint=run", "--digits_num_clients=5"],
+            "--digits_num_clients has no effect with --task=toy_regression",
+        ),
+        (["--checkpoint=run", "--data_dir=run"], "--data_dir has no effect with --task=toy_regr"),
+        (["--checkpoint=run", "--output=missing/e.json"], "missing/e.json: cannot write: No such"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(call, folder, trained, arguments, message):
+    shutil.copytree(trained, folder / "run")
+    (folder / "empty").mkdir()
+    assert call.refused(folder, evaluate, *arguments).startswith(message)

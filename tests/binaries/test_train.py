@@ -1,0 +1,197 @@
+"""`train`: two rounds, and what they leave in the output folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.util import event_pb2
+
+from binaries import train
+from tests.binaries.harness import TOY, Caller, defined_flags
+from tests.program.harness import is_png
+from tff_agnostic.program.config import config_names
+from tff_agnostic.program.history import read_history
+from tff_agnostic.tasks.registry import TASKS
+
+_DIGITS = (
+    "--task=digits",
+    "--digits_num_clients=6",
+    "--digits_num_test_clients=4",
+    "--clients_per_round=3",
+    "--client_learning_rate=1",
+)
+_DOMAINS = [str(c) for c in range(10)]
+
+
+@pytest.fixture(scope="module")
+def digits(call: Caller, tmp_path_factory) -> tuple[Path, str]:
+    """Two rounds of digits, and what was printed."""
+    path = tmp_path_factory.mktemp("digits") / "run"
+    outcome = call(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
+    assert outcome.status == 0, outcome
+    return path, outcome.out
+
+
+def test_the_output_folder_has_the_layout_of_the_design(digits):
+    path, _ = digits
+    assert sorted(p.name for p in path.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "metrics.csv",
+        "plots",
+        "result.json",
+        "tensorboard",
+    ]
+    assert [p.name for p in (path / "checkpoints").iterdir()] == ["round_00000002.npz"]
+
+
+def test_the_result(digits):
+    result = json.loads((digits[0] / "result.json").read_text())
+    assert list(result) == [
+        "task",
+        "algorithm",
+        "runtime",
+        "seed",
+        "rounds",
+        "domains",
+        "overall",
+        "worst_domain",
+        "worst",
+        "clients",
+        "domain_weights",
+    ]
+    head = [result[name] for name in ("task", "algorithm", "runtime", "seed", "rounds")]
+    assert head == ["digits", "agnostic_fed_avg", "tff", 0, 2]
+    assert list(result["domains"]) == list(result["domain_weights"]) == _DOMAINS
+    for report in (*result["domains"].values(), result["overall"]):
+        assert list(report) == ["num_examples", "loss", "accuracy", "over_clients"]
+        assert 0 <= report["accuracy"] <= 1 and report["loss"] > 0
+    assert result["overall"]["num_examples"] == 540
+    losses = {name: report["loss"] for name, report in result["domains"].items()}
+    assert result["worst_domain"] == max(losses, key=lambda name: losses[name])
+    assert sum(result["domain_weights"].values()) == pytest.approx(1, abs=1e-5)
+    assert result["clients"] == {"evaluated": 4, "empty": 0, "non_finite": 0}
+
+
+def test_every_flag_is_in_the_config(digits):
+    config = json.loads((digits[0] / "config.json").read_text())
+    expected = {"task", "data_dir", *config_names()}
+    expected |= {name for name in defined_flags(train) if name.startswith("digits_")}
+    assert set(config) == expected
+    assert (config["rounds"], config["digits_num_clients"], config["seed"]) == (2, 6, 0)
+
+
+def test_every_flag_can_be_given():
+    options = {f"{task}_{name}" for task, spec in TASKS.items() for name in _options(spec)}
+    expected = {"task", "data_dir", "output_dir", "resume", *config_names(), *options}
+    assert defined_flags(train) == expected
+
+
+def _options(spec) -> list[str]:
+    return list(spec.options.__dataclass_fields__)
+
+
+def test_there_is_a_row_per_round(digits):
+    columns = read_history(digits[0] / "metrics.csv")
+    assert columns["round"].tolist() == [1, 2]
+    for measure in ("train/loss", "train/accuracy", "test/loss", "test/accuracy", "lambda"):
+        assert {f"{measure}/{domain}" for domain in _DOMAINS} <= set(columns)
+    assert columns["clients/contributed"].tolist() == [3, 3]
+
+
+def test_plots_are_images(digits):
+    paths = sorted((digits[0] / "plots").iterdir())
+    assert [p.name for p in paths] == [
+        "domain_weights.png",
+        "test_accuracy.png",
+        "test_loss.png",
+        "train_accuracy.png",
+        "train_loss.png",
+    ]
+    assert all(is_png(p.read_bytes()) for p in paths)
+
+
+def test_tensorboard_has_a_run_per_domain_with_tags_in_common(digits):
+    tags: dict[str, set[str]] = {}
+    for path in (digits[0] / "tensorboard").rglob("*tfevents*"):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = event_pb2.Event.FromString(record.numpy())
+            tags.setdefault(path.parent.name, set()).update(v.tag for v in event.summary.value)
+    assert set(tags) == {"all", *_DOMAINS}
+    common = set.intersection(*(tags[domain] for domain in _DOMAINS))
+    assert common >= {"train/loss", "test/loss", "test/accuracy", "lambda", "alpha"}
+    assert tags["all"] >= {"test/worst loss", "update_norm", "clients/contributed"}
+
+
+def test_a_table_per_domain_is_printed(digits):
+    path, printed = digits
+    lines = printed.splitlines()
+    assert lines[0] == f"agnostic_fed_avg on digits, 2 rounds: {path}"
+    table = [line.split() for line in lines]
+    assert {row[0] for row in table if row} >= {*_DOMAINS, "domain", "all"}
+    assert lines[-1] == f"result: {path / 'result.json'}, plots: {path / 'plots'}"
+
+
+def test_the_toy_task_draws_its_figure(call, folder):
+    outcome = call(train, *TOY, "--rounds=2", "--output_dir=run")
+    assert outcome.status == 0, outcome
+    assert is_png((folder / "run" / "plots" / "toy_regression.png").read_bytes())
+    columns = read_history(folder / "run" / "metrics.csv")
+    # From its initial value 2 towards the domains.
+    assert 0 < columns["learned value"][1] < columns["learned value"][0] < 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--algorithm=fed_avg"],
+        ["--algorithm=fed_avg_target_only", "--target_domain=center -1.0"],
+        ["--domain_weight_update=projected_gradient", "--freeze_absent_domains"],
+        ["--initial_domain_weights=0.5,0.2,0.1,0.1,0.1", "--noshuffle", "--window=2"],
+        ["--server_optimizer=yogi", "--server_epsilon=0.1", "--batch_normalizer=batch"],
+        ["--aggregation=secure", "--secure_bits=30"],
+    ],
+)
+def test_settings_reach_the_run(call, folder, arguments):
+    outcome = call(train, *TOY, "--rounds=2", "--output_dir=run", *arguments)
+    assert outcome.status == 0, outcome
+    config = json.loads((folder / "run" / "config.json").read_text())
+    for argument in arguments:
+        name, _, value = argument.lstrip("-").partition("=")
+        if name == "noshuffle":
+            assert config["shuffle"] is False
+        elif value:
+            found = config[name]
+            text = ",".join(map(str, found)) if isinstance(found, list) else str(found)
+            assert text == value
+        else:
+            assert config[name] is True
+
+
+def test_default_folders_are_numbered_and_resume_takes_the_newest(call, folder):
+    def run(*arguments: str) -> str:
+        outcome = call(train, *TOY, "--rounds=1", *arguments)
+        assert outcome.status == 0, outcome
+        return outcome.out.splitlines()[0].rpartition(": ")[2]
+
+    assert run() == "runs/toy_regression-agnostic_fed_avg-001"
+    assert run() == "runs/toy_regression-agnostic_fed_avg-002"
+    assert run("--resume") == "runs/toy_regression-agnostic_fed_avg-002"
+    assert sorted(p.name for p in (folder / "runs").iterdir()) == [
+        "toy_regression-agnostic_fed_avg-001",
+        "toy_regression-agnostic_fed_avg-002",
+    ]
+
+
+def test_resume_starts_where_there_is_nothing_to_go_on_with(call, folder):
+    outcome = call(train, *TOY, "--rounds=1", "--resume", "--algorithm=fed_avg")
+    assert outcome.status == 0, outcome
+    assert (folder / "runs" / "toy_regression-fed_avg-001" / "result.json").is_file()
+
+
+def test_a_flagfile_can_hold_the_flags(call, folder):
+    (folder / "toy.flags").write_text("\n".join(["# A remark.", *TOY, "--rounds=2"]) + "\n")
+    outcome = call(train, "--flagfile=toy.flags", "--rounds=1", "--output_dir=run")
+    assert outcome.status == 0, outcome
+    assert json.loads((folder / "run" / "config.json").read_text())["rounds"] == 1
