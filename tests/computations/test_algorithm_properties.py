@@ -276,6 +276,13 @@ def test_another_seed_is_another_run(tff_runtime, name, training):
     assert not np.array_equal(state.weights.trainable[0], other_state.weights.trainable[0])
 
 
+def test_every_round_has_a_seed_of_its_own(name):
+    training = EagerTraining(_algorithm(name))
+    state = training.initialize()
+    seeds = [tuple(training.prepare(state._replace(round_num=t)).seed.numpy()) for t in range(5)]
+    assert len(set(seeds)) == 5
+
+
 def _dropout_model() -> Model:
     def build() -> tf.keras.Model:
         inputs = tf.keras.Input([4])

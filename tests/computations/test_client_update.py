@@ -1,5 +1,6 @@
 """What one client computes and sends."""
 
+import dataclasses
 from collections import OrderedDict
 
 import numpy as np
@@ -17,8 +18,7 @@ from tff_agnostic.computations.client_update import client_update
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
 from tff_agnostic.computations.structures import ClientInput
-from tff_agnostic.errors import UserError
-from tff_agnostic.models import logistic_regression
+from tff_agnostic.models import Metric, Model, logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 
 _SEED = np.array([1, 2], np.int32)
@@ -32,59 +32,6 @@ def _weights(seed: int = 0) -> ModelWeights:
 
 def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
     return random_client(np.random.default_rng(seed), size, [0, 1, 3])
-
-
-# The domain pass
-
-
-def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
-    model, weights, client = logistic_regression(4, 3), _weights(), _client()
-    sums = domain_pass(model, 4, weights, client, batch_size=256)
-
-    scores = client["x"] @ weights.trainable[0] + weights.trainable[1]
-    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(23), client["y"]]
-    correct = scores.argmax(axis=1) == client["y"]
-    for i in range(4):
-        in_domain = client["domain_id"] == i
-        np.testing.assert_allclose(sums.losses[i], losses[in_domain].sum(), rtol=1e-5)
-        assert sums.counts[i] == in_domain.sum()
-        accuracy = sums.metric_sums["accuracy"]
-        assert accuracy.numerator[i] == correct[in_domain].sum()
-        assert accuracy.denominator[i] == in_domain.sum()
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
-def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
-    model, weights, client = logistic_regression(4, 3), _weights(), _client()
-    sums = domain_pass(model, 4, weights, client, batch_size)
-    assert_all_close(sums, domain_pass(model, 4, weights, client, 1000))
-
-
-def test_domain_pass_of_a_client_without_examples_is_zero():
-    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), _client(size=0), 8)
-    for value in tf.nest.flatten(sums):
-        np.testing.assert_array_equal(value, np.zeros_like(value))
-
-
-def test_the_regularizer_is_in_the_domain_pass_and_in_the_gradient():
-    model = linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2))
-    weights = ModelWeights([np.array([4.0], np.float32)], [])
-    client = make_client([1, 2, 5], [0, 0, 1])
-    sums = domain_pass(model, 2, weights, client, 8)
-    np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
-    trained = local_training(
-        model,
-        LocalTrainingParams(learning_rate=1.0),
-        weights,
-        client,
-        np.ones([2], np.float32),
-        np.float32(3),
-        _SEED,
-    )
-    np.testing.assert_allclose(trained[0], [4 - (8 / 3 + 4)], rtol=1e-5)
-
-
-# What is sent
 
 
 def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **params):
@@ -131,74 +78,50 @@ def test_a_huge_learning_rate_is_dropped_when_it_overflows():
         np.testing.assert_array_equal(value, np.zeros_like(value))
 
 
-# Shuffling
+@pytest.mark.parametrize("spoil_the_metric", [False, True])
+def test_losses_or_metrics_that_are_not_finite_are_dropped_with_a_finite_update(spoil_the_metric):
+    model = linear_model()
+    x = [1.0, 2.0]
+    if spoil_the_metric:
+        infinite = Metric("infinite", lambda y, p: (p / 0.0, tf.ones_like(p)))
+        model = dataclasses.replace(model, metrics=(infinite,))
+    else:
+        x = [1.0, 3e38]
+    client_input = ClientInput(model.initial_weights, np.ones([1], np.float32), _SEED)
+    params = LocalTrainingParams(learning_rate=1e-30)
+    output = client_update(model, 1, params, client_input, make_client(x, [0, 0]))
+    assert output.clients.non_finite == 1
+    for value in tf.nest.flatten(output._replace(clients=())):
+        np.testing.assert_array_equal(value, np.zeros_like(value))
 
 
-def _trained(client, *, seed=_SEED, **params):
-    return local_training(
-        logistic_regression(4, 3),
-        LocalTrainingParams(learning_rate=1.0, batch_size=4, **params),
-        _weights(),
-        client,
-        np.full([4], 0.25, np.float32),
-        np.float32(len(client["y"]) * 0.25),
-        seed,
+def _noise_model() -> Model:
+    """A linear model whose gradient is the noise that its predictions draw."""
+
+    def predict(weights, x, training, seed):
+        return weights.trainable[0] * tf.random.stateless_uniform([tf.size(x)], seed)
+
+    return dataclasses.replace(linear_model(), predict=predict)
+
+
+def _noise(x, *, seed=_SEED, **params) -> float:
+    """Returns how far noise moved the only weight of a client, alpha and beta aside."""
+    client_input = ClientInput(
+        ModelWeights([np.array([0.0], np.float32)], []), np.ones([1], np.float32), seed
     )
+    local = LocalTrainingParams(learning_rate=1.0, batch_size=1, **params)
+    client = make_client(x, np.zeros(len(x)))
+    output = client_update(_noise_model(), 1, local, client_input, client)
+    return float(output.weighted_delta[0][0])
 
 
-def test_shuffling_is_a_function_of_the_seed():
-    client = _client()
-    first = _trained(client)
-    assert_identical(_trained(client), first)
-    other = _trained(client, seed=np.array([1, 3], np.int32))
-    assert not np.array_equal(first[0], other[0])
-    assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
+def test_every_step_draws_anew():
+    first = _noise([1.0], epochs=1)
+    assert _noise([1.0], epochs=1) == first
+    draws = np.diff([0.0, *[_noise([1.0], epochs=e) for e in (1, 2, 3)]])
+    assert len(set(np.round(draws, 4))) == 3
 
 
-def test_each_epoch_visits_every_example_once():
-    """The gradient of a linear loss does not depend on the order: only on who was visited."""
-    client = make_client(2.0 ** np.arange(9), np.zeros(9))
-    for epochs in (1, 2, 3):
-        trained = local_training(
-            linear_model(initial=0.0),
-            LocalTrainingParams(learning_rate=1.0, batch_size=2, epochs=epochs),
-            ModelWeights([np.array([0.0], np.float32)], []),
-            client,
-            np.ones([1], np.float32),
-            np.float32(1.0),
-            _SEED,
-        )
-        assert trained[0] == -epochs * (2.0**9 - 1)
-
-
-def test_epochs_have_different_orders():
-    """Two epochs are not the order of the first one twice."""
-    client = _client()
-    two_epochs = _trained(client, epochs=2)
-    first = ModelWeights(_trained(client, epochs=1), [])
-    same_order_again = local_training(
-        logistic_regression(4, 3),
-        LocalTrainingParams(learning_rate=1.0, batch_size=4),
-        first,
-        client,
-        np.full([4], 0.25, np.float32),
-        np.float32(len(client["y"]) * 0.25),
-        _SEED,
-    )
-    assert not np.array_equal(two_epochs[0], same_order_again[0])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"learning_rate": 0.0}, "client learning rate: expected a positive number"),
-        ({"learning_rate": float("inf")}, "client learning rate"),
-        ({"epochs": 0}, "client epochs: expected at least 1, found 0"),
-        ({"batch_size": 0}, "batch size: expected at least 1"),
-        ({"domain_pass_batch_size": 0}, "domain pass batch size"),
-        ({"normalizer": "clients"}, "did you mean client"),
-    ],
-)
-def test_parameters_out_of_range_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        LocalTrainingParams(**options)
+def test_clients_with_other_data_and_rounds_with_another_seed_draw_differently():
+    noise = {_noise([1.0]), _noise([2.0]), _noise([1.0], seed=np.array([1, 3], np.int32))}
+    assert len(noise) == 3

@@ -1,0 +1,112 @@
+"""E epochs of SGD on one client: orders, the regularizer, and parameters out of range."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import (
+    assert_identical,
+    linear_model,
+    make_client,
+    random_client,
+)
+from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.functional import ModelWeights
+
+_SEED = np.array([1, 2], np.int32)
+
+
+def _weights(seed: int = 0) -> ModelWeights:
+    rng = np.random.default_rng(seed)
+    shapes = ([4, 3], [3])
+    return ModelWeights([rng.normal(size=s).astype(np.float32) for s in shapes], [])
+
+
+def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
+    return random_client(np.random.default_rng(seed), size, [0, 1, 3])
+
+
+def test_the_regularizer_is_in_the_gradient():
+    """The mean gradient of the examples is 8 / 3, that of the regularizer w = 4."""
+    trained = local_training(
+        linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2)),
+        LocalTrainingParams(learning_rate=1.0),
+        ModelWeights([np.array([4.0], np.float32)], []),
+        make_client([1, 2, 5], [0, 0, 1]),
+        np.ones([2], np.float32),
+        np.float32(3),
+        _SEED,
+    )
+    np.testing.assert_allclose(trained[0], [4 - (8 / 3 + 4)], rtol=1e-5)
+
+
+def _trained(client, *, seed=_SEED, **params):
+    return local_training(
+        logistic_regression(4, 3),
+        LocalTrainingParams(learning_rate=1.0, batch_size=4, **params),
+        _weights(),
+        client,
+        np.full([4], 0.25, np.float32),
+        np.float32(len(client["y"]) * 0.25),
+        seed,
+    )
+
+
+def test_shuffling_is_a_function_of_the_seed():
+    client = _client()
+    first = _trained(client)
+    assert_identical(_trained(client), first)
+    other = _trained(client, seed=np.array([1, 3], np.int32))
+    assert not np.array_equal(first[0], other[0])
+    assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
+
+
+def test_each_epoch_visits_every_example_once():
+    """The gradient of a linear loss does not depend on the order: only on who was visited."""
+    client = make_client(2.0 ** np.arange(9), np.zeros(9))
+    for epochs in (1, 2, 3):
+        trained = local_training(
+            linear_model(initial=0.0),
+            LocalTrainingParams(learning_rate=1.0, batch_size=2, epochs=epochs),
+            ModelWeights([np.array([0.0], np.float32)], []),
+            client,
+            np.ones([1], np.float32),
+            np.float32(1.0),
+            _SEED,
+        )
+        assert trained[0] == -epochs * (2.0**9 - 1)
+
+
+def test_epochs_have_different_orders():
+    """Two epochs are not the order of the first one twice."""
+    client = _client()
+    two_epochs = _trained(client, epochs=2)
+    first = ModelWeights(_trained(client, epochs=1), [])
+    same_order_again = local_training(
+        logistic_regression(4, 3),
+        LocalTrainingParams(learning_rate=1.0, batch_size=4),
+        first,
+        client,
+        np.full([4], 0.25, np.float32),
+        np.float32(len(client["y"]) * 0.25),
+        _SEED,
+    )
+    assert not np.array_equal(two_epochs[0], same_order_again[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.0}, "client learning rate: expected a positive number"),
+        ({"learning_rate": float("inf")}, "client learning rate"),
+        ({"epochs": 0}, "client epochs: expected at least 1, found 0"),
+        ({"batch_size": 0}, "batch size: expected at least 1"),
+        ({"domain_pass_batch_size": 0}, "domain pass batch size"),
+        ({"normalizer": "clients"}, "did you mean client"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        LocalTrainingParams(**options)
