@@ -13,7 +13,7 @@ def domain_pass(
 ) -> DomainSums:
     """CLIENT lines 2 to 6: losses, counts and metric sums of each domain at `weights`.
 
-    Examples with a domain id outside [0, p) count nowhere; datasets refuse them beforehand.
+    Domain ids are in [0, p): others fail in TensorFlow, and datasets refuse them beforehand.
     """
     n = num_examples(examples)
     zeros = tf.zeros([num_domains])
