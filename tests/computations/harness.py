@@ -39,7 +39,7 @@ def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
             "x": tf.TensorSpec([None], tf.float32),
             "y": tf.TensorSpec([None], tf.int32),
         },
-        predict=lambda weights, x, training, seed: x * weights.trainable[0],
+        predict=lambda weights, x, training, seed: tf.multiply(x, weights.trainable[0]),
         loss=lambda labels, predictions: predictions,
         regularizer=regularizer,
     )
