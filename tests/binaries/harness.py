@@ -159,11 +159,12 @@ class Process:
         """Its process id."""
         return int(self._process.pid)
 
-    def children(self) -> list[int]:
+    def workers(self) -> list[int]:
         """Returns the process ids of its children, of which TFF's worker is one."""
-        return [
-            int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        ]
+        lists = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children")]
+        children = [int(child) for text in lists for child in text.split()]
+        assert children, "there is no worker"
+        return children
 
     def wait_for_rows(self, metrics: Path, count: int) -> None:
         """Waits until `metrics` has that many whole rows."""

@@ -1,0 +1,122 @@
+"""Runs in processes of their own that are killed or stopped, and go on."""
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from binaries import train
+from tests.binaries.harness import (
+    ROOT,
+    TOY,
+    Caller,
+    Process,
+    is_running,
+    python_module,
+    wait_until,
+)
+
+# Long enough to be stopped in the middle, with a checkpoint now and then.
+_FLAGS = (
+    *TOY,
+    "--rounds=120",
+    "--server_optimizer=adam",
+    "--server_learning_rate=0.05",
+    "--window=5",
+    "--evaluate_every=9",
+    "--checkpoint_every=11",
+    "--seed=2",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(call: Caller, tmp_path_factory) -> Path:
+    """An uninterrupted run."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    outcome = call(train, *_FLAGS, f"--output_dir={path}")
+    assert outcome.status == 0, outcome
+    return path
+
+
+def _assert_same_numbers(found: Path, expected: Path) -> None:
+    for name in ("metrics.csv", "result.json"):
+        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+def _rows(path: Path) -> int:
+    return (path / "metrics.csv").read_bytes().count(b"\n") - 1
+
+
+def test_kill_9_costs_nothing(whole, folder):
+    command = python_module("train", *_FLAGS, "--output_dir=run")
+    with Process(command, folder) as process:
+        process.wait_for_rows(folder / "run" / "metrics.csv", 30)
+        workers = process.workers()
+        process.send(signal.SIGKILL)
+        assert process.outcome().status == -signal.SIGKILL
+    wait_until(lambda: not any(map(is_running, workers)))
+    assert not (folder / "run" / "result.json").exists()
+    assert _rows(folder / "run") < 120
+
+    with Process([*command, "--resume"], folder) as process:
+        outcome = process.outcome()
+    assert outcome.status == 0, outcome
+    assert "going on after round " in outcome.out
+    _assert_same_numbers(folder / "run", whole)
+
+
+def _go_on_command(line: str, text: str) -> list[str]:
+    """The command that `line` gives, which starts with `text`."""
+    assert line.startswith(text), line
+    command = shlex.split(line.partition("; go on with: ")[2])
+    assert command[:2] == [str(ROOT / "run"), "train"]
+    assert command[-2:] == ["--output_dir=run", "--resume"]
+    if not (ROOT / ".venv" / ".complete").exists():
+        # Where there is no environment of ./run, as under Bazel.
+        command[:2] = [sys.executable, "-m", "binaries.train"]
+    return command
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(
+    whole, folder, call, number, status
+):
+    # The folder as two words: the command has to do without them.
+    command = python_module("train", *_FLAGS, "--output_dir", "run")
+    with Process(command, folder) as process:
+        process.wait_for_rows(folder / "run" / "metrics.csv", 20)
+        workers = process.workers()
+        process.send(number)
+        outcome = process.outcome()
+    assert outcome.status == status, outcome
+    wait_until(lambda: not any(map(is_running, workers)))
+    lines = [text for text in outcome.err.splitlines() if not text.startswith("round ")]
+    assert len(lines) == 1, outcome.err
+    completed = _rows(folder / "run")
+    assert 20 <= completed < 120
+    text = f"stopped and saved after round {completed}; go on with: "
+    go_on = _go_on_command(lines[0], text)
+    assert (folder / "run" / "checkpoints" / f"round_{completed:08d}.npz").is_file()
+
+    if number == signal.SIGTERM:
+        with Process(go_on, folder) as process:
+            outcome = process.outcome()
+    else:
+        outcome = call(train, *go_on[go_on.index("--task=toy_regression") :])
+    assert outcome.status == 0, outcome
+    assert f"going on after round {completed}\n" in outcome.out
+    _assert_same_numbers(folder / "run", whole)
+
+
+def test_a_command_that_fails_leaves_no_worker(folder):
+    command = python_module("train", *TOY, "--client_learning_rate=1e30", "--output_dir=run")
+    with Process(command, folder) as process:
+        wait_until(lambda: (folder / "run" / "metrics.csv").exists())
+        workers = process.workers()
+        outcome = process.outcome()
+    assert "the model has diverged" in outcome.error
+    wait_until(lambda: not any(map(is_running, workers)))
