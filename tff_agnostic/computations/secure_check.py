@@ -66,8 +66,56 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
     """
     report = security_report(computation)
     if not report.is_secure:
-        raise UserError(f"secure aggregation was asked for, but {report.summary()}")
+        names = _names_in_plain_aggregations(computation)
+        where = f"; in the source: {', '.join(names)}" if names else ""
+        raise UserError(f"secure aggregation was asked for, but {report.summary()}{where}")
     return report
+
+
+def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
+    # A value that is summed alone has lost its name in the compiled form. Where the source selects
+    # it from a client's result, as in `tff.federated_sum(result["loss"])`, the name is still there.
+    names: list[str] = []
+
+    def visit(block: Any) -> tuple[Any, bool]:
+        if _is_plain_aggregation(block):
+            names.extend(_selected_name(block.argument))
+        return block, False
+
+    tff.framework.transform_postorder(computation.to_building_block(), visit)
+    return names
+
+
+def _is_plain_aggregation(block: Any) -> bool:
+    return (
+        isinstance(block, tff.framework.Call)
+        and isinstance(block.function, tff.framework.Intrinsic)
+        and "secure" not in block.function.uri
+        and _is_placed(block.argument, tff.CLIENTS)
+        and _is_placed(block, tff.SERVER)
+    )
+
+
+def _is_placed(block: Any, placement: Any) -> bool:
+    value_type = block.type_signature
+    return isinstance(value_type, tff.FederatedType) and value_type.placement is placement
+
+
+def _selected_name(block: Any) -> Iterator[str]:
+    # TFF writes the selection from a federated structure as a map of a function that selects.
+    if not isinstance(block, tff.framework.Call) or not isinstance(
+        block.argument, tff.framework.Struct
+    ):
+        return
+    mapped = block.argument[0]
+    if isinstance(mapped, tff.framework.Lambda) and isinstance(
+        mapped.result, tff.framework.Selection
+    ):
+        selection = mapped.result
+        elements = tff.structure.to_elements(selection.source.type_signature)
+        name = selection.name or elements[selection.index][0]
+        if name is not None:
+            yield name
 
 
 def _in_two_results(computation: tff.Computation) -> tff.Computation:
