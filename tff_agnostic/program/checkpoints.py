@@ -4,6 +4,7 @@ The zip format holds a checksum of every array, so damage is noticed when a file
 """
 
 import dataclasses
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -96,9 +97,12 @@ class CheckpointFolder:
             f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(state))
         }
         header = json.dumps({"format": _FORMAT, "round": round_num, "leaves": len(arrays)})
+        # In memory first: on a full disk NumPy's zip file would write again when it is collected.
+        content = io.BytesIO()
+        np.savez(content, **{_HEADER: np.array(header)}, **arrays)
         saved = self._folder / f"round_{round_num:08d}.npz"
         with atomic_file(saved) as file:
-            np.savez(file, **{_HEADER: np.array(header)}, **arrays)
+            file.write(content.getbuffer())
         paths = self._newest_first()
         newest = paths.index(saved)
         for path in paths[:newest] + paths[newest + self._keep :]:

@@ -1,5 +1,6 @@
 """The figures of a run, drawn from the columns of metrics.csv."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,10 @@ def draw_run(folder: Path, task: Task, columns: Columns) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure in PNG format; equal figures have equal files."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
     with atomic_file(path) as file:
-        figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
+        file.write(content.getbuffer())
 
 
 def per_domain_figure(
