@@ -1,0 +1,201 @@
+"""Flags that are wrong: one line, status 2, and nothing is written or started."""
+
+import pytest
+
+from binaries import compare, evaluate, train
+from tests.binaries.harness import TOY, Caller
+
+
+@pytest.fixture
+def call() -> Caller:
+    """Calls that start nothing."""
+    return Caller(None)
+
+
+_UNKNOWN = [
+    (
+        ["--task=digit"],
+        "unknown task 'digit': did you mean digits? valid names: digits, toy_regression, adult, "
+        "client_files",
+    ),
+    (
+        ["--algorithm=agnostic_fedavg"],
+        "--algorithm: unknown algorithm 'agnostic_fedavg': did you mean agnostic_fed_avg or "
+        "fed_avg? valid names: agnostic_fed_avg, fed_avg, fed_avg_target_only",
+    ),
+    (
+        ["--runtime=tf"],
+        "--runtime: unknown runtime 'tf': did you mean tff? valid names: tff",
+    ),
+    (
+        ["--aggregation=secured"],
+        "--aggregation: unknown aggregation 'secured': did you mean secure? valid names: plain, "
+        "secure",
+    ),
+    (["--server_optimizer=adamm"], "--server_optimizer: unknown server optimizer 'adamm': did you"),
+    (
+        ["--domain_weight_update=fixd"],
+        "--domain_weight_update: unknown domain weight update 'fixd'",
+    ),
+    (["--batch_normalizer=btch"], "--batch_normalizer: unknown batch normalizer 'btch': did you"),
+    (["--windw=3"], "Unknown command line flag 'windw'. Did you mean: window ?"),
+    (["--digits_num_client=3"], "Unknown command line flag 'digits_num_client'. Did you mean: "),
+    (["--nothing_like_it"], "Unknown command line flag 'nothing_like_it'"),
+    (["digits"], "expected flags only, found 'digits'"),
+    (["--resume", "--", "--task=digits"], "expected flags only, found '--task=digits'"),
+    (["--flagfile=missing.flags"], "ERROR:: Unable to open flagfile"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _UNKNOWN)
+def test_what_is_unknown_is_told_with_the_nearest_names(call, folder, arguments, message):
+    assert call.refused(folder, train, *arguments).startswith(message)
+
+
+_VALUES = [
+    (["--rounds=0"], "--rounds: expected at least 1, found 0"),
+    (["--rounds=-5"], "--rounds: expected at least 1, found -5"),
+    (["--rounds=99999999999"], "--rounds: expected at most 2147483647, found 99999999999"),
+    (["--clients_per_round=0"], "--clients_per_round: expected at least 1, found 0"),
+    (["--batch_size=0"], "--batch_size: expected at least 1, found 0"),
+    (["--batch_size=-1"], "--batch_size: expected at least 1, found -1"),
+    (["--client_epochs=0"], "--client_epochs: expected at least 1, found 0"),
+    (["--window=0"], "--window: expected at least 1, found 0"),
+    (["--window=-3"], "--window: expected at least 1, found -3"),
+    (["--seed=-1"], "--seed: expected at least 0, found -1"),
+    (["--evaluate_every=0"], "--evaluate_every: expected at least 1, found 0"),
+    (["--checkpoint_every=0"], "--checkpoint_every: expected at least 1, found 0"),
+    (["--keep_checkpoints=0"], "--keep_checkpoints: expected at least 1, found 0"),
+    (["--client_learning_rate=0"], "--client_learning_rate: expected a positive number, found 0.0"),
+    (["--client_learning_rate=-1"], "--client_learning_rate: expected a positive number, found -1"),
+    (["--client_learning_rate=nan"], "--client_learning_rate: expected a finite number, found nan"),
+    (["--client_learning_rate=inf"], "--client_learning_rate: expected a finite number, found inf"),
+    (["--server_learning_rate=0"], "--server_learning_rate: expected a positive number, found 0.0"),
+    (["--domain_learning_rate=-0.1"], "--domain_learning_rate: expected a positive number, found"),
+    (["--domain_learning_rate=nan"], "--domain_learning_rate: expected a finite number, found nan"),
+    (
+        ["--server_optimizer=momentum", "--server_momentum=1"],
+        "--server_momentum: expected less than 1.0, found 1.0",
+    ),
+    (
+        ["--aggregation=secure", "--secure_max_loss=0"],
+        "--secure_max_loss: expected a positive number, found 0.0",
+    ),
+    (
+        ["--aggregation=secure", "--secure_bits=64"],
+        "--secure_bits: expected less than 41, found 64",
+    ),
+    (["--rounds=many"], "flag --rounds=many: invalid literal for int() with base 10: 'many'"),
+    (["--rounds=1.5"], "flag --rounds=1.5: invalid literal for int() with base 10: '1.5'"),
+    (["--rounds="], "flag --rounds=: invalid literal for int() with base 10: ''"),
+    (["--client_learning_rate=fast"], "flag --client_learning_rate=fast: could not convert string"),
+    (
+        ["--shuffle=maybe"],
+        "flag --shuffle=maybe: ('Non-boolean argument to boolean flag', 'maybe')",
+    ),
+    (["--task"], "Missing value for flag --task"),
+    (
+        ["--initial_domain_weights=a,b"],
+        "--initial_domain_weights: expected numbers separated by commas, found 'a,b'",
+    ),
+    (
+        ["--initial_domain_weights=0.5,,0.5"],
+        "--initial_domain_weights: expected numbers separated by commas, found '0.5,,0.5'",
+    ),
+    (
+        ["--initial_domain_counts=1,x"],
+        "--initial_domain_counts: expected numbers separated by commas, found '1,x'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _VALUES)
+def test_a_value_out_of_range_or_of_another_type(call, folder, arguments, message):
+    assert call.refused(folder, train, *arguments).startswith(message)
+
+
+_WITHOUT_EFFECT = [
+    (
+        ["--algorithm=fed_avg", "--window=3"],
+        "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_avg",
+    ),
+    (
+        ["--algorithm=fed_avg", "--initial_domain_weights=0.5,0.5"],
+        "--initial_domain_weights has no effect with --algorithm=fed_avg: it needs ",
+    ),
+    (
+        ["--target_domain=3"],
+        "--target_domain has no effect with --algorithm=agnostic_fed_avg: it needs "
+        "--algorithm=fed_avg_target_only",
+    ),
+    (
+        ["--secure_bits=20"],
+        "--secure_bits has no effect with --aggregation=plain: it needs --aggregation=secure",
+    ),
+    (
+        ["--server_momentum=0.5"],
+        "--server_momentum has no effect with --server_optimizer=sgd: it needs "
+        "--server_optimizer=momentum or adam or yogi",
+    ),
+    (["--adult_num_clients=5"], "--adult_num_clients has no effect with --task=digits"),
+    (
+        ["--task=toy_regression", "--digits_keep="],
+        "--digits_keep has no effect with --task=toy_regression",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _WITHOUT_EFFECT)
+def test_a_flag_without_effect(call, folder, arguments, message):
+    assert call.refused(folder, train, *arguments).startswith(message)
+
+
+_COMPARE = [
+    (["--trials=0"], "--trials: expected at least 1, found 0"),
+    (["--algorithms="], "--algorithms: expected different names, found ''"),
+    (["--algorithms=fed_avg,fed_avg"], "--algorithms: expected different names, found 'fed_avg,fe"),
+    (["--algorithms=fed_avg,fedavg"], "unknown algorithm 'fedavg': did you mean fed_avg"),
+    (["--algorithm=fed_avg"], "Unknown command line flag 'algorithm'. Did you mean: algorithms ?"),
+    (["--task=digit"], "unknown task 'digit': did you mean digits?"),
+    (["--rounds=0"], "--rounds: expected at least 1, found 0"),
+    (
+        ["--algorithms=fed_avg", "--window=3"],
+        "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_avg",
+    ),
+    (["--secure_bits=20"], "--secure_bits has no effect with --aggregation=plain"),
+    (["--adult_num_clients=5"], "--adult_num_clients has no effect with --task=digits"),
+    (
+        ["--override=fed_avg:window=3"],
+        "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_avg",
+    ),
+    (
+        ["--override=fed_avg"],
+        "--override: expected ALGORITHM:FLAG=VALUE with one of fed_avg, agnostic_fed_avg and a "
+        "flag of its training, found 'fed_avg'",
+    ),
+    (["--override=fedavg:window=3"], "--override: expected ALGORITHM:FLAG=VALUE with one of fed_"),
+    (
+        ["--override=fed_avg:seed=3"],
+        "--override: expected ALGORITHM:FLAG=VALUE with one of fed_avg",
+    ),
+    (["--override=agnostic_fed_avg:windw=3"], "unknown flag 'windw': did you mean window?"),
+    (["--override=agnostic_fed_avg:window=x"], "--window: expected int, found 'x'"),
+    (["--override=agnostic_fed_avg:window=0"], "--window: expected at least 1, found 0"),
+    (["--override=fed_avg:shuffle=perhaps"], "--shuffle: expected true or false, found 'perhaps'"),
+    (["fed_avg"], "expected flags only, found 'fed_avg'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _COMPARE)
+def test_what_cannot_be_compared(call, folder, arguments, message):
+    assert call.refused(folder, compare, *arguments).startswith(message)
+
+
+def test_evaluate_has_no_flags_of_training(call, folder):
+    assert call.refused(folder, evaluate, "--window=3").startswith("Unknown command line flag 'win")
+    assert call.refused(folder, evaluate, "run").startswith("expected flags only, found 'run'")
+
+
+def test_seeds_of_trials_stay_in_range(call, folder):
+    message = call.refused(folder, compare, *TOY, "--seed=2147483647", "--trials=2")
+    assert message == "--seed: expected at most 2147483647, found 2147483648"

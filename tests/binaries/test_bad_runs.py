@@ -1,0 +1,286 @@
+"""Runs that cannot start or go on: one line, status 2, and nothing is half-written."""
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from binaries import compare, train
+from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
+from tff_agnostic.program.checkpoints import newest_checkpoint
+
+_NOBODY = 65534
+_RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--keep_checkpoints=3")
+
+
+@pytest.fixture(scope="module")
+def whole(call: Caller, tmp_path_factory) -> Path:
+    """An uninterrupted run."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    outcome = call(train, *_RUN, f"--output_dir={path}")
+    assert outcome.status == 0, outcome
+    return path
+
+
+def _assert_same_numbers(found: Path, expected: Path) -> None:
+    for name in ("metrics.csv", "result.json"):
+        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+_SETTINGS = [
+    (
+        ["--clients_per_round=9"],
+        "--clients_per_round: expected 1 to 8, the number of training clients, found 9",
+    ),
+    (
+        ["--toy_regression_num_clients=0"],
+        "--toy_regression_num_clients: expected 1 to 1000, the number of points, found 0",
+    ),
+    (["--toy_regression_spread=nan"], "--toy_regression_spread: expected a number of at least 0"),
+    (
+        ["--initial_domain_weights=0.5,0.7,-0.2,0,0"],
+        "initial domain weights: expected non-negative numbers that sum to 1, found [0.5, 0.7, -0",
+    ),
+    (
+        ["--initial_domain_weights=0.5,0.3,0,0,0"],
+        "initial domain weights: expected non-negative numbers that sum to 1, found [0.5, 0.3, 0.0",
+    ),
+    (
+        ["--initial_domain_weights=0.5,0.5"],
+        "initial domain weights: expected 5 numbers, one per domain, found 2",
+    ),
+    (
+        ["--initial_domain_weights=nan,1,0,0,0"],
+        "initial domain weights: expected finite numbers, found [nan, 1.0, 0.0, 0.0, 0.0]",
+    ),
+    (
+        ["--initial_domain_weights="],
+        "initial domain weights: expected 5 numbers, one per domain, found 0",
+    ),
+    (
+        ["--initial_domain_counts=1,2,0,1,1"],
+        "initial domain counts: expected positive numbers, found [1.0, 2.0, 0.0, 1.0, 1.0]",
+    ),
+    (
+        ["--initial_domain_counts="],
+        "initial domain counts: expected 5 numbers, one per domain, found 0",
+    ),
+    (
+        ["--algorithm=fed_avg_target_only"],
+        "--target_domain: expected one of center -1.0, center -0.4, center +0.3, center +0.7, "
+        "center +1.0 with --algorithm=fed_avg_target_only, found none",
+    ),
+    (
+        ["--algorithm=fed_avg_target_only", "--target_domain=center 1"],
+        "unknown domain in --target_domain 'center 1': did you mean center ",
+    ),
+    (["--data_dir=."], "--data_dir has no effect with --task=toy_regression, which reads no files"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _SETTINGS)
+def test_settings_that_do_not_fit_the_task(call, folder, arguments, message):
+    assert call.refused(folder, train, *_RUN, "--output_dir=run", *arguments).startswith(message)
+
+
+_DATA_DIRS = [
+    (["--task=adult"], "--task=adult reads files: give their folder with --data_dir"),
+    (["--task=adult", "--data_dir=no"], "--data_dir: expected a folder, found none at "),
+    (["--task=adult", "--data_dir=."], "adult.data: expected UCI's Adult file, cannot read it"),
+    (["--task=client_files", "--data_dir=."], "dataset.json: expected a JSON description of the "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _DATA_DIRS)
+@pytest.mark.parametrize("binary", [train, compare])
+def test_a_data_dir_without_the_files(call, folder, binary, arguments, message):
+    assert message in call.refused(folder, binary, *arguments, "--output_dir=run")
+
+
+_COLUMNS_OF_ADULT = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
+    "Male, 2174, 0, 40, United-States, <=50K\n"
+)
+
+
+def test_a_malformed_line_of_adult_is_named(call, folder):
+    (folder / "adult.data").write_text(_COLUMNS_OF_ADULT * 3 + "what?\n")
+    (folder / "adult.test").write_text(_COLUMNS_OF_ADULT)
+    message = call.refused(folder, train, "--task=adult", "--data_dir=.", "--output_dir=run")
+    assert message == f"{folder / 'adult.data'}:4: expected 15 columns, found 1"
+
+
+def test_an_output_folder_that_is_not_free(call, folder, whole):
+    shutil.copytree(whole, folder / "run")
+    (folder / "other").mkdir()
+    (folder / "other" / "thesis.tex").write_text("")
+    for arguments, message in (
+        (["--output_dir=run"], "--output_dir: run holds this run already: add --resume to go on"),
+        (
+            ["--output_dir=run", "--seed=1"],
+            "--output_dir: run holds another run: --seed is 0 there and 1 here",
+        ),
+        (
+            ["--output_dir=run", "--resume", "--algorithm=fed_avg"],
+            "--output_dir: run holds another run: --algorithm is agnostic_fed_avg there and fed_a",
+        ),
+        (
+            ["--output_dir=run", "--resume", "--rounds=5"],
+            "--rounds: the run in run has 6 rounds, and a resumed run cannot have fewer, found 5",
+        ),
+        (["--output_dir=other"], "--output_dir: expected a new or empty folder or that of a run, "),
+        (["--output_dir=other", "--resume"], "--output_dir: expected a new or empty folder or "),
+        (["--output_dir=other/thesis.tex"], "--output_dir: expected a new or empty folder or "),
+    ):
+        assert call.refused(folder, train, *_RUN, *arguments).startswith(message)
+    message = call.refused(folder, compare, *TOY, "--output_dir=run", "--resume")
+    assert message.startswith(
+        "--output_dir: expected a new or empty folder or that of a comparison"
+    )
+
+
+@contextlib.contextmanager
+def _as_nobody() -> Iterator[None]:
+    os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_an_output_folder_that_cannot_be_made(call, folder):
+    (folder / "file").write_text("")
+    for path, reason in (
+        ("file/run", "Not a directory"),
+        ("/proc/no/run", "No such file or directory"),
+        ("x" * 300, "File name too long"),
+    ):
+        message = call.refused(folder, train, *_RUN, f"--output_dir={path}")
+        assert message == f"{path}: cannot write: {reason}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_read_only_output_folder(call):
+    # Not below pytest's folders, which others may not even enter.
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)
+        parent.chmod(0o555)
+        with _as_nobody():
+            message = call.refused(parent, train, *_RUN, f"--output_dir={parent / 'run'}")
+        assert message == f"{parent / 'run'}: cannot write: Permission denied"
+        (parent / "empty").mkdir()
+        with _as_nobody():
+            message = call.refused(parent, train, *_RUN, f"--output_dir={parent / 'empty'}")
+        assert message.endswith("cannot write: Permission denied")
+
+
+def test_a_model_that_diverges(call, folder):
+    arguments = ["--client_learning_rate=1e20", "--output_dir=run"]
+    message = call(train, *_RUN, *arguments).error
+    assert "the model has diverged: no client returned finite numbers" in message
+    assert not (folder / "run" / "result.json").exists()
+
+
+def test_a_damaged_checkpoint(call, folder, whole):
+    shutil.copytree(whole, folder / "run")
+    newest = folder / "run" / "checkpoints" / "round_00000006.npz"
+    newest.write_bytes(newest.read_bytes()[:300])
+    outcome = call(train, *_RUN, "--output_dir=run", "--resume")
+    assert outcome.status == 0, outcome
+    (warning,) = [line for line in outcome.err.splitlines() if "damaged" in line]
+    assert "round_00000006.npz: expected a checkpoint, found a damaged or another file" in warning
+    assert "; trying the one before it" in warning
+    assert "going on after round 4\n" in outcome.out
+    _assert_same_numbers(folder / "run", whole)
+
+
+def test_only_damaged_checkpoints(call, folder, whole):
+    shutil.copytree(whole, folder / "run")
+    for path in (folder / "run" / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    before = tree(folder)
+    outcome = call(train, *_RUN, "--output_dir=run", "--resume", "--rounds=9")
+    # A warning for each of the others comes before.
+    assert outcome.status == 2
+    message = outcome.err.splitlines()[-1]
+    assert message.startswith("error: every checkpoint is damaged; the oldest is run/checkpoints/")
+    assert "Traceback" not in outcome.err
+    assert tree(folder) == before
+
+
+def test_a_full_disk_at_a_checkpoint(call, folder, whole, monkeypatch):
+    fsync = os.fsync
+
+    def full_at_the_second_checkpoint(descriptor: int) -> None:
+        if "round_00000004" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_at_the_second_checkpoint)
+        message = call(train, *_RUN, "--output_dir=run").error
+    path = folder / "run" / "checkpoints"
+    assert message == "run/checkpoints/round_00000004.npz: cannot write: No space left on device"
+    assert [p.name for p in path.iterdir()] == ["round_00000002.npz"]
+    assert newest_checkpoint(path).round_num == 2
+    outcome = call(train, *_RUN, "--output_dir=run", "--resume")
+    assert outcome.status == 0, outcome
+    _assert_same_numbers(folder / "run", whole)
+
+
+def _private_tmpfs(command: str) -> list[str]:
+    return [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f"mount -t tmpfs -o size=100k tmpfs disk && {command}",
+    ]
+
+
+def test_a_disk_that_really_is_full(call, folder):
+    (folder / "disk").mkdir()
+    try:
+        subprocess.run(_private_tmpfs("true"), check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no small file system can be mounted here")
+    flags = [*TOY, "--rounds=150", "--checkpoint_every=5"]
+    train_command = subprocess.list2cmdline(python_module("train", *flags, "--output_dir=disk/run"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    # The file system ends with the shell: what is on it is copied before.
+    completed = subprocess.run(
+        _private_tmpfs(f"{train_command} 2>err >out; s=$?; cp -r disk/run run; exit $s"),
+        env=environment,
+        check=False,
+    )
+    error = (folder / "err").read_text()
+    assert completed.returncode == 2, error
+    assert "Traceback" not in error
+    assert error.splitlines()[-1].startswith("error: disk/run/")
+    assert error.splitlines()[-1].endswith(": cannot write: No space left on device")
+    assert newest_checkpoint(folder / "run" / "checkpoints").round_num >= 5
+
+    for arguments in (["--output_dir=run", "--resume"], ["--output_dir=whole"]):
+        outcome = call(train, *flags, *arguments)
+        assert outcome.status == 0, outcome
+    _assert_same_numbers(folder / "run", folder / "whole")
+
+
+def test_help_names_every_flag_of_a_run(folder):
+    completed = subprocess.run(
+        python_module("train", "--help"),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "Trains one model with one algorithm on one task." in completed.stdout
+    for name in ("task", "algorithm", "rounds", "digits_keep", "output_dir", "window"):
+        assert f"--{name}: " in completed.stdout
+    assert "--[no]resume: " in completed.stdout
