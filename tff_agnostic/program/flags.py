@@ -15,6 +15,12 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.registry import TASKS
 
 _DEFAULT_TASK = "digits"
+_EXPECTED: dict[type, str] = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    tuple: "numbers separated by commas",
+}
 
 
 def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
@@ -86,11 +92,8 @@ def parsed_value(name: str, value: Any) -> Any:
             return {"true": True, "false": False}[value.lower()]
         return kind(value)
     except (ValueError, KeyError):
-        expected: dict[type, str] = {tuple: "numbers separated by commas", bool: "true or false"}
         found = ",".join(value) if isinstance(value, list) else value
-        raise UserError(
-            f"--{name}: expected {expected.get(kind, kind.__name__)}, found {found!r}"
-        ) from None
+        raise UserError(f"--{name}: expected {_EXPECTED[kind]}, found {found!r}") from None
 
 
 def given_task_options(task: str) -> dict[str, Any]:
