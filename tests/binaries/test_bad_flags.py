@@ -179,7 +179,7 @@ _COMPARE = [
         "--override: expected ALGORITHM:FLAG=VALUE with one of fed_avg",
     ),
     (["--override=agnostic_fed_avg:windw=3"], "unknown flag 'windw': did you mean window?"),
-    (["--override=agnostic_fed_avg:window=x"], "--window: expected int, found 'x'"),
+    (["--override=agnostic_fed_avg:window=x"], "--window: expected a whole number, found 'x'"),
     (["--override=agnostic_fed_avg:window=0"], "--window: expected at least 1, found 0"),
     (["--override=fed_avg:shuffle=perhaps"], "--shuffle: expected true or false, found 'perhaps'"),
     (["fed_avg"], "expected flags only, found 'fed_avg'"),
