@@ -44,3 +44,9 @@ def test_later_changes_of_the_mapping_it_was_made_from_do_not_reach_it():
 def test_names_that_are_no_strings_are_unknown(name):
     with pytest.raises(UserError, match="unknown runtime"):
         _REGISTRY[name]
+
+
+def test_get_answers_an_unknown_name_with_the_default():
+    assert _REGISTRY.get("cohort") is not None
+    assert _REGISTRY.get("cohrt") is None
+    assert _REGISTRY.get("cohrt", 3) == 3

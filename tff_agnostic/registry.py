@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tff_agnostic.errors import UserError
 
@@ -30,6 +30,10 @@ class Registry(Mapping[str, T], Generic[T]):
         if name not in self._entries:
             raise UserError(f"unknown {self._kind} {name!r}: {self._suggestion(str(name))}")
         return self._entries[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the entry called `name`, or `default` if there is none."""
+        return self._entries.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -81,6 +81,22 @@ def test_it_can_be_entered_again():
     assert_identical(states[0], states[1])
 
 
+def test_what_it_prepared_does_not_run_after_its_end():
+    """In TFF's default context, a worker that nobody ends would start."""
+    with TffRuntime() as runtime:
+        algorithm = _algorithm()
+        training = runtime.training(algorithm, PlainSum())
+        evaluation = runtime.evaluation(logistic_regression(4, 3), 3, PlainSum())
+        state = training.initialize()
+    for call in (
+        training.initialize,
+        lambda: training.next(state, _cohort()),
+        lambda: evaluation(state.weights, _cohort()),
+    ):
+        with pytest.raises(RuntimeError, match="TFF's worker is not running"):
+            call()
+
+
 def test_a_worker_that_dies_during_a_round_is_an_error_of_one_line():
     """TFF would go on asking the dead worker for ever."""
     with TffWorker() as worker, _installed(worker):

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Optional
 
 import tensorflow_federated as tff
@@ -54,23 +55,35 @@ class TffRuntime:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
+        self._worker = TffWorker()
+        self._context = create_context(self._worker)
 
     def __enter__(self) -> "TffRuntime":
         """Starts the worker and makes it TFF's current execution context."""
-        worker = self._stack.enter_context(TffWorker())
-        context_stack = tff.framework.get_context_stack()
-        self._stack.enter_context(context_stack.install(create_context(worker)))
+        self._stack.enter_context(self._worker)
+        # A context keeps connections, so a worker that is started again needs a new one.
+        self._context = create_context(self._worker)
+        self._stack.enter_context(self.installed())
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Ends the worker."""
         self._stack.close()
 
+    def installed(self) -> AbstractContextManager:
+        """Makes the worker TFF's current execution context while entered.
+
+        What a runtime has prepared runs in its own worker only: in TFF's default context, to which
+        a call after the runtime's end would fall back, a worker starts that nobody ends.
+        """
+        return tff.framework.get_context_stack().install(self._context)
+
     def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> "TffTraining":
         """Compiles the algorithm; see `runtime.Runtime.training`."""
         process = build_learning_process(algorithm, aggregation)
         secure = aggregation.name == "secure"
-        return TffTraining(process, require_only_secure_sums(process.next) if secure else None)
+        security = require_only_secure_sums(process.next) if secure else None
+        return TffTraining(self, process, security)
 
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
@@ -79,7 +92,7 @@ class TffRuntime:
         computation = build_evaluation(model, num_domains, aggregation)
         if aggregation.name == "secure":
             require_only_secure_sums(computation)
-        return TffEvaluation(computation)
+        return TffEvaluation(self, computation)
 
 
 class TffTraining:
@@ -87,28 +100,34 @@ class TffTraining:
 
     def __init__(
         self,
+        runtime: TffRuntime,
         process: tff.learning.templates.LearningProcess,
         security: Optional[SecurityReport] = None,
     ) -> None:
+        self._runtime = runtime
         self.process = process
         self.security = security
 
     def initialize(self) -> ServerState:
         """Returns the state before the first round."""
-        return self.process.initialize()
+        with self._runtime.installed():
+            return self.process.initialize()
 
     def next(self, state: ServerState, cohort: Sequence[Examples]) -> tuple[ServerState, Metrics]:
         """Runs one round."""
-        output = self.process.next(state, [to_numpy_examples(c) for c in cohort])
+        with self._runtime.installed():
+            output = self.process.next(state, [to_numpy_examples(c) for c in cohort])
         return output.state, output.metrics
 
 
 class TffEvaluation:
     """A compiled federated evaluation."""
 
-    def __init__(self, computation: tff.Computation) -> None:
+    def __init__(self, runtime: TffRuntime, computation: tff.Computation) -> None:
+        self._runtime = runtime
         self._computation = computation
 
     def __call__(self, weights: ModelWeights, clients: Sequence[Examples]) -> EvaluationOutput:
         """Returns the sums over `clients`."""
-        return self._computation(weights, [to_numpy_examples(c) for c in clients])
+        with self._runtime.installed():
+            return self._computation(weights, [to_numpy_examples(c) for c in clients])
