@@ -37,9 +37,7 @@ def code_folders():
 def declared(folder):
     """The folders that a folder's library depends on, as labels."""
     (arguments,) = (
-        arguments
-        for name, arguments in evaluate(folder / "BUILD")
-        if name == "python_package"
+        arguments for name, arguments in evaluate(folder / "BUILD") if name == "python_package"
     )
     assert arguments["name"] == folder.name
     return set(arguments.get("deps", []))
