@@ -40,6 +40,11 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
         main(argv)
     except UserError as e:
         return _failed(e)
+    except OSError as e:
+        # A file or folder that may not be read, say; without a name it is no user's file.
+        if e.filename is None:
+            raise
+        return _failed(UserError(f"{e.filename}: {e.strerror}"))
     except Interrupted as e:
         print(e, file=sys.stderr)
         return 128 + e.signal_number

@@ -143,7 +143,10 @@ def run_trials(
                 run_folder = _trial_folder(folder, algorithm, k)
                 run = TrainingRun(spec, run_folder, runtime, resume)
                 if not (resume and run.is_complete()):
-                    run.run(stop, show_progress=False)
+                    try:
+                        run.run(stop, show_progress=False)
+                    except UserError as e:
+                        raise UserError(f"{algorithm}, trial {k + 1}: {e}") from e
                 domain_names = run.task.domain_names
                 higher_is_better = {"loss": False}
                 higher_is_better.update(

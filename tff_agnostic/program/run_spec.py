@@ -63,7 +63,8 @@ def resolve(
     algorithm = given.get("algorithm", spec.defaults.get("algorithm", RunConfig.algorithm))
     config = RunConfig(**{**spec.defaults, **spec.algorithm_defaults.get(algorithm, {}), **given})
     options = dataclasses.asdict(spec.options(**task_options))
-    absolute = str(data_dir.absolute()) if data_dir is not None else None
+    # Resolved: however the folder is named, it is the same run.
+    absolute = str(data_dir.resolve()) if data_dir is not None else None
     return RunSpec(task, options, absolute, config)
 
 
