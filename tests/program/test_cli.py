@@ -30,6 +30,7 @@ def _raise(error: BaseException):
         (Interrupted("stopped and saved", 15), 143, "stopped and saved\n"),
         (Interrupted("stopped and saved", 2), 130, "stopped and saved\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
+        (PermissionError(13, "Permission denied", "a/b"), 2, "error: a/b: Permission denied\n"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(capsys, error, status, text):
@@ -42,9 +43,10 @@ def test_success_is_status_zero(capsys):
     assert capsys.readouterr() == ("done\n", "")
 
 
-def test_a_bug_is_not_hidden():
-    with pytest.raises(ZeroDivisionError):
-        exit_status(_raise(ZeroDivisionError()), ["train"])
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(9, "Bad file descriptor")])
+def test_a_bug_is_not_hidden(error):
+    with pytest.raises(type(error)):
+        exit_status(_raise(error), ["train"])
 
 
 def test_positional_arguments_are_refused(capsys):

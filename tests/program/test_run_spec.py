@@ -56,9 +56,11 @@ def test_flags_name_every_setting():
     }
 
 
-def test_a_relative_data_dir_becomes_absolute():
-    spec = resolve("adult", {}, {}, Path("data"))
-    assert spec.data_dir == str(Path.cwd() / "data")
+def test_a_data_dir_is_the_same_however_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    for name in ("data", "other/../data", str(tmp_path / "data")):
+        assert resolve("adult", {}, {}, Path(name)).data_dir == str((tmp_path / "data").resolve())
 
 
 def test_a_missing_flag_is_a_key_error():
