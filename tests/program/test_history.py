@@ -148,6 +148,15 @@ def test_a_damaged_row_in_the_middle_is_told(tmp_path, old, new):
     assert "expected rows of rounds 1 to 3, as the checkpoint says" in _load_error(path, 3)
 
 
+def test_a_line_without_its_end_does_not_count(tmp_path):
+    path = tmp_path / "metrics.csv"
+    _write(path, 3)
+    # Still a number, but perhaps not the one that was meant.
+    path.write_text(path.read_text().removesuffix(".0\n"))
+    assert _load_error(path, 3).endswith("found 2 whole rows, 1 to 2")
+    assert read_history(path)["round"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "\n\n", "round\n", "garbage\n" * 5])
 def test_another_file_is_told(tmp_path, content):
     path = tmp_path / "metrics.csv"

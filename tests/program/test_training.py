@@ -66,6 +66,7 @@ def _run(runtime: Any, path: Path, resume: bool = False, stop_after: int = 0, **
 def _stopped(runtime: Any, path: Path, stop_after: int, **changed: Any) -> None:
     with pytest.raises(Interrupted, match=f"stopped and saved after round {stop_after}"):
         _run(runtime, path, stop_after=stop_after, **changed)
+    assert newest_checkpoint(path / "checkpoints").round_num == stop_after
 
 
 def _assert_same_run(found: Path, expected: Path) -> None:
@@ -104,6 +105,12 @@ def test_what_a_run_leaves(whole):
     assert columns["round"].tolist() == list(range(1, _ROUNDS + 1))
     evaluated = ~np.isnan(columns["test/loss"])
     assert evaluated.tolist() == [t % 2 == 0 or t == _ROUNDS for t in range(1, _ROUNDS + 1)]
+
+
+def test_every_round_has_its_own_cohort(whole):
+    columns = read_history(whole / "metrics.csv")
+    counts = [values for name, values in columns.items() if name.startswith("train/num_examples/")]
+    assert len({tuple(row) for row in np.transpose(counts)}) > _ROUNDS // 2
 
 
 def test_result_and_last_row_agree(whole):
