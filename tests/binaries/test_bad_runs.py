@@ -1,21 +1,19 @@
 """Runs that cannot start or go on: one line, status 2, and nothing is half-written."""
 
-import contextlib
 import errno
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from binaries import compare, train
 from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
+from tests.program.harness import as_nobody
 from tff_agnostic.program.checkpoints import newest_checkpoint
 
-_NOBODY = 65534
 _RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--keep_checkpoints=3")
 
 
@@ -145,15 +143,6 @@ def test_an_output_folder_that_is_not_free(call, folder, whole):
     )
 
 
-@contextlib.contextmanager
-def _as_nobody() -> Iterator[None]:
-    os.seteuid(_NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_an_output_folder_that_cannot_be_made(call, folder):
     (folder / "file").write_text("")
     for path, reason in (
@@ -165,17 +154,16 @@ def test_an_output_folder_that_cannot_be_made(call, folder):
         assert message == f"{path}: cannot write: {reason}"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_read_only_output_folder(call):
     # Not below pytest's folders, which others may not even enter.
     with tempfile.TemporaryDirectory() as name:
         parent = Path(name)
         parent.chmod(0o555)
-        with _as_nobody():
+        with as_nobody():
             message = call.refused(parent, train, *_RUN, f"--output_dir={parent / 'run'}")
         assert message == f"{parent / 'run'}: cannot write: Permission denied"
         (parent / "empty").mkdir()
-        with _as_nobody():
+        with as_nobody():
             message = call.refused(parent, train, *_RUN, f"--output_dir={parent / 'empty'}")
         assert message.endswith("cannot write: Permission denied")
 

@@ -136,7 +136,7 @@ def test_a_stopped_comparison_goes_on(call, folder, compared, monkeypatch):
     (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
     assert line.endswith("--output_dir=runs --resume")
     assert not (folder / "runs" / "compare.json").exists()
-    outcome = call(compare, *line.partition("run compare ")[2].split())
+    outcome = call(compare, *line[line.index(_SHORT[0]) :].split())
     assert outcome.status == 0, outcome
     found, expected = ((p / "compare.json").read_bytes() for p in (folder / "runs", compared[0]))
     assert found == expected

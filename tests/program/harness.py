@@ -1,9 +1,14 @@
 """Small reports, tasks and comparisons for tests of what is made of them."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+from matplotlib import image
 
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.models import logistic_regression
@@ -47,12 +52,23 @@ def result_json(domains: Mapping[str, Mapping[str, Any]], overall: Mapping[str, 
     return {"domains": domains, "overall": overall, "rounds": 2}
 
 
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Takes the rights of root away; skips the test where that cannot be done and undone."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user, and root again")
+    try:
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("there is no other user in this sandbox")
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 def is_png(content: bytes) -> bool:
     """Returns whether bytes are a PNG image with more than one colour in it."""
-    import io
-
-    from matplotlib import image
-
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
         return False
     pixels = image.imread(io.BytesIO(content), format="png")

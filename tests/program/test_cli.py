@@ -1,6 +1,5 @@
 """How binaries start and end."""
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,8 +10,6 @@ from absl.testing import flagsaver
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.cli import exit_status, parse_flags, resume_command
 from tff_agnostic.program.interrupts import Interrupted
-
-ROOT = Path(__file__).parents[2]
 
 
 def _raise(error: BaseException):
@@ -69,8 +66,17 @@ def test_parsing_returns_what_is_no_flag():
         assert parse_flags(["train", "--verbosity=-1", "digits"]) == ["train", "digits"]
 
 
-def _command(monkeypatch, program: str, *arguments: str) -> list[str]:
-    monkeypatch.setattr(sys, "argv", [program, *arguments])
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A folder that looks like a checkout."""
+    root = tmp_path / "check out"
+    (root / "binaries").mkdir(parents=True)
+    (root / "run").write_text("")
+    return root
+
+
+def _command(monkeypatch, program: Path, *arguments: str) -> list[str]:
+    monkeypatch.setattr(sys, "argv", [str(program), *arguments])
     return shlex.split(resume_command("train", Path("runs/my run")))
 
 
@@ -90,19 +96,22 @@ _GO_ON = ["--output_dir=runs/my run", "--resume"]
         (["--target_domain=a b", "--digits_keep="], ["--target_domain=a b", "--digits_keep="]),
     ],
 )
-def test_the_command_to_go_on_repeats_the_flags(monkeypatch, arguments, kept):
-    monkeypatch.chdir(ROOT)
-    found = _command(monkeypatch, str(ROOT / "binaries" / "train.py"), *arguments)
+def test_the_command_to_go_on_repeats_the_flags(monkeypatch, checkout, arguments, kept):
+    monkeypatch.chdir(checkout)
+    found = _command(monkeypatch, checkout / "binaries" / "train.py", *arguments)
     assert found == ["./run", "train", *kept, *_GO_ON]
 
 
-def test_the_command_to_go_on_works_in_the_folder_where_it_was_given(monkeypatch, tmp_path):
-    program = str(ROOT / "binaries" / "train.py")
+def test_the_command_to_go_on_works_in_the_folder_where_it_was_given(
+    monkeypatch, checkout, tmp_path
+):
     monkeypatch.chdir(tmp_path)
-    assert _command(monkeypatch, program)[:2] == [str(ROOT / "run"), "train"]
-    # As a wheel's console script, and as a module of a wheel.
-    assert _command(monkeypatch, "/usr/bin/tff-agnostic-train")[:1] == ["tff-agnostic-train"]
-    module = str(tmp_path / "tff_agnostic" / "binaries" / "train.py")
-    found = _command(monkeypatch, module)
-    assert found[:3] == [sys.executable, "-m", "tff_agnostic.binaries.train"]
-    assert os.path.isabs(found[0])
+    found = _command(monkeypatch, checkout / "binaries" / "train.py")
+    assert found == [str(checkout / "run"), "train", *_GO_ON]
+
+
+def test_the_command_to_go_on_with_an_installed_package(monkeypatch, tmp_path):
+    found = _command(monkeypatch, Path("/usr/bin/tff-agnostic-train"))
+    assert found == ["tff-agnostic-train", *_GO_ON]
+    found = _command(monkeypatch, tmp_path / "tff_agnostic" / "binaries" / "train.py")
+    assert found == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]

@@ -1,7 +1,6 @@
 """Whose an output folder is, and that nothing is written before that is known."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.program.harness import as_nobody
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.run_folder import RunFolder, default_folder, is_new_or_empty
 from tff_agnostic.program.run_spec import RunSpec, resolve
-
-_NOBODY = 65534
 
 
 def _spec(**given: Any) -> RunSpec:
@@ -168,18 +166,14 @@ def test_a_folder_in_a_place_that_cannot_be_written(tmp_path):
         assert str(error.value) == f"{path}: cannot write: {reason}"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_folder_of_somebody_else(tmp_path):
     folder = _claimed(tmp_path / "private" / "run")
     (tmp_path / "private").chmod(0o700)
-    os.seteuid(_NOBODY)
-    try:
+    with as_nobody():
         with pytest.raises(UserError) as error:
             folder.check(_spec(), resume=True)
         with pytest.raises(UserError) as parent_error:
             default_folder(tmp_path / "private", "digits", resume=False)
-    finally:
-        os.seteuid(0)
     assert str(error.value) == f"{folder.path}: cannot write: Permission denied"
     assert str(parent_error.value).endswith("cannot write: Permission denied")
 
