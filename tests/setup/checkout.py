@@ -1,0 +1,200 @@
+"""A copy of `run` and its tools, in a folder where Python and pip are stand-ins."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).absolute().parents[2]
+
+# Only these come from the machine, so that its own Pythons are out of sight.
+SYSTEM_TOOLS = [
+    "awk",
+    "bash",
+    "cat",
+    "chmod",
+    "cp",
+    "dirname",
+    "env",
+    "find",
+    "flock",
+    "ln",
+    "mkdir",
+    "mktemp",
+    "mv",
+    "readlink",
+    "rm",
+    "sha256sum",
+    "sleep",
+    "tail",
+    "uname",
+]
+
+# Answers as CPython would while the environment is made (the probe, venv and pip), and is a real
+# Python otherwise.
+STUB_PYTHON = """#!/usr/bin/env bash
+set -e
+if [[ $1 == -I ]]; then shift; fi
+case "$1 $2" in
+  -c*)
+    echo "{implementation} {version} {venv} $(readlink -f "$0")"
+    exit 0
+    ;;
+  "-m venv")
+    mkdir -p "$3/bin"
+    ln -s "$(readlink -f "$0")" "$3/bin/python"
+    exit 0
+    ;;
+  "-m pip")
+    echo "$*" >>"$STUB_STATE/pip_calls"
+    for word in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo "pip line $word"; done
+    if [[ -e $STUB_STATE/pip_fails ]]; then exit 1; fi
+    if [[ -e $STUB_STATE/pip_is_slow ]]; then sleep 0.5; fi
+    if [[ -e $STUB_STATE/pip_hangs ]]; then
+      echo $$ >"$STUB_STATE/pip_pid"
+      exec sleep 600
+    fi
+    exit 0
+    ;;
+esac
+exec "{real_python}" "$@"
+"""
+
+BINARY = '''"""{description}."""
+
+import json
+import os
+import sys
+
+code = int(os.environ.get("EXIT_CODE", "0"))
+if os.environ.get("WAIT_FOR_SIGNAL"):
+    import signal
+
+    print(os.getpid(), flush=True)
+    signal.pause()
+keep = ("PYTHONPATH", "PYTHONWARNINGS", "TF_CPP_MIN_LOG_LEVEL", "PYTHONHOME")
+print(json.dumps({{
+    "name": "{name}",
+    "argv": sys.argv[1:],
+    "cwd": os.getcwd(),
+    "stdin": "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read(),
+    "environment": {{key: os.environ.get(key) for key in keep}},
+}}))
+sys.exit(code)
+'''
+
+
+FAKE_BAZEL = """
+echo "$*" >>"$STUB_STATE/bazel_calls"
+for word; do
+  case $word in
+    help) echo "--host_javabase" && exit ;;
+    build) [[ ! -e $STUB_STATE/build_fails ]] || exit 1 ;;
+    test) [[ ! -e $STUB_STATE/test_fails ]] || exit 3 ;;
+  esac
+done
+"""
+
+
+class Checkout:
+    """A copy of the set-up's files in a folder of its own, with a PATH of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.root = folder / "a checkout"
+        self.bin = folder / "bin"
+        self.state = folder / "state"
+        self.home = folder / "home"
+        for made in (self.root, self.bin, self.state, self.home, self.root / "binaries"):
+            made.mkdir()
+        shutil.copy(ROOT / "run", self.root)
+        shutil.copytree(ROOT / "tools", self.root / "tools")
+        (self.root / "requirements.lock").write_text("one==1\n")
+        (self.root / "binaries" / "__init__.py").touch()
+        (self.root / "binaries" / "_private.py").touch()
+        for name, description in (("train", "Trains a model"), ("compare", "Compares two runs")):
+            text = BINARY.format(name=name, description=description)
+            (self.root / "binaries" / f"{name}.py").write_text(text)
+        for tool in SYSTEM_TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool))
+
+    @property
+    def environment(self):
+        return {
+            "PATH": str(self.bin),
+            "HOME": str(self.home),
+            "STUB_STATE": str(self.state),
+        }
+
+    def add_python(self, path, version="3.11", implementation="CPython", venv="venv"):
+        if not isinstance(path, pathlib.Path):
+            path = self.bin / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            STUB_PYTHON.format(
+                version=version,
+                implementation=implementation,
+                venv=venv,
+                real_python=sys.executable,
+            )
+        )
+        path.chmod(0o755)
+        return path
+
+    def add_script(self, name, text):
+        path = self.bin / name
+        if path.is_symlink():
+            path.unlink()
+        path.write_text("#!/usr/bin/env bash\n" + text)
+        path.chmod(0o755)
+
+    def start(self, *arguments, command=None, **options):
+        environment = {**self.environment, **options.pop("environment", {})}
+        options.setdefault("cwd", self.home)
+        options.setdefault("stdin", subprocess.DEVNULL)
+        return subprocess.Popen(
+            [str(command or self.root / "run"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            **options,
+        )
+
+    def run(self, *arguments, text=None, **options):
+        if text is not None:
+            options["stdin"] = subprocess.PIPE
+        process = self.start(*arguments, **options)
+        output, errors = process.communicate(text)
+        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    @property
+    def installs(self):
+        calls = self.state / "pip_calls"
+        return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited 30 s in vain"
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie has ended; nobody may be there to collect it.
+    status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def one_line(result):
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert result.stdout == ""
+    return lines[0]

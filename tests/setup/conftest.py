@@ -1,0 +1,43 @@
+"""Checkouts on machines with and without a Python."""
+
+import os
+import signal
+
+import pytest
+
+from tests.setup.checkout import FAKE_BAZEL, Checkout, is_alive
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A checkout on a machine without any Python."""
+    checkout = Checkout(tmp_path)
+    yield checkout
+    pid_file = checkout.state / "pip_pid"
+    if pid_file.exists() and is_alive(int(pid_file.read_text())):
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+def checkout(bare):
+    """A checkout on a machine with a Python that fits."""
+    bare.add_python("python3.11")
+    return bare
+
+
+@pytest.fixture
+def ready(checkout):
+    """A checkout whose environment is made."""
+    assert checkout.run("setup").returncode == 0
+    return checkout
+
+
+@pytest.fixture
+def bazel(tmp_path):
+    """A checkout in a path that Bazel can work in, with a stand-in for Bazel."""
+    checkout = Checkout(tmp_path)
+    checkout.add_python("python3.11")
+    checkout.root = checkout.root.rename(tmp_path / "checkout")
+    checkout.add_script("bazel", FAKE_BAZEL)
+    assert checkout.run("setup").returncode == 0
+    return checkout

@@ -1,0 +1,99 @@
+"""How `run` hands over to a command."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+
+def test_arguments_pass_unharmed(ready):
+    arguments = ["--name=a b", "", "*", "$HOME", "it's", '"', "--", "-x", "a\nb", "\\"]
+    result = ready.run("train", *arguments)
+    assert json.loads(result.stdout)["argv"] == arguments
+
+
+def test_the_users_folder_and_standard_input_are_kept(ready):
+    folder = ready.folder / "my folder"
+    folder.mkdir()
+    result = ready.run("train", text="lines\nof input\n", cwd=folder)
+    seen = json.loads(result.stdout)
+    assert seen["cwd"] == str(folder)
+    assert seen["stdin"] == "lines\nof input\n"
+
+
+def test_it_works_through_symlinks(ready):
+    direct = ready.folder / "tff run"
+    direct.symlink_to(ready.root / "run")
+    relative = ready.home / "again"
+    relative.symlink_to(os.path.relpath(direct, ready.home))
+    for link in (direct, relative):
+        result = ready.run("train", command=link)
+        assert (result.returncode, result.stderr) == (0, "")
+    result = ready.run("run", "train", command="bash", cwd=ready.root)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert ready.installs == 1
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 77])
+def test_the_exit_code_passes_through(ready, code):
+    assert ready.run("train", environment={"EXIT_CODE": str(code)}).returncode == code
+
+
+def test_signals_reach_the_process_itself(ready):
+    process = ready.start("train", environment={"WAIT_FOR_SIGNAL": "1"})
+    pid = int(process.stdout.readline())
+    os.kill(pid, signal.SIGTERM)
+    process.communicate()
+    assert pid == process.pid
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_the_users_environment_comes_after_ours(ready):
+    own = {
+        "PYTHONPATH": "/my/modules",
+        "PYTHONWARNINGS": "error::UserWarning",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "PYTHONHOME": "/another/python",
+    }
+    seen = json.loads(ready.run("train", environment=own).stdout)["environment"]
+    assert seen["PYTHONPATH"] == f"{ready.root}:/my/modules"
+    assert seen["PYTHONWARNINGS"].endswith(",error::UserWarning")
+    assert seen["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    assert seen["PYTHONHOME"] is None
+    seen = json.loads(ready.run("train").stdout)["environment"]
+    assert seen["PYTHONPATH"] == str(ready.root)
+    assert seen["TF_CPP_MIN_LOG_LEVEL"] == "3"
+
+
+def test_only_the_one_warning_is_hidden(ready):
+    (ready.root / "binaries" / "warns.py").write_text(
+        "import warnings\n"
+        "warnings.warn('pkg_resources is deprecated as an API. See the docs')\n"
+        "warnings.warn('this is the user\\'s own')\n"
+    )
+    errors = ready.run("warns").stderr
+    assert "this is the user's own" in errors
+    assert "pkg_resources" not in errors
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have no option for it")
+def test_modules_in_the_users_folder_are_not_taken_for_ours(ready):
+    (ready.root / ".venv" / "lib" / "python3.11").mkdir(parents=True)
+    folder = ready.folder / "another checkout"
+    (folder / "binaries").mkdir(parents=True)
+    (folder / "binaries" / "__init__.py").touch()
+    (folder / "binaries" / "train.py").write_text("raise SystemExit('the wrong one')\n")
+    result = ready.run("train", cwd=folder)
+    assert result.returncode == 0, result.stderr
+
+
+def test_test_runs_pytest_from_the_root(ready):
+    (ready.root / "test_it.py").write_text("def test_it(): pass\n\n\ndef test_other(): assert 0\n")
+    result = ready.run(
+        "test", "test_it.py", "-k", "test_it and not other", "-p", "no:cacheprovider"
+    )
+    assert result.returncode == 0, result.stdout
+    assert "1 passed, 1 deselected" in result.stdout
+    assert ready.run("test", "test_it.py", "-p", "no:cacheprovider").returncode == 1

@@ -1,0 +1,138 @@
+"""How `run` makes the environment, and keeps it whole."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.setup.checkout import is_alive, one_line, wait_until
+
+
+def test_first_use_says_one_line_and_later_uses_say_nothing(checkout):
+    first = checkout.run("train")
+    assert first.returncode == 0
+    assert first.stderr.splitlines() == [
+        "run: setting up .venv with CPython 3.11 "
+        "(first use; takes about 2 minutes on a fast network, once)"
+    ]
+    assert json.loads(first.stdout)["name"] == "train"
+    second = checkout.run("compare")
+    assert second.returncode == 0
+    assert second.stderr == ""
+    assert json.loads(second.stdout)["name"] == "compare"
+    assert checkout.installs == 1
+
+
+def test_pip_is_held_to_the_lock_and_its_hashes(checkout):
+    checkout.run("setup")
+    call = (checkout.state / "pip_calls").read_text()
+    for option in ("--no-deps", "--require-hashes", "--only-binary :all:"):
+        assert option in call
+    assert f"--requirement {checkout.root}/requirements.lock" in call
+
+
+def test_a_failed_installation_shows_its_last_lines_and_is_repaired_by_the_next_use(checkout):
+    (checkout.state / "pip_fails").touch()
+    result = checkout.run("train")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert "pip line 20" in lines
+    assert "pip line 5" not in lines
+    assert lines[-1].startswith("run: set-up failed while installing the packages")
+    (checkout.state / "pip_fails").unlink()
+    result = checkout.run("train")
+    assert result.returncode == 0
+    assert "an earlier set-up did not finish" in result.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_set_up_ends_pip_and_is_repaired_by_the_next_use(checkout, how):
+    (checkout.state / "pip_hangs").touch()
+    pid_file = checkout.state / "pip_pid"
+    # As a terminal would start it: with the default actions of all signals.
+    process = checkout.start("train", restore_signals=True)
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + how
+    assert "set-up interrupted; the next use starts it again" in errors
+    assert not is_alive(int(pid_file.read_text()))
+    (checkout.state / "pip_hangs").unlink()
+    (checkout.root / ".venv" / "half").touch()
+    result = checkout.run("train")
+    assert result.returncode == 0
+    assert not (checkout.root / ".venv" / "half").exists()
+
+
+def test_a_killed_set_up_is_waited_for_and_repaired(checkout):
+    (checkout.state / "pip_hangs").touch()
+    pid_file = checkout.state / "pip_pid"
+    process = checkout.start("train")
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    process.kill()
+    process.communicate()
+    orphan = int(pid_file.read_text())
+    (checkout.state / "pip_hangs").unlink()
+    following = checkout.start("train")
+    assert "another set-up of this checkout is under way" in following.stderr.readline()
+    assert checkout.installs == 1
+    os.kill(orphan, signal.SIGTERM)
+    output, errors = following.communicate()
+    assert following.returncode == 0
+    assert "an earlier set-up did not finish" in errors
+    assert json.loads(output)["name"] == "train"
+
+
+def test_uses_at_the_same_time_install_once(checkout):
+    (checkout.state / "pip_is_slow").touch()
+    processes = [checkout.start("train") for _ in range(3)]
+    for process in processes:
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert json.loads(output)["name"] == "train"
+    assert checkout.installs == 1
+
+
+def test_a_changed_lock_is_noticed(checkout):
+    checkout.run("setup")
+    (checkout.root / "requirements.lock").write_text("one==2\n")
+    result = checkout.run("setup")
+    assert "requirements.lock has changed" in one_line(result)
+    assert checkout.run("setup").stderr == ""
+    assert checkout.installs == 2
+
+
+def test_a_moved_checkout_is_noticed(checkout):
+    checkout.run("setup")
+    checkout.root = checkout.root.rename(checkout.folder / "moved away")
+    result = checkout.run("train")
+    assert result.returncode == 0
+    assert "the checkout has moved" in result.stderr
+    assert checkout.installs == 2
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(checkout):
+    checkout.run("setup")
+    (checkout.bin / "python3.11").unlink()
+    checkout.add_python("python3.10", "3.10")
+    result = checkout.run("train")
+    assert result.returncode == 0
+    assert "its Python is gone" in result.stderr
+
+
+def test_an_environment_that_this_script_did_not_make_is_replaced(checkout):
+    (checkout.root / ".venv" / "bin").mkdir(parents=True)
+    (checkout.root / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    result = checkout.run("setup")
+    assert result.returncode == 0
+    assert checkout.installs == 1
+
+
+def test_a_missing_lock_is_one_line(checkout):
+    (checkout.root / "requirements.lock").unlink()
+    result = checkout.run("setup")
+    assert result.returncode == 2
+    assert "there is no requirements.lock" in one_line(result)
