@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -244,7 +245,7 @@ def test_a_disk_that_really_is_full(call, folder):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no small file system can be mounted here")
     flags = [*TOY, "--rounds=50", "--checkpoint_every=3"]
-    train_command = subprocess.list2cmdline(python_module("train", *flags, "--output_dir=disk/run"))
+    train_command = shlex.join(python_module("train", *flags, "--output_dir=disk/run"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     # The file system ends with the shell: what is on it is copied before.
     completed = subprocess.run(
