@@ -1,4 +1,4 @@
-"""The exception for mistakes that a user can mend."""
+"""The exceptions that end in one line instead of a traceback."""
 
 
 class UserError(ValueError):
@@ -6,4 +6,12 @@ class UserError(ValueError):
 
     The message is one line: what was expected, what was found, and where. Binaries print it without
     a traceback and exit with status 2; library users catch it as a `ValueError`.
+    """
+
+
+class ExecutionError(RuntimeError):
+    """What executes rounds, such as a worker process, has failed or is not there.
+
+    Not the user's mistake, and not one of the code: a worker may be killed for want of memory. What
+    a run has saved is whole, and the run can go on. The message is one line.
     """

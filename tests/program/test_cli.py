@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from absl.testing import flagsaver
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.program.cli import exit_status, parse_flags, resume_command
 from tff_agnostic.program.interrupts import Interrupted
 
@@ -24,6 +24,12 @@ def _raise(error: BaseException):
     [
         (UserError("--rounds: expected 1, found 0"), 2, "error: --rounds: expected 1, found 0\n"),
         (UserError("a name with\na line break"), 2, "error: a name with a line break\n"),
+        (
+            ExecutionError("TFF's worker has ended"),
+            1,
+            "error: TFF's worker has ended (nothing that was saved is lost; train and compare go "
+            "on with --resume)\n",
+        ),
         (Interrupted("stopped and saved", 15), 143, "stopped and saved\n"),
         (Interrupted("stopped and saved", 2), 130, "stopped and saved\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),

@@ -9,10 +9,11 @@ from typing import Callable, NoReturn
 
 from absl import app, flags, logging
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.program.interrupts import Interrupted
 
 _USAGE_STATUS = 2
+_FAILURE_STATUS = 1
 
 
 Main = Callable[[Sequence[str]], None]
@@ -32,7 +33,8 @@ def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
 def exit_status(main: Main, argv: Sequence[str]) -> int:
     """Calls `main`; a user's mistake is told in one line without traceback, and has status 2.
 
-    A run that a signal stopped has 128 plus the signal's number, as shells have it.
+    So is a worker that has died, with status 1. A run that a signal stopped has 128 plus the
+    signal's number, as shells have it.
     """
     try:
         if len(argv) > 1:
@@ -45,6 +47,10 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
         if e.filename is None:
             raise
         return _failed(UserError(f"{e.filename}: {e.strerror}"))
+    except ExecutionError as e:
+        hint = "nothing that was saved is lost; train and compare go on with --resume"
+        print(f"error: {e} ({hint})", file=sys.stderr)
+        return _FAILURE_STATUS
     except Interrupted as e:
         print(e, file=sys.stderr)
         return 128 + e.signal_number

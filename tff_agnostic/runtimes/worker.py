@@ -15,6 +15,8 @@ import grpc
 import portpicker
 import tensorflow_federated as tff
 
+from tff_agnostic.errors import ExecutionError
+
 _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000
@@ -55,7 +57,8 @@ class TffWorker:
         """Starts the worker and waits until it answers.
 
         Raises:
-            RuntimeError: If it ends or does not answer in time; the message holds its last output.
+            ExecutionError: If it ends or does not answer in time; the message holds its last
+                output.
         """
         binary = Path(tff.__file__).parent / "data" / "worker_binary"
         port = portpicker.pick_unused_port()
@@ -69,7 +72,7 @@ class TffWorker:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 message = f"TFF's worker did not start: {self._last_output()}"
                 self.__exit__()
-                raise RuntimeError(message)
+                raise ExecutionError(message)
             time.sleep(_POLL_SECONDS)
         return self
 
@@ -87,7 +90,7 @@ class TffWorker:
 
         def connect(cardinalities: dict[Any, int]) -> tff.framework.RemoteExecutor:
             if self._process is None or self._process.poll() is not None:
-                raise RuntimeError(f"TFF's worker {self._what_became_of_it()}")
+                raise ExecutionError(f"TFF's worker {self._what_became_of_it()}")
             cardinalities.setdefault(tff.CLIENTS, 0)
             executor = tff.framework.RemoteExecutor(self._stub)
             executor.set_cardinalities(cardinalities)
