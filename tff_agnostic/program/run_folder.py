@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.files import (
     is_temporary,
@@ -69,8 +71,9 @@ class RunFolder:
         except BlockingIOError:
             os.close(descriptor)
             raise UserError(f"--output_dir: another process is running in {self.path}") from None
-        except OSError:
-            pass  # Not every file system has locks.
+        except OSError as e:
+            # Not every file system has locks; a run must be possible there all the same.
+            logging.warning("%s: cannot be kept from other processes: %s", self.path, e.strerror)
         try:
             self._remove_temporary_files()
             yield
