@@ -1,15 +1,21 @@
 """Models as pure functions of their weights, made from Keras models."""
 
+from tff_agnostic.models.emnist_cnn import emnist_cnn
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.logistic import logistic_regression
+from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import Metric, accuracy
+from tff_agnostic.models.next_word_lstm import next_word_lstm
 
 __all__ = [
+    "LSTM",
     "Examples",
     "Metric",
     "Model",
     "accuracy",
+    "emnist_cnn",
     "logistic_regression",
     "model_from_keras",
+    "next_word_lstm",
 ]

@@ -1,0 +1,47 @@
+"""The convolutional network for EMNIST of Reddi et al. 2021."""
+
+import tensorflow as tf
+
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.models.metrics import accuracy
+
+
+def emnist_cnn(num_classes: int = 62, seed: int = 0) -> Model:
+    """Returns a CNN for images of 28 x 28: x float32 [n, 28, 28, 1], y int32 [n].
+
+    Two convolutions, max-pooling, a hidden layer, and dropout (Reddi et al. 2021);
+    1,206,590 parameters with 62 classes. Predictions are scores, float32 [n, num_classes]; the loss
+    is cross-entropy.
+
+    Args:
+        num_classes: 62 for digits and letters, 10 for digits.
+        seed: Seeds the initial weights.
+    """
+    layers = tf.keras.layers
+
+    def build() -> tf.keras.Model:
+        return tf.keras.Sequential(
+            [
+                tf.keras.Input([28, 28, 1]),
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.Conv2D(64, 3, activation="relu"),
+                layers.MaxPool2D(2),
+                layers.Dropout(0.25),
+                layers.Flatten(),
+                layers.Dense(128, activation="relu"),
+                layers.Dropout(0.5),
+                layers.Dense(num_classes),
+            ]
+        )
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, 28, 28, 1], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+        metrics=[accuracy()],
+        seed=seed,
+    )

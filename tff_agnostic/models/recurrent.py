@@ -1,0 +1,237 @@
+"""What the recurrent layers share: a scan over time, and the Keras side of a layer.
+
+The layers' cores are pure functions with gradients of their own. Plain backpropagation adds a
+weight gradient, as large as the recurrent kernel, at every time step. Here the walk back through
+time only collects the gradients of the gates, and each weight gets one product over all steps.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Callable, Optional, Union
+
+import tensorflow as tf
+
+# Longer sequences, and those of unknown length, run in a loop: their graph would grow too large.
+MAX_UNROLLED_STEPS = 64
+
+# The values of all time steps: a list of T tensors where steps are unrolled, else one [T, ...].
+Series = Union[Sequence[tf.Tensor], tf.Tensor]
+
+# (state, the values of one step) -> (next state, outputs of the step)
+Step = Callable[[tuple, tuple], tuple[tuple, tuple]]
+
+
+def to_series(values: tf.Tensor) -> Series:
+    """Splits [T, ...] into its steps if they are to be unrolled."""
+    length = values.shape[0]
+    if length is None or length > MAX_UNROLLED_STEPS:
+        return values
+    return tf.unstack(values)
+
+
+def to_tensor(series: Series) -> tf.Tensor:
+    """The values of all steps as one tensor [T, ...]."""
+    return tf.stack(series) if isinstance(series, list) else series
+
+
+def delayed(series: Series, first: tf.Tensor) -> Series:
+    """The value before each step: `first`, then all but the last of `series`."""
+    if isinstance(series, list):
+        return [first, *series[:-1]]
+    return tf.concat([first[tf.newaxis], series[:-1]], axis=0)
+
+
+def scan(
+    step: Step,
+    initial: tuple,
+    series: Sequence[Optional[Series]],
+    num_outputs: int,
+    reverse: bool = False,
+) -> list[Series]:
+    """Carries a state over the time steps.
+
+    Args:
+        step: Maps the state and the values of one step to the next state and the step's outputs,
+            tensors of the dtype of the state. A series that is None has the value None.
+        initial: The state before the first step.
+        series: The values of the steps, all in one form; the first is not None.
+        num_outputs: Number of outputs of a step.
+        reverse: Walk from the last step to the first.
+
+    Returns:
+        The outputs as series, the first step first in either direction.
+    """
+    if isinstance(series[0], list):
+        steps = range(len(series[0]))
+        state, outputs = initial, []
+        for t in reversed(steps) if reverse else steps:
+            state, output = step(state, _at(series, t))
+            outputs.append(output)
+        if reverse:
+            outputs.reverse()
+        return [list(output) for output in zip(*outputs)]
+
+    length = tf.shape(series[0])[0]
+
+    def body(count: tf.Tensor, state: tuple, arrays: list) -> tuple:
+        t = length - 1 - count if reverse else count
+        state, output = step(state, _at(series, t))
+        return count + 1, state, [a.write(t, value) for a, value in zip(arrays, output)]
+
+    arrays = [tf.TensorArray(initial[0].dtype, size=length) for _ in range(num_outputs)]
+    _, _, arrays = tf.while_loop(
+        lambda count, *_: count < length, body, (tf.constant(0), initial, arrays)
+    )
+    return [array.stack() for array in arrays]
+
+
+def _at(series: Sequence[Optional[Series]], t: Any) -> tuple:
+    return tuple(None if values is None else values[t] for values in series)
+
+
+def time_major(x: tf.Tensor) -> tf.Tensor:
+    """Swaps the first two of three axes: [B, T, n] to [T, B, n] and back."""
+    return tf.transpose(x, [1, 0, 2])
+
+
+def flat(x: tf.Tensor) -> tf.Tensor:
+    """[T, B, n] as [T * B, n]."""
+    return tf.reshape(x, [-1, x.shape[-1]])
+
+
+def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """The sum over all T and B of outer products of [T, B, m] and [T, B, n]: [m, n]."""
+    return tf.matmul(flat(a), flat(b), transpose_a=True)
+
+
+def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> Series:
+    """Returns x @ kernel + bias of all steps, one product: x [T, B, in], a series of [B, n]."""
+    projected = tf.nn.bias_add(tf.matmul(flat(x), kernel), bias)
+    shape = tf.shape(x)
+    projected = tf.reshape(projected, [shape[0], shape[1], kernel.shape[1]])
+    return to_series(tf.ensure_shape(projected, [*x.shape[:2], kernel.shape[1]]))
+
+
+def input_gradients(
+    x: tf.Tensor, kernel: tf.Tensor, dz: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Gradients of `input_product` for dz [T, B, n]: of x [B, T, in], of kernel and of bias."""
+    dx = tf.reshape(tf.matmul(flat(dz), kernel, transpose_b=True), tf.shape(x))
+    return time_major(dx), product_over_steps(x, dz), tf.reduce_sum(flat(dz), axis=0)
+
+
+def mask_series(mask: Optional[tf.Tensor]) -> Optional[Series]:
+    """A mask [B, T] as a series of bool [B, 1]."""
+    if mask is None:
+        return None
+    return to_series(time_major(tf.cast(mask, tf.bool)[:, :, tf.newaxis]))
+
+
+class RecurrentLayer(tf.keras.layers.Layer):
+    """Base of the recurrent layers: arguments, weights of gates, masks and serialisation.
+
+    Inputs are float [B, T, in]; outputs are [B, T, out], or [B, out] without `return_sequences`. A
+    step where the mask (bool [B, T]) is False carries the state on, and repeats the output before
+    it, zeros at the start, as Keras' layers do. With `return_sequences` the mask is handed on.
+
+    A subclass has `num_gates` and the position of the forget gate among them, creates its weights
+    in `build`, and computes the outputs of all steps in `run`.
+    """
+
+    num_gates: int
+    forget_gate: int
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        return_sequences: bool = False,
+        kernel_initializer: Any = "glorot_uniform",
+        recurrent_initializer: Any = "orthogonal",
+        bias_initializer: Any = "zeros",
+        unit_forget_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.units = positive("units", units)
+        self.return_sequences = return_sequences
+        self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
+        self.recurrent_initializer = tf.keras.initializers.get(recurrent_initializer)
+        self.bias_initializer = tf.keras.initializers.get(bias_initializer)
+        self.unit_forget_bias = unit_forget_bias
+        self.supports_masking = True
+        self.input_spec = tf.keras.layers.InputSpec(ndim=3)
+
+    def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
+        """The outputs of all steps, [B, T, out]."""
+        raise NotImplementedError
+
+    def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """Outputs of all steps, or of the last one."""
+        outputs = self.run(inputs, mask)
+        return outputs if self.return_sequences else outputs[:, -1]
+
+    def compute_mask(
+        self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None
+    ) -> Optional[tf.Tensor]:
+        """Outputs of all steps are masked like the inputs, the last one is not."""
+        del inputs
+        return mask if self.return_sequences else None
+
+    def add_gate_weights(self, input_size: Optional[int], state_size: int) -> None:
+        """Creates `kernel`, `recurrent_kernel` and `bias`, in this order.
+
+        Args:
+            input_size: Size of the inputs' last axis.
+            state_size: Size of the state that the gates see.
+
+        Raises:
+            ValueError: If the size of the inputs' last axis is not known.
+        """
+        if input_size is None:
+            raise ValueError(f"layer {self.name!r}: the last axis of its inputs has no known size")
+        size = self.num_gates * self.units
+        self.kernel = self.add_weight(
+            name="kernel", shape=[input_size, size], initializer=self.kernel_initializer
+        )
+        self.recurrent_kernel = self.add_weight(
+            name="recurrent_kernel",
+            shape=[state_size, size],
+            initializer=self.recurrent_initializer,
+        )
+        self.bias = self.add_weight(name="bias", shape=[size], initializer=self._initial_bias)
+
+    def _initial_bias(self, shape: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
+        if not self.unit_forget_bias:
+            return self.bias_initializer(shape, dtype=dtype)
+        before = self.forget_gate * self.units
+        after = shape[0] - before - self.units
+        parts = [
+            self.bias_initializer([before], dtype=dtype),
+            tf.ones([self.units], dtype),
+            self.bias_initializer([after], dtype=dtype),
+        ]
+        return tf.concat(parts, axis=0)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        serialize = tf.keras.initializers.serialize
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "return_sequences": self.return_sequences,
+            "kernel_initializer": serialize(self.kernel_initializer),
+            "recurrent_initializer": serialize(self.recurrent_initializer),
+            "bias_initializer": serialize(self.bias_initializer),
+            "unit_forget_bias": self.unit_forget_bias,
+        }
+
+
+def positive(name: str, value: Any) -> int:
+    """Returns an argument of a layer that must be a positive whole number.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected a positive whole number, found {value!r}")
+    return value
