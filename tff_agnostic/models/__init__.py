@@ -1,5 +1,6 @@
 """Models as pure functions of their weights, made from Keras models."""
 
+from tff_agnostic.models.cifg import CIFG
 from tff_agnostic.models.emnist_cnn import emnist_cnn
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.keras import model_from_keras
@@ -9,6 +10,7 @@ from tff_agnostic.models.metrics import Metric, accuracy
 from tff_agnostic.models.next_word_lstm import next_word_lstm
 
 __all__ = [
+    "CIFG",
     "LSTM",
     "Examples",
     "Metric",

@@ -1,20 +1,24 @@
 """An LSTM layer with the weights and outputs of Keras' own, and a faster backward pass."""
 
+from functools import partial
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
 from tff_agnostic.models.recurrent import (
     RecurrentLayer,
+    State,
     delayed,
     input_gradients,
     input_product,
     mask_series,
     product_over_steps,
     scan,
+    scan_back,
     time_major,
     to_series,
     to_tensor,
+    zero_state,
 )
 
 
@@ -42,7 +46,7 @@ def lstm(
     Returns:
         h_1 to h_T, [B, T, u]. Gradients flow to x and the three weights, in first order.
     """
-    masks = mask_series(mask)
+    steps_mask = mask_series(mask)
 
     @tf.custom_gradient
     def states(
@@ -50,57 +54,58 @@ def lstm(
     ) -> tuple[tf.Tensor, Callable]:
         x = time_major(x)
         projected = input_product(x, kernel, bias)
-        zeros = tf.zeros_like(projected[0][:, : recurrent_kernel.shape[0]])
-        h, c, *gates = scan(
-            lambda state, values: _forward_step(state, values, recurrent_kernel),
-            initial=(zeros, zeros),
-            series=(projected, masks),
-            num_outputs=7,
+        zeros = zero_state(x, recurrent_kernel.shape[0])
+        (h, c), gates = scan(
+            partial(_step, recurrent_kernel),
+            (zeros, zeros),
+            projected,
+            steps_mask,
+            num_saved=5,
         )
-        all_h = to_tensor(h)
+        h_all = to_tensor(h)
 
         def gradients(dh: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            # Once for all steps: a product with a transposed operand takes twice as long.
             recurrent_transposed = tf.transpose(recurrent_kernel)
-            (dz,) = scan(
-                lambda state, values: _backward_step(state, values, recurrent_transposed),
-                initial=(zeros, zeros),
-                series=(to_series(time_major(dh)), masks, delayed(c, zeros), *gates),
+            (dz,) = scan_back(
+                partial(_step_back, recurrent_transposed),
+                (zeros, zeros),
+                to_series(time_major(dh)),
+                steps_mask,
+                (delayed(c, zeros), *gates),
                 num_outputs=1,
-                reverse=True,
             )
             dz = to_tensor(dz)
             dx, d_kernel, d_bias = input_gradients(x, kernel, dz)
-            # The first step adds nothing: h_0 is zero.
-            return dx, d_kernel, product_over_steps(all_h[:-1], dz[1:]), d_bias
+            # The first step adds nothing: its h_{t-1} is zero.
+            return dx, d_kernel, product_over_steps(h_all[:-1], dz[1:]), d_bias
 
-        return time_major(all_h), gradients
+        return time_major(h_all), gradients
 
     return states(x, kernel, recurrent_kernel, bias)
 
 
-def _forward_step(state: tuple, values: tuple, recurrent_kernel: tf.Tensor) -> tuple[tuple, tuple]:
-    """One step: (h, c), and what the way back needs."""
-    (h_before, c_before), (projected, mask) = state, values
-    z_i, z_f, z_g, z_o = tf.split(projected + tf.matmul(h_before, recurrent_kernel), 4, axis=-1)
+def _step(recurrent_kernel: tf.Tensor, state: State, projected: tf.Tensor) -> tuple[State, State]:
+    h, c = state
+    z = projected + tf.matmul(h, recurrent_kernel)
+    z_i, z_f, z_g, z_o = tf.split(z, 4, axis=-1)
     i, f, g, o = tf.sigmoid(z_i), tf.sigmoid(z_f), tf.tanh(z_g), tf.sigmoid(z_o)
-    c = f * c_before + i * g
+    c = f * c + i * g
     tanh_c = tf.tanh(c)
-    h = o * tanh_c
-    if mask is not None:
-        h, c = tf.where(mask, h, h_before), tf.where(mask, c, c_before)
-    return (h, c), (h, c, i, f, g, o, tanh_c)
+    return (o * tanh_c, c), (i, f, g, o, tanh_c)
 
 
-def _backward_step(
-    state: tuple, values: tuple, recurrent_transposed: tf.Tensor
-) -> tuple[tuple, tuple]:
-    """One step back: the gradients of (h_{t-1}, c_{t-1}) from those of (h_t, c_t), and dz_t."""
-    (dh, dc), (dh_output, mask, c_before, i, f, g, o, tanh_c) = state, values
-    dh = dh + dh_output
-    if mask is not None:
-        zeros = tf.zeros_like(dh)
-        dh_carried, dc_carried = tf.where(mask, zeros, dh), tf.where(mask, zeros, dc)
-        dh, dc = tf.where(mask, dh, zeros), tf.where(mask, dc, zeros)
+def _step_back(
+    recurrent_transposed: tf.Tensor,
+    state: State,
+    c_before: tf.Tensor,
+    i: tf.Tensor,
+    f: tf.Tensor,
+    g: tf.Tensor,
+    o: tf.Tensor,
+    tanh_c: tf.Tensor,
+) -> tuple[State, State]:
+    dh, dc = state
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
     dz = tf.concat(
         [
@@ -111,10 +116,7 @@ def _backward_step(
         ],
         axis=-1,
     )
-    dh, dc = tf.matmul(dz, recurrent_transposed), dc * f
-    if mask is not None:
-        dh, dc = dh + dh_carried, dc + dc_carried
-    return (dh, dc), (dz,)
+    return (tf.matmul(dz, recurrent_transposed), dc * f), (dz,)
 
 
 @tf.keras.utils.register_keras_serializable(package="tff_agnostic")

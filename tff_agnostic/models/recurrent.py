@@ -15,9 +15,10 @@ MAX_UNROLLED_STEPS = 64
 
 # The values of all time steps: a list of T tensors where steps are unrolled, else one [T, ...].
 Series = Union[Sequence[tf.Tensor], tf.Tensor]
+State = tuple[tf.Tensor, ...]
 
-# (state, the values of one step) -> (next state, outputs of the step)
-Step = Callable[[tuple, tuple], tuple[tuple, tuple]]
+# (state, values of one step) -> (the state after it, or before it on the way back; its outputs)
+Step = Callable[..., tuple[State, State]]
 
 
 def to_series(values: tf.Tensor) -> Series:
@@ -41,51 +42,102 @@ def delayed(series: Series, first: tf.Tensor) -> Series:
 
 
 def scan(
+    step: Step, initial: State, inputs: Series, mask: Optional[Series], num_saved: int
+) -> tuple[list[Series], list[Series]]:
+    """Carries a state on through the time steps.
+
+    Args:
+        step: (state, input) -> (next state, tensors to save).
+        initial: The state before the first step, tensors [B, ...] of one dtype.
+        inputs: The input of each step.
+        mask: bool [B, 1] of each step, or None. Where it is False the state stays as it was.
+        num_saved: Number of tensors that a step saves.
+
+    Returns:
+        The series of each part of the state after every step, and of each saved tensor.
+    """
+
+    def masked_step(state: State, mask: Optional[tf.Tensor], value: tf.Tensor) -> tuple:
+        after, saved = step(state, value)
+        if mask is not None:
+            after = tuple(tf.where(mask, new, old) for new, old in zip(after, state))
+        return after, (*after, *saved)
+
+    series = _walk(masked_step, initial, (mask, inputs), len(initial) + num_saved)
+    return series[: len(initial)], series[len(initial) :]
+
+
+def scan_back(
     step: Step,
-    initial: tuple,
+    initial: State,
+    d_outputs: Series,
+    mask: Optional[Series],
+    saved: Sequence[Series],
+    num_outputs: int,
+) -> list[Series]:
+    """Carries the gradient of a state back through the time steps.
+
+    Args:
+        step: (gradient of the state after the step, *saved) -> (gradient of the state before it,
+            outputs). Gradients of zero must give outputs of zero.
+        initial: The gradient of the last state.
+        d_outputs: The gradient of each step's output, which is the first part of the state.
+        mask: As in `scan`.
+        saved: What each step needs.
+        num_outputs: Number of outputs of a step.
+
+    Returns:
+        The outputs, the first step first.
+    """
+
+    def masked_step(
+        state: State, mask: Optional[tf.Tensor], d_output: tf.Tensor, *saved: tf.Tensor
+    ) -> tuple:
+        state = (state[0] + d_output, *state[1:])
+        if mask is None:
+            return step(state, *saved)
+        carried = [tf.where(mask, tf.zeros_like(part), part) for part in state]
+        taken = tuple(tf.where(mask, part, tf.zeros_like(part)) for part in state)
+        before, outputs = step(taken, *saved)
+        return tuple(map(tf.add, before, carried)), outputs
+
+    return _walk(masked_step, initial, (mask, d_outputs, *saved), num_outputs, reverse=True)
+
+
+def _walk(
+    step: Step,
+    state: State,
     series: Sequence[Optional[Series]],
     num_outputs: int,
     reverse: bool = False,
 ) -> list[Series]:
-    """Carries a state over the time steps.
+    """Applies a step at each time; the last series is not None. Returns the series of outputs."""
 
-    Args:
-        step: Maps the state and the values of one step to the next state and the step's outputs,
-            tensors of the dtype of the state. A series that is None has the value None.
-        initial: The state before the first step.
-        series: The values of the steps, all in one form; the first is not None.
-        num_outputs: Number of outputs of a step.
-        reverse: Walk from the last step to the first.
+    def at(t: Any) -> list[Optional[tf.Tensor]]:
+        return [None if values is None else values[t] for values in series]
 
-    Returns:
-        The outputs as series, the first step first in either direction.
-    """
-    if isinstance(series[0], list):
-        steps = range(len(series[0]))
-        state, outputs = initial, []
-        for t in reversed(steps) if reverse else steps:
-            state, output = step(state, _at(series, t))
+    if isinstance(series[-1], list):
+        times = range(len(series[-1]))
+        outputs = []
+        for t in reversed(times) if reverse else times:
+            state, output = step(state, *at(t))
             outputs.append(output)
         if reverse:
             outputs.reverse()
         return [list(output) for output in zip(*outputs)]
 
-    length = tf.shape(series[0])[0]
+    length = tf.shape(series[-1])[0]
 
-    def body(count: tf.Tensor, state: tuple, arrays: list) -> tuple:
+    def body(count: tf.Tensor, state: State, arrays: list) -> tuple:
         t = length - 1 - count if reverse else count
-        state, output = step(state, _at(series, t))
-        return count + 1, state, [a.write(t, value) for a, value in zip(arrays, output)]
+        state, output = step(state, *at(t))
+        return count + 1, state, [array.write(t, value) for array, value in zip(arrays, output)]
 
-    arrays = [tf.TensorArray(initial[0].dtype, size=length) for _ in range(num_outputs)]
+    arrays = [tf.TensorArray(state[0].dtype, size=length) for _ in range(num_outputs)]
     _, _, arrays = tf.while_loop(
-        lambda count, *_: count < length, body, (tf.constant(0), initial, arrays)
+        lambda count, *_: count < length, body, (tf.constant(0), state, arrays)
     )
     return [array.stack() for array in arrays]
-
-
-def _at(series: Sequence[Optional[Series]], t: Any) -> tuple:
-    return tuple(None if values is None else values[t] for values in series)
 
 
 def time_major(x: tf.Tensor) -> tf.Tensor:
@@ -104,7 +156,7 @@ def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> Series:
-    """Returns x @ kernel + bias of all steps, one product: x [T, B, in], a series of [B, n]."""
+    """Returns x @ kernel + bias of all steps in one product: x [T, B, in], a series of [B, n]."""
     projected = tf.nn.bias_add(tf.matmul(flat(x), kernel), bias)
     shape = tf.shape(x)
     projected = tf.reshape(projected, [shape[0], shape[1], kernel.shape[1]])
@@ -114,9 +166,14 @@ def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> Series:
 def input_gradients(
     x: tf.Tensor, kernel: tf.Tensor, dz: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gradients of `input_product` for dz [T, B, n]: of x [B, T, in], of kernel and of bias."""
+    """Gradients of `input_product` for dz [T, B, n]: of [B, T, in], of kernel and of bias."""
     dx = tf.reshape(tf.matmul(flat(dz), kernel, transpose_b=True), tf.shape(x))
     return time_major(dx), product_over_steps(x, dz), tf.reduce_sum(flat(dz), axis=0)
+
+
+def zero_state(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Zeros [B, size] for inputs x [T, B, in]."""
+    return tf.zeros([tf.shape(x)[1], size], x.dtype)
 
 
 def mask_series(mask: Optional[tf.Tensor]) -> Optional[Series]:

@@ -1,0 +1,188 @@
+"""A CIFG layer: an LSTM with coupled input and forget gates, and a projection of its state."""
+
+from functools import partial
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.models.recurrent import (
+    RecurrentLayer,
+    State,
+    delayed,
+    input_gradients,
+    input_product,
+    mask_series,
+    positive,
+    product_over_steps,
+    scan,
+    scan_back,
+    time_major,
+    to_series,
+    to_tensor,
+    zero_state,
+)
+
+
+def cifg(
+    x: tf.Tensor,
+    mask: Optional[tf.Tensor],
+    kernel: tf.Tensor,
+    recurrent_kernel: tf.Tensor,
+    bias: tf.Tensor,
+    projection: Optional[tf.Tensor] = None,
+) -> tf.Tensor:
+    """Outputs of a CIFG (Greff et al. 2017) with a recurrent projection (Sak et al. 2014).
+
+    Gates are forget f, candidate g, output o, each of u columns; the input gate is 1 - f. The
+    state starts at zero.
+
+        f, o = sigmoid(z), g = tanh(z) of z_t = x_t W + r_{t-1} U + b
+        c_t = f c_{t-1} + (1 - f) g,  h_t = o tanh(c_t),  r_t = h_t P
+
+    Args:
+        x: Inputs, float [B, T, in].
+        mask: bool [B, T], or None for all True. A step that is False carries r and c on.
+        kernel: W, [in, 3u].
+        recurrent_kernel: U, [r, 3u].
+        bias: b, [3u].
+        projection: P, [u, r], or None: then r_t = h_t.
+
+    Returns:
+        r_1 to r_T, [B, T, r]. Gradients flow to x and the weights, in first order.
+    """
+    steps_mask = mask_series(mask)
+
+    @tf.custom_gradient
+    def outputs(
+        x: tf.Tensor, kernel: tf.Tensor, recurrent_kernel: tf.Tensor, bias: tf.Tensor, *rest: Any
+    ) -> tuple[tf.Tensor, Callable]:
+        (projection,) = rest or (None,)
+        x = time_major(x)
+        projected = input_product(x, kernel, bias)
+        zeros = (zero_state(x, recurrent_kernel.shape[0]), zero_state(x, bias.shape[0] // 3))
+        (r, c), (h, *gates) = scan(
+            partial(_step, recurrent_kernel, projection),
+            zeros,
+            projected,
+            steps_mask,
+            num_saved=5,
+        )
+        r_all = to_tensor(r)
+
+        def gradients(dr: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            # Once for all steps: a product with a transposed operand takes twice as long.
+            recurrent_transposed = tf.transpose(recurrent_kernel)
+            projection_transposed = None if projection is None else tf.transpose(projection)
+            dr_steps, dz_steps = scan_back(
+                partial(_step_back, recurrent_transposed, projection_transposed),
+                zeros,
+                to_series(time_major(dr)),
+                steps_mask,
+                (delayed(c, zeros[1]), *gates),
+                num_outputs=2,
+            )
+            dz = to_tensor(dz_steps)
+            dx, d_kernel, d_bias = input_gradients(x, kernel, dz)
+            # The first step adds nothing: its r_{t-1} is zero.
+            weights = [d_kernel, product_over_steps(r_all[:-1], dz[1:]), d_bias]
+            if projection is not None:
+                weights.append(product_over_steps(to_tensor(h), to_tensor(dr_steps)))
+            return dx, *weights
+
+        return time_major(r_all), gradients
+
+    weights = [kernel, recurrent_kernel, bias, *([] if projection is None else [projection])]
+    return outputs(x, *weights)
+
+
+def _step(
+    recurrent_kernel: tf.Tensor,
+    projection: Optional[tf.Tensor],
+    state: State,
+    projected: tf.Tensor,
+) -> tuple[State, State]:
+    r, c = state
+    z_f, z_g, z_o = tf.split(projected + tf.matmul(r, recurrent_kernel), 3, axis=-1)
+    f, g, o = tf.sigmoid(z_f), tf.tanh(z_g), tf.sigmoid(z_o)
+    c = f * c + (1 - f) * g
+    tanh_c = tf.tanh(c)
+    h = o * tanh_c
+    r = h if projection is None else tf.matmul(h, projection)
+    return (r, c), (h, f, g, o, tanh_c)
+
+
+def _step_back(
+    recurrent_transposed: tf.Tensor,
+    projection_transposed: Optional[tf.Tensor],
+    state: State,
+    c_before: tf.Tensor,
+    f: tf.Tensor,
+    g: tf.Tensor,
+    o: tf.Tensor,
+    tanh_c: tf.Tensor,
+) -> tuple[State, State]:
+    dr, dc = state
+    dh = dr if projection_transposed is None else tf.matmul(dr, projection_transposed)
+    dc = dc + dh * o * (1 - tanh_c * tanh_c)
+    dz = tf.concat(
+        [
+            dc * (c_before - g) * f * (1 - f),
+            dc * (1 - f) * (1 - g * g),
+            dh * tanh_c * o * (1 - o),
+        ],
+        axis=-1,
+    )
+    return (tf.matmul(dz, recurrent_transposed), dc * f), (dr, dz)
+
+
+@tf.keras.utils.register_keras_serializable(package="tff_agnostic")
+class CIFG(RecurrentLayer):
+    """An LSTM layer whose input gate is 1 - f, with three quarters of an LSTM's weights.
+
+    Weights: `kernel` [in, 3u], `recurrent_kernel` [r, 3u], `bias` [3u], and `projection_kernel`
+    [u, r] if `projection_units` = r is given; otherwise r = u. Outputs have r features. Other
+    arguments, shapes and masks are those of `RecurrentLayer`.
+    """
+
+    num_gates = 3
+    forget_gate = 0
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        projection_units: Optional[int] = None,
+        projection_initializer: Any = "glorot_uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(units, **kwargs)
+        if projection_units is not None:
+            positive("projection_units", projection_units)
+        self.projection_units = projection_units
+        self.projection_initializer = tf.keras.initializers.get(projection_initializer)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights."""
+        self.add_gate_weights(input_shape[-1], self.projection_units or self.units)
+        if self.projection_units is not None:
+            self.projection_kernel = self.add_weight(
+                name="projection_kernel",
+                shape=[self.units, self.projection_units],
+                initializer=self.projection_initializer,
+            )
+        super().build(input_shape)
+
+    def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
+        """Returns r of all steps."""
+        weights = [self.kernel, self.recurrent_kernel, self.bias]
+        if self.projection_units is not None:
+            weights.append(self.projection_kernel)
+        return cifg(x, mask, *(tf.cast(w, x.dtype) for w in weights))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            **super().get_config(),
+            "projection_units": self.projection_units,
+            "projection_initializer": tf.keras.initializers.serialize(self.projection_initializer),
+        }
