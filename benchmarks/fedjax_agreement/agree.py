@@ -29,6 +29,7 @@ from problem import (  # noqa: E402
     save_problem,
 )
 
+from tff_agnostic.benchmarking.environments import isolated, python_of  # noqa: E402
 from tff_agnostic.computations.aggregation import PlainSum  # noqa: E402
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
 from tff_agnostic.computations.algorithm import AlgorithmParams  # noqa: E402
@@ -39,7 +40,6 @@ from tff_agnostic.models.functional import ModelWeights  # noqa: E402
 from tff_agnostic.runtimes.tff import TffRuntime  # noqa: E402
 
 _TOLERANCE = 1e-5
-_ENVIRONMENT = _FOLDER / ".venv-fedjax"
 
 _SETTINGS = (
     Settings(
@@ -73,28 +73,14 @@ _SETTINGS = (
 )
 
 
-def fedjax_python() -> Path:
-    """Returns the Python of FedJAX's environment, which is made on first use."""
-    complete = _ENVIRONMENT / ".complete"
-    if not complete.exists():
-        print(f"making {_ENVIRONMENT} (once; needs the package index)", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(_ENVIRONMENT)], check=True)
-        pip = [str(_ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "-r", str(_FOLDER / "requirements.txt")], check=True)
-        complete.touch()
-    return _ENVIRONMENT / "bin" / "python"
-
-
 def run_theirs(problem: Problem) -> Trajectory:
     """Runs FedJAX in its own environment."""
     with tempfile.TemporaryDirectory() as folder:
         problem_path, trajectory_path = Path(folder, "problem.npz"), Path(folder, "rounds.npz")
         save_problem(problem, problem_path)
         script = [str(_FOLDER / "fedjax_side.py"), str(problem_path), str(trajectory_path)]
-        # Nothing of this environment may reach the other one.
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        environment["JAX_PLATFORMS"] = "cpu"
-        subprocess.run([str(fedjax_python()), *script], check=True, env=environment)
+        environment = {**isolated(), "JAX_PLATFORMS": "cpu"}
+        subprocess.run([str(python_of("fedjax")), *script], check=True, env=environment)
         return load_trajectory(trajectory_path)
 
 

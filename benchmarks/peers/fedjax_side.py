@@ -1,0 +1,92 @@
+"""FedJAX's `fed_avg` and `agnostic_fed_avg`, with FedJAX's own models."""
+
+from typing import Any
+
+import fedjax
+import haiku as hk
+import jax
+import jax.numpy as jnp
+from fedjax.algorithms import agnostic_fed_avg, fed_avg
+
+from tff_agnostic.benchmarking.side import Side
+from tff_agnostic.benchmarking.workloads import Workload
+
+
+def logistic(workload: Workload) -> fedjax.Model:
+    """Returns softmax regression, as FedJAX's tutorials write a model."""
+    sample = {
+        "x": jnp.zeros((1, *workload.features), jnp.float32),
+        "y": jnp.zeros((1,), jnp.int32),
+    }
+    return fedjax.create_model_from_haiku(
+        hk.transform(lambda batch: hk.Linear(workload.classes)(batch["x"])),
+        sample_batch=sample,
+        train_loss=lambda batch, scores: fedjax.metrics.unreduced_cross_entropy_loss(
+            batch["y"], scores
+        ),
+        eval_metrics={},
+    )
+
+
+MODELS = {
+    "emnist_cnn": lambda _: fedjax.models.emnist.create_conv_model(only_digits=False),
+    "next_word_lstm": lambda workload: fedjax.models.stackoverflow.create_lstm_model(
+        expected_length=float(workload.labels[0])
+    ),
+    "logistic": logistic,
+}
+
+
+def make_fed_avg(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAlgorithm:
+    """Returns FedAvg."""
+    return fed_avg.federated_averaging(
+        grad_fn=fedjax.model_grad(model),
+        client_optimizer=fedjax.optimizers.sgd(workload.learning_rate),
+        server_optimizer=fedjax.optimizers.sgd(1.0),
+        client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(workload.batch_size),
+    )
+
+
+def make_agnostic(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAlgorithm:
+    """Returns AgnosticFedAvg."""
+
+    def per_example_loss(params: Any, batch: Any, rng: Any) -> jnp.ndarray:
+        return model.train_loss(batch, model.apply_for_train(params, batch, rng))
+
+    p = workload.domains
+    return agnostic_fed_avg.agnostic_federated_averaging(
+        per_example_loss=per_example_loss,
+        client_optimizer=fedjax.optimizers.sgd(workload.learning_rate),
+        server_optimizer=fedjax.optimizers.sgd(1.0),
+        client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(workload.batch_size),
+        domain_batch_hparams=fedjax.PaddedBatchHParams(workload.batch_size),
+        init_domain_weights=[1.0 / p] * p,
+        domain_learning_rate=0.01,
+        domain_window_size=1,
+        init_domain_window=[1.0] * p,
+    )
+
+
+ALGORITHMS = {"fed_avg": make_fed_avg, "agnostic_fed_avg": make_agnostic}
+
+
+def main() -> None:
+    """Runs the rounds that are asked for."""
+    side = Side.from_command_line()
+    workload = side.workload
+    model = MODELS[workload.model](workload)
+    algorithm = ALGORITHMS[side.algorithm](model, workload)
+    key = jax.random.PRNGKey(0)
+    params = model.init(key)
+    parameters = sum(leaf.size for leaf in jax.tree_util.tree_leaves(params))
+    state = algorithm.init(params)
+    datasets = [fedjax.ClientDataset(client) for client in side.clients()]
+    for number in side.rounds(parameters, ["fedjax", "jax", "dm-haiku"]):
+        keys = jax.random.split(jax.random.fold_in(key, number), len(datasets))
+        cohort = [(str(k), dataset, keys[k]) for k, dataset in enumerate(datasets)]
+        state, _ = algorithm.apply(state, cohort)
+        jax.block_until_ready(state.params)
+
+
+if __name__ == "__main__":
+    main()

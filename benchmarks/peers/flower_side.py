@@ -1,0 +1,65 @@
+"""Flower's simulation engine: `FedAvg` with PyTorch clients on Ray."""
+
+import functools
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+# Before they are imported, which reads them: nothing leaves this machine.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+import flower_clients
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch_models import make_model, num_parameters
+
+from tff_agnostic.benchmarking.side import Side
+
+# One actor per core, each with one thread: faster than one actor with every core.
+_BACKEND = {
+    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+    "init_args": {"logging_level": "ERROR", "log_to_driver": False},
+}
+
+
+class EveryClientCounts(FedAvg):
+    """FedAvg that does not go on without the clients that failed."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """Averages the replies."""
+        replies = list(replies)
+        failed = [reply.error.reason for reply in replies if reply.has_error()]
+        if failed:
+            raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed: {failed[0]}")
+        return super().aggregate_train(server_round, replies)
+
+
+def main() -> None:
+    """Runs the rounds that are asked for."""
+    side = Side.from_command_line()
+    workload = side.workload
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    client_app, server_app = ClientApp(), ServerApp()
+    client_app.train()(functools.partial(flower_clients.train, workload=workload))
+
+    @server_app.main()
+    def _(grid: Grid, context: Context) -> None:
+        del context
+        model = make_model(workload)
+        arrays = ArrayRecord(model.state_dict())
+        strategy = EveryClientCounts(
+            fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=workload.clients
+        )
+        for _ in side.rounds(num_parameters(model), ["flwr", "ray", "torch"]):
+            arrays = strategy.start(grid, arrays, num_rounds=1).arrays
+
+    run_simulation(server_app, client_app, workload.clients, backend_config=_BACKEND)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""pfl-research: `FederatedAveraging` on `SimulatedBackend`, with PyTorch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+from torch import nn
+from torch_models import make_model, make_tensors, mean_loss, num_parameters
+
+from tff_agnostic.benchmarking.side import Side
+
+_NEVER = 1_000_000_000
+
+
+class PflModule(nn.Module):
+    """A model with the two methods that pfl asks for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Returns the mean loss of a batch."""
+        return mean_loss(self.model(x), y)
+
+    def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        """Returns nothing: pfl evaluates clients in the first round, whatever it is told."""
+        del x, y
+        return {}
+
+
+class RoundByRound(TrainingProcessCallback):
+    """Starts each round of `FederatedAveraging.run` when it is asked for."""
+
+    def __init__(self, rounds: Iterator[int]) -> None:
+        self._rounds = rounds
+
+    def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
+        """Waits for the first round."""
+        del model
+        next(self._rounds)
+        return Metrics()
+
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
+        """Waits for the next round; stops the training when there is none."""
+        del aggregate_metrics, model, central_iteration
+        return next(self._rounds, None) is None, Metrics()
+
+
+def main() -> None:
+    """Runs the rounds that are asked for."""
+    side = Side.from_command_line()
+    workload = side.workload
+    module = PflModule(make_model(workload))
+    model = PyTorchModel(
+        module,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+    )
+    data = {str(k): make_tensors(workload, c) for k, c in enumerate(side.clients())}
+    dataset = FederatedDataset.from_slices(data, get_user_sampler("minimize_reuse", list(data)))
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=_NEVER,
+            evaluation_frequency=_NEVER,
+            train_cohort_size=workload.clients,
+            val_cohort_size=0,
+        ),
+        SimulatedBackend(dataset, dataset, postprocessors=[WeightByDatapoints()]),
+        model,
+        NNTrainHyperParams(
+            local_num_epochs=1,
+            local_learning_rate=workload.learning_rate,
+            local_batch_size=workload.batch_size,
+        ),
+        NNEvalHyperParams(local_batch_size=workload.batch_size),
+        callbacks=[RoundByRound(side.rounds(num_parameters(module), ["pfl", "torch"]))],
+        send_metrics_to_platform=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

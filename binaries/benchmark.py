@@ -1,0 +1,157 @@
+"""Times rounds beside other simulators', and at scale: tables, JSON and Markdown.
+
+Example: ./run benchmark --workload=emnist_cnn --peers=fedjax,pfl
+"""
+
+import datetime
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tff_agnostic.benchmarking.comparison import compare
+from tff_agnostic.benchmarking.environments import peers_folder
+from tff_agnostic.benchmarking.machine import Machine
+from tff_agnostic.benchmarking.report import Report
+from tff_agnostic.benchmarking.scale import ScalePlan, measure_scale
+from tff_agnostic.benchmarking.schedule import Protocol
+from tff_agnostic.benchmarking.sides import PEERS, SideSpec, own_sides
+from tff_agnostic.benchmarking.workloads import WORKLOADS
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.files import make_folder, write_json, write_text
+from tff_agnostic.program.run_folder import default_folder, is_new_or_empty
+from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+_RUNS = Path("runs")
+_SCALE = "scale"
+# The workloads that each value of --workload stands for.
+_CHOICES: Registry[list[str]] = Registry(
+    "workload",
+    {**{name: [name] for name in [*WORKLOADS, _SCALE]}, "all": [*WORKLOADS, _SCALE]},
+)
+
+
+def define_flags() -> None:
+    """Defines the flags of this binary."""
+    flags.DEFINE_string("workload", "all", f"What to time. Of: {', '.join(_CHOICES)}.")
+    flags.DEFINE_list(
+        "peers",
+        ["all"],
+        f"Other simulators to time beside this. Of: all, none, {', '.join(PEERS)}.",
+    )
+    flags.DEFINE_integer("rounds", 7, "Rounds of each side that count, in each repetition.")
+    flags.DEFINE_integer("repeats", 2, "Repetitions, each with new processes.")
+    flags.DEFINE_string("runtime", "cohort", f"Where our rounds run. Of: {', '.join(RUNTIMES)}.")
+    flags.DEFINE_string(
+        "output_dir", None, "Folder of the results. [runs/benchmark-NUMBER, a new one]"
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    """Times what the flags say; prints and writes the tables."""
+    del argv
+    names, peers = _CHOICES[flags.FLAGS.workload], chosen_peers()
+    _ = RUNTIMES[flags.FLAGS.runtime]
+    for name in ("rounds", "repeats"):
+        if flags.FLAGS[name].value < 1:
+            raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
+    path = output_folder()
+    make_folder(path / "logs")
+    print(f"{', '.join(names)}, {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds: {path}")
+    ours = own_sides(flags.FLAGS.runtime)
+    workloads = [
+        compare(WORKLOADS[name], [*ours, *peers], protocol(path, name))
+        for name in names
+        if name != _SCALE
+    ]
+    scale = measure_scale(ours[0], ScalePlan(), protocol(path, _SCALE)) if _SCALE in names else None
+    finish(
+        Report(
+            command=shlex.join(["./run", "benchmark", *sys.argv[1:]]),
+            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
+            machine=Machine.here(),
+            protocol=(
+                f"Medians of {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds, in turn; "
+                f"runtime {flags.FLAGS.runtime}."
+            ),
+            workloads=workloads,
+            scale=scale,
+        ),
+        path,
+    )
+
+
+def chosen_peers() -> list[SideSpec]:
+    """Returns the peers that the flags name.
+
+    Raises:
+        UserError: If one is unknown, or none can have an effect or run.
+    """
+    names = flags.FLAGS.peers
+    if flags.FLAGS.workload == _SCALE:
+        if flags.FLAGS["peers"].present:
+            raise UserError("--peers: has no effect with --workload=scale, which times ours only")
+        return []
+    if names == ["none"]:
+        return []
+    peers_folder()
+    if names == ["all"]:
+        return list(PEERS.values())
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"--peers: expected different names, found {','.join(names)!r}")
+    return [PEERS[name] for name in names]
+
+
+def output_folder() -> Path:
+    """Returns the folder for the results.
+
+    Raises:
+        UserError: If it holds something already.
+    """
+    if not flags.FLAGS.output_dir:
+        return default_folder(_RUNS, "benchmark", resume=False)
+    path = Path(flags.FLAGS.output_dir)
+    if not is_new_or_empty(path):
+        raise UserError(f"--output_dir: expected a new or empty folder, found {path} with content")
+    return path
+
+
+def protocol(path: Path, name: str) -> Protocol:
+    """Returns how often things are measured; the sides of workload `name` get a log folder."""
+    logs = path / "logs" / name
+    make_folder(logs)
+    return Protocol(
+        rounds=flags.FLAGS.rounds,
+        repeats=flags.FLAGS.repeats,
+        logs=logs,
+        say=lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True),
+    )
+
+
+def finish(report: Report, path: Path) -> None:
+    """Prints the tables and writes benchmark.json and benchmark.md.
+
+    Raises:
+        SystemExit: With status 1 if a side failed.
+    """
+    write_json(path / "benchmark.json", report.to_json())
+    write_text(path / "benchmark.md", report.markdown())
+    print(f"\n{report.text()}\n\ntables: {path / 'benchmark.md'}, {path / 'benchmark.json'}")
+    failed = report.failures()
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    if failed:
+        sys.exit(1)
+
+
+def entry_point() -> None:
+    """Runs this binary."""
+    run_app(define_flags, main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,33 @@
+"""One workload, this package and its peers, side by side."""
+
+from collections.abc import Sequence
+
+from tff_agnostic.benchmarking.products import round_products, total_flops
+from tff_agnostic.benchmarking.results import WorkloadResult
+from tff_agnostic.benchmarking.schedule import Contestant, Protocol, measure
+from tff_agnostic.benchmarking.sides import SideSpec, products_side
+from tff_agnostic.benchmarking.workloads import Workload
+
+
+def compare(workload: Workload, specs: Sequence[SideSpec], protocol: Protocol) -> WorkloadResult:
+    """Times sides, and the matrix products alone, on a workload.
+
+    Args:
+        workload: What every side runs.
+        specs: The sides; others are compared with the first.
+        protocol: How often things are measured.
+    """
+    *sides, products = measure(
+        [_contestant(spec, workload) for spec in [*specs, products_side()]], protocol
+    )
+    return WorkloadResult(
+        name=workload.name,
+        description=workload.describe(),
+        sides=sides,
+        products=products,
+        flops=total_flops(round_products(workload)),
+    )
+
+
+def _contestant(spec: SideSpec, workload: Workload) -> Contestant:
+    return Contestant(spec.title, workload.describe(), lambda: spec.command(workload))

@@ -1,0 +1,91 @@
+"""Python environments of the peers, made on first use in the checkout's benchmarks/.venvs."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tff_agnostic.benchmarking.process import SideError, last_line
+from tff_agnostic.errors import UserError
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+BENCHMARKS = _CHECKOUT / "benchmarks"
+
+
+def peers_folder() -> Path:
+    """Returns the folder of the peers' scripts.
+
+    Raises:
+        UserError: If the package was installed, and is not used from a checkout.
+    """
+    folder = BENCHMARKS / "peers"
+    if not folder.is_dir():
+        raise UserError(
+            "--peers: other simulators can be timed from a checkout of tff_agnostic only; "
+            "--peers=none times this package"
+        )
+    return folder
+
+
+def python_of(name: str) -> Path:
+    """Returns the Python of the environment that requirements/NAME.txt describes.
+
+    It is made when it is first asked for, or when the file has changed; pip has to reach a package
+    index then.
+
+    Raises:
+        SideError: If it cannot be made.
+    """
+    requirements = peers_folder() / "requirements" / f"{name}.txt"
+    folder = BENCHMARKS / ".venvs" / name
+    complete = folder / ".complete"
+    made_for = hashlib.sha256(requirements.read_bytes()).hexdigest() + sys.version
+    folder.parent.mkdir(exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not complete.exists() or complete.read_text() != made_for:
+            print(f"making {folder} (once; needs the package index)", file=sys.stderr, flush=True)
+            _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+            pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+            _run([*pip, "-r", str(requirements)])
+            complete.write_text(made_for)
+    return folder / "bin" / "python"
+
+
+def isolated() -> dict[str, str]:
+    """Returns this process's variables without those that would mix environments."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }
+
+
+def side_environment() -> dict[str, str]:
+    """Returns the variables of a side: it finds this package, and is quiet."""
+    return {
+        **isolated(),
+        "PYTHONPATH": str(_CHECKOUT),
+        "PYTHONWARNINGS": "ignore",
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        # The kernel takes the lock away when this process ends, however it ends.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(
+        command, env=isolated(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if result.returncode != 0:
+        raise SideError(f"cannot be installed: {last_line(result.stdout)}")

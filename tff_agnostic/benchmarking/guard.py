@@ -1,0 +1,77 @@
+"""Runs a command and leaves no process of it behind, whatever happens to it or to its parent.
+
+Usage: python guard.py PARENT_PID COMMAND...
+
+Descendants of the command that lose their parent, such as daemons, become children of this process,
+which kills all of them when the command ends, when it is asked to end, or when its parent dies,
+by kill -9 too. Standard library only; it does not import the package.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Optional
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Ended(Exception):
+    """Asked to end."""
+
+
+def _end(number: int, frame: Optional[FrameType]) -> None:
+    del frame
+    signal.signal(number, signal.SIG_IGN)
+    raise _Ended
+
+
+def _kill_descendants() -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while pids := [int(pid) for pid in children.read_text().split()]:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        # Their own children are now ours.
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def main(parent: int, command: list[str]) -> int:
+    """Returns the command's exit status, as a shell has it."""
+    signal.signal(signal.SIGTERM, _end)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    status = 128 + signal.SIGTERM
+    try:
+        # The parent may have died before it was asked for.
+        if os.getppid() == parent:
+            child = subprocess.Popen(command, preexec_fn=_die_with_parent)
+            # Theirs alone: the other end has to see when the command closes them.
+            os.close(0)
+            os.close(1)
+            code = child.wait()
+            status = code if code >= 0 else 128 - code
+    except _Ended:
+        pass
+    finally:
+        _kill_descendants()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,52 @@
+"""Describes the machine, for whoever reads figures that were measured on it."""
+
+import dataclasses
+import os
+import platform
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What figures depend on.
+
+    Attributes:
+        cpu: Model of the processor.
+        cores: Logical processors that this process may use.
+        memory_bytes: Main memory.
+        system: Operating system.
+        python: Version of the driver's Python.
+    """
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    system: str
+    python: str
+
+    @staticmethod
+    def here() -> "Machine":
+        """Returns this machine."""
+        return Machine(
+            cpu=_field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+            cores=len(os.sched_getaffinity(0)),
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            system=platform.platform(aliased=True),
+            python=platform.python_version(),
+        )
+
+    def __str__(self) -> str:
+        gigabytes = self.memory_bytes / 1e9
+        return f"{self.cpu}, {self.cores} cores, {gigabytes:.0f} GB, CPython {self.python}"
+
+
+def _field(path: Path, name: str) -> str:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""

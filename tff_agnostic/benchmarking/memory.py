@@ -1,0 +1,71 @@
+"""Memory of a process with all its descendants, from /proc."""
+
+import contextlib
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+_INTERVAL_SECONDS = 0.2
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the processes below `pid`, without itself."""
+    children = defaultdict(list)
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            # A process may end while it is looked at.
+            with contextlib.suppress(OSError):
+                stat = (folder / "stat").read_text()
+                # The name, in parentheses, may hold anything.
+                parent = int(stat.rpartition(")")[2].split()[1])
+                children[parent].append(int(folder.name))
+    found, unseen = [], [pid]
+    while unseen:
+        below = children[unseen.pop()]
+        found += below
+        unseen += below
+    return found
+
+
+def memory_bytes(pid: int) -> int:
+    """Returns a process's proportional set size: what it shares is divided among the sharers."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Returns the memory of everything below `pid`."""
+    return sum(map(memory_bytes, descendants(pid)))
+
+
+class PeakMemory:
+    """Samples the memory of everything below a process while entered.
+
+    Attributes:
+        peak_bytes: The largest sum that was seen.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.peak_bytes = 0
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        """Starts sampling."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Stops sampling, after a last sample."""
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        last = False
+        while not last:
+            last = self._stop.wait(_INTERVAL_SECONDS)
+            self.peak_bytes = max(self.peak_bytes, tree_memory_bytes(self._pid))

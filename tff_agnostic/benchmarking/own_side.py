@@ -1,0 +1,55 @@
+"""This package's side of a benchmark: one algorithm on one runtime."""
+
+from typing import Callable
+
+from tff_agnostic.benchmarking.side import Side
+from tff_agnostic.benchmarking.workloads import Workload
+from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.emnist_cnn import emnist_cnn
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+MODELS: Registry[Callable[[Workload], Model]] = Registry(
+    "model",
+    {
+        "emnist_cnn": lambda workload: emnist_cnn(workload.classes),
+        "next_word_lstm": lambda _: next_word_lstm(),
+        "logistic": lambda workload: logistic_regression(workload.features[0], workload.classes),
+    },
+)
+
+_PACKAGES = ["tensorflow", "tensorflow-federated"]
+
+
+def main() -> None:
+    """Runs the rounds that are asked for."""
+    side = Side.from_command_line()
+    workload = side.workload
+    model = MODELS[workload.model](workload)
+    params = AlgorithmParams(
+        local_training=LocalTrainingParams(
+            learning_rate=workload.learning_rate,
+            batch_size=workload.batch_size,
+            # The mean over the batch, as the peers have it.
+            normalizer="batch",
+        ),
+        domain_weights=DomainWeightsParams(learning_rate=0.01),
+    )
+    algorithm = ALGORITHMS[side.algorithm](model, workload.domains, params)
+    clients = side.clients()
+    with RUNTIMES[side.runtime]() as runtime:
+        training = runtime.training(algorithm, PlainSum())
+        state = training.initialize()
+        for _ in side.rounds(model.num_parameters, _PACKAGES):
+            state, _ = training.next(state, clients)
+
+
+if __name__ == "__main__":
+    main()

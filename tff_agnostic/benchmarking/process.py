@@ -1,0 +1,167 @@
+"""A side as the driver sees it: a process that runs rounds on demand."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.benchmarking import guard
+
+_GRACE_SECONDS = 20.0
+_KILL_SECONDS = 60.0
+
+
+class SideError(Exception):
+    """A side has failed; the message is one line, which ends with the side's last output."""
+
+
+class SideProcess:
+    """A running side, as a context manager that leaves no process behind.
+
+    Has to be entered in the main thread: the kernel takes the end of the thread that started a
+    process for the end of its parent.
+
+    Args:
+        command: Its command line.
+        environment: Its environment variables.
+        log: File for its standard error.
+        timeout: Seconds after which a side that does not answer has failed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        timeout: float = 900.0,
+    ) -> None:
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._log = log
+        self._timeout = timeout
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._unread = b""
+        self._started = 0.0
+
+    def __enter__(self) -> "SideProcess":
+        """Starts it."""
+        with open(self._log, "wb") as log:
+            self._started = time.perf_counter()
+            self._process = subprocess.Popen(
+                [sys.executable, "-ESs", guard.__file__, str(os.getpid()), *self._command],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # Ctrl-C is for the driver, which ends its sides.
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Ends it with all its descendants: at leisure, or, after an exception, at once."""
+        process = self._running
+        self.close()
+        if exc_info[0] is not None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            process.wait(_KILL_SECONDS)
+        assert process.stdout is not None
+        process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the side's guard, the ancestor of all its processes."""
+        return self._running.pid
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was started."""
+        return time.perf_counter() - self._started
+
+    def close(self) -> None:
+        """Tells it that there are no more rounds, without waiting for its end."""
+        stdin = self._running.stdin
+        assert stdin is not None
+        # It may have ended already.
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
+
+    def ready(self) -> dict[str, str]:
+        """Waits until it is ready; returns the versions of what it runs on, by package.
+
+        Raises:
+            SideError: If it ends before, or takes too long.
+        """
+        return dict(self._answer("ready", "start")["ready"])
+
+    def round(self) -> float:
+        """Runs one round; returns its seconds.
+
+        Raises:
+            SideError: If it ends before, or takes too long.
+        """
+        stdin = self._running.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(b"round\n")
+            stdin.flush()
+        return float(self._answer("seconds", "finish a round")["seconds"])
+
+    @property
+    def _running(self) -> "subprocess.Popen[bytes]":
+        assert self._process is not None, "the side was not started"
+        return self._process
+
+    def _answer(self, key: str, what: str) -> dict[str, Any]:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            line = self._line(deadline, what)
+            # Anything else was printed by one of its libraries.
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and key in message:
+                    return message
+
+    def _line(self, deadline: float, what: str) -> bytes:
+        stdout = self._running.stdout
+        assert stdout is not None
+        while b"\n" not in self._unread:
+            seconds = max(0.0, deadline - time.monotonic())
+            if not select.select([stdout], [], [], seconds)[0]:
+                raise SideError(f"did not {what} in {self._timeout:g} s: {self._last_output()}")
+            chunk = os.read(stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise SideError(f"{self._how_it_ended()}: {self._last_output()}")
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._running.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+        killed = code - 128
+        if killed in {int(s) for s in signal.Signals}:
+            return f"was ended by {signal.Signals(killed).name}"
+        return f"ended with status {code}"
+
+    def _last_output(self) -> str:
+        return last_line(self._log.read_bytes())
+
+
+def last_line(output: bytes) -> str:
+    """Returns the last line of a program's output that says something."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "it printed nothing")

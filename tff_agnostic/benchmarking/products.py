@@ -1,0 +1,134 @@
+"""The matrix products that a round of AgnosticFedAvg cannot do without, by model."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Callable
+
+from tff_agnostic.benchmarking.workloads import Workload
+from tff_agnostic.registry import Registry
+
+# Examples of a step of the domain pass, as in `LocalTrainingParams`.
+_DOMAIN_PASS_BATCH = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """`count` products of matrices [m, k] and [k, n], `batch` of them at once.
+
+    Attributes:
+        m: Rows of the left matrix.
+        k: Columns of the left matrix.
+        n: Columns of the right matrix.
+        count: Times in a round.
+        batch: Independent products that one operation computes.
+    """
+
+    m: int
+    k: int
+    n: int
+    count: int
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Additions and multiplications of all of them."""
+        return 2 * self.m * self.k * self.n * self.count * self.batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer as matrix products: [rows, inputs] by [inputs, outputs].
+
+    Attributes:
+        rows: Rows for each example, such as the positions of a convolution.
+        inputs: Columns of what comes in, such as a patch.
+        outputs: Columns of what goes out.
+        first: Whether no gradient of what comes in is needed.
+        steps: Steps of a recurrent layer, which come one after the other with `rows` rows each;
+            the gradient of its weights is one product for all.
+    """
+
+    rows: int
+    inputs: int
+    outputs: int
+    first: bool = False
+    steps: int = 1
+
+    def forward(self, examples: int, count: int, batch: int) -> list[Product]:
+        """Returns the products of `count` forward passes."""
+        m = self.rows * examples
+        return [Product(m, self.inputs, self.outputs, count * self.steps, batch)]
+
+    def backward(self, examples: int, count: int, batch: int) -> list[Product]:
+        """Returns the products of `count` backward passes."""
+        m = self.rows * examples
+        products = [Product(self.inputs, m * self.steps, self.outputs, count, batch)]
+        if not self.first:
+            products.append(Product(m, self.outputs, self.inputs, count * self.steps, batch))
+        return products
+
+
+def _emnist_cnn(workload: Workload) -> list[Layer]:
+    return [
+        Layer(rows=26 * 26, inputs=9, outputs=32, first=True),
+        Layer(rows=24 * 24, inputs=9 * 32, outputs=64),
+        Layer(rows=1, inputs=12 * 12 * 64, outputs=128),
+        Layer(rows=1, inputs=128, outputs=workload.classes),
+    ]
+
+
+def _next_word_lstm(workload: Workload) -> list[Layer]:
+    (tokens,) = workload.features
+    return [
+        Layer(rows=tokens, inputs=96, outputs=4 * 670),
+        Layer(rows=1, inputs=670, outputs=4 * 670, steps=tokens),
+        Layer(rows=tokens, inputs=670, outputs=96),
+        Layer(rows=tokens, inputs=96, outputs=workload.classes),
+    ]
+
+
+def _logistic(workload: Workload) -> list[Layer]:
+    (features,) = workload.features
+    return [Layer(rows=1, inputs=features, outputs=workload.classes, first=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """How a model becomes products.
+
+    Attributes:
+        layers: Its layers.
+        vectorised: Whether a step of all clients is one operation, as it is for small models.
+    """
+
+    layers: Callable[[Workload], list[Layer]]
+    vectorised: bool = False
+
+
+_FORMS: Registry[_Form] = Registry(
+    "model",
+    {
+        "emnist_cnn": _Form(_emnist_cnn),
+        "next_word_lstm": _Form(_next_word_lstm),
+        "logistic": _Form(_logistic, vectorised=True),
+    },
+)
+
+
+def round_products(workload: Workload) -> list[Product]:
+    """Returns the products of one round: the domain pass and one epoch on every client."""
+    form = _FORMS[workload.model]
+    times, batch = (1, workload.clients) if form.vectorised else (workload.clients, 1)
+    domain_batch = min(workload.examples, _DOMAIN_PASS_BATCH)
+    passes = workload.examples // domain_batch
+    products = []
+    for layer in form.layers(workload):
+        products += layer.forward(domain_batch, times * passes, batch)
+        products += layer.forward(workload.batch_size, times * workload.steps, batch)
+        products += layer.backward(workload.batch_size, times * workload.steps, batch)
+    return products
+
+
+def total_flops(products: Sequence[Product]) -> int:
+    """Returns the additions and multiplications of all products."""
+    return sum(product.flops for product in products)

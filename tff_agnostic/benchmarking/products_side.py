@@ -1,0 +1,32 @@
+"""A side whose round is AgnosticFedAvg's matrix products alone, with TensorFlow."""
+
+import tensorflow as tf
+
+from tff_agnostic.benchmarking.products import Product, round_products
+from tff_agnostic.benchmarking.side import Side
+
+
+def operands(product: Product) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns matrices to multiply."""
+    generator = tf.random.Generator.from_seed(0)
+    batch = [] if product.batch == 1 else [product.batch]
+    return (
+        generator.normal([*batch, product.m, product.k]),
+        generator.normal([*batch, product.k, product.n]),
+    )
+
+
+def main() -> None:
+    """Runs the rounds that are asked for."""
+    side = Side.from_command_line()
+    products = [(p.count, *operands(p)) for p in round_products(side.workload)]
+    for _ in side.rounds(side.workload.parameters, packages=["tensorflow"]):
+        for count, left, right in products:
+            for _ in range(count):
+                result = tf.linalg.matmul(left, right)
+            # The operations of a CPU are synchronous; reading one value makes sure of it.
+            _ = result[(0,) * len(result.shape)].numpy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The tables of a benchmark: for a terminal and for a Markdown page."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from tabulate import tabulate
+
+from tff_agnostic.benchmarking.machine import Machine
+from tff_agnostic.benchmarking.results import SideResult, WorkloadResult
+from tff_agnostic.benchmarking.scale import ScaleResult
+
+_MEGA = 1e6
+_UNKNOWN = "-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything that one command measured.
+
+    Attributes:
+        command: The command line.
+        date: ISO date and time.
+        machine: Where.
+        protocol: How often, in words.
+        workloads: Results with other sides.
+        scale: How our rounds grow, if that was asked for.
+    """
+
+    command: str
+    date: str
+    machine: Machine
+    protocol: str
+    workloads: Sequence[WorkloadResult]
+    scale: Optional[ScaleResult]
+
+    def failures(self) -> list[str]:
+        """Returns a line for everything that failed."""
+        lines = [line for workload in self.workloads for line in workload.failures()]
+        return lines + (self.scale.failures() if self.scale else [])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything as JSON values."""
+        return {
+            "command": self.command,
+            "date": self.date,
+            "machine": dataclasses.asdict(self.machine),
+            "protocol": self.protocol,
+            "workloads": {workload.name: workload.to_json() for workload in self.workloads},
+            "scale": self.scale.to_json() if self.scale else None,
+            "failures": self.failures(),
+        }
+
+    def markdown(self) -> str:
+        """Returns a page."""
+        blocks = [
+            "# Benchmark",
+            f"    {self.command}",
+            f"{self.date}. {self.machine}. {self.protocol}",
+        ]
+        for workload in self.workloads:
+            blocks += [f"## {workload.name}", *workload_blocks(workload, "pipe")]
+        if self.scale:
+            blocks += ["## scale", *scale_blocks(self.scale, "pipe")]
+        blocks += ["## Versions", self._versions()]
+        failed = self.failures()
+        if failed:
+            blocks += ["## Failed", "\n".join(f"- {line}" for line in failed)]
+        return "\n\n".join(blocks) + "\n"
+
+    def text(self) -> str:
+        """Returns the tables for a terminal."""
+        blocks: list[str] = []
+        for workload in self.workloads:
+            blocks += [workload.name, *workload_blocks(workload, "simple")]
+        if self.scale:
+            blocks += ["scale", *scale_blocks(self.scale, "simple")]
+        return "\n\n".join(blocks)
+
+    def _versions(self) -> str:
+        sides = [side for workload in self.workloads for side in workload.sides]
+        sides += [cohort.side for cohort in self.scale.cohorts] if self.scale else []
+        versions = {name: v for side in sides for name, v in side.versions.items()}
+        return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+
+
+def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
+    """Returns the table of one workload and the line below it.
+
+    Args:
+        result: The workload's numbers.
+        style: A table format of tabulate.
+    """
+    header = ["", "s per round", "ratio", "min - max", "first round, s", "peak, MB"]
+    rows = [_side_row(side, result.ratio(side)) for side in result.sides]
+    blocks = [f"{result.description}.", _table(rows, header, style)]
+    if result.products_share is not None and result.gflops_per_second is not None:
+        blocks.append(
+            f"The matrix products of AgnosticFedAvg alone ({result.flops / 1e9:.1f} GFLOP) take "
+            f"{result.products.median:.3g} s with TensorFlow, at {result.gflops_per_second:.0f} "
+            f"GFLOP/s: {result.products_share:.0%} of our round."
+        )
+    return blocks
+
+
+def scale_blocks(result: ScaleResult, style: str) -> list[str]:
+    """Returns the table of cohorts and the line on memory over rounds.
+
+    Args:
+        result: The numbers.
+        style: A table format of tabulate.
+    """
+    base = result.cohorts[1].side.title
+    header = [
+        "",
+        "s per round",
+        "us per client",
+        f"per client, over {base}",
+        "peak, MB",
+        "peak above it, MB",
+    ]
+    rows = []
+    for cohort in result.cohorts:
+        side, clients = cohort.side, cohort.workload.clients
+        rows.append(
+            [
+                side.title,
+                f"{side.median:.4g}" if side.rounds else side.failure,
+                f"{side.median / clients * 1e6:.1f}" if side.rounds else _UNKNOWN,
+                _or_unknown(cohort.linear, "{:.2f}"),
+                f"{max(side.peak_bytes) / _MEGA:.0f}" if side.peak_bytes else _UNKNOWN,
+                f"{cohort.extra_bytes / _MEGA:.0f}" if cohort.extra_bytes is not None else _UNKNOWN,
+            ]
+        )
+    blocks = [f"AgnosticFedAvg. {result.cohorts[0].side.description}.", _table(rows, header, style)]
+    memory, growth = result.long_run.memory_bytes, result.long_run.growth_bytes
+    if growth is not None:
+        first, *_, last = memory
+        blocks.append(
+            f"{result.long_run.clients} clients a round: {memory[first] / _MEGA:.1f} MB after "
+            f"{first:,} rounds, {memory[last] / _MEGA:.1f} MB after {last:,}: "
+            f"{growth / _MEGA:+.1f} MB."
+        )
+    return blocks
+
+
+def _side_row(side: SideResult, ratio: Optional[float]) -> list[str]:
+    if not side.rounds:
+        return [side.title, "failed", *[_UNKNOWN] * 4]
+    return [
+        side.title,
+        f"{side.median:.3g}",
+        _or_unknown(ratio, "{:.2f}"),
+        f"{min(side.rounds):.3g} - {max(side.rounds):.3g}",
+        f"{min(side.first_round):.1f}",
+        f"{max(side.peak_bytes) / _MEGA:.0f}",
+    ]
+
+
+def _table(rows: Sequence[Sequence[Any]], header: Sequence[str], style: str) -> str:
+    align = ["left", *["right"] * (len(header) - 1)]
+    return tabulate(rows, header, tablefmt=style, disable_numparse=True, colalign=align)
+
+
+def _or_unknown(value: Optional[float], form: str) -> str:
+    return _UNKNOWN if value is None else form.format(value)

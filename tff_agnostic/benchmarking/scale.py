@@ -1,0 +1,164 @@
+"""How this package's rounds grow with clients, domains and the number of rounds."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from tff_agnostic.benchmarking.environments import side_environment
+from tff_agnostic.benchmarking.memory import tree_memory_bytes
+from tff_agnostic.benchmarking.process import SideError, SideProcess
+from tff_agnostic.benchmarking.results import SideResult, failures
+from tff_agnostic.benchmarking.schedule import Contestant, Protocol, measure
+from tff_agnostic.benchmarking.sides import SideSpec
+from tff_agnostic.benchmarking.workloads import Workload, logistic
+
+_NAME = "scale"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalePlan:
+    """What is run.
+
+    Attributes:
+        cohorts: Cohorts to time, each in processes of its own.
+        long_run: Cohort of the run whose memory is watched.
+        long_rounds: Its rounds.
+        look_every: Rounds between two looks at its memory.
+    """
+
+    cohorts: tuple[Workload, ...] = (
+        logistic(clients=100),
+        logistic(clients=1_000),
+        logistic(clients=10_000),
+        logistic(clients=1_000, domains=100),
+        logistic(clients=1_000, domains=1_000),
+    )
+    long_run: Workload = logistic(clients=100)
+    long_rounds: int = 1_000
+    look_every: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class CohortResult:
+    """A cohort's timings, and how they compare with a base.
+
+    Attributes:
+        workload: The cohort.
+        side: Its timings.
+        linear: Seconds per client over those of the base, None if either is not known.
+        extra_bytes: Peak memory above that of the base.
+    """
+
+    workload: Workload
+    side: SideResult
+    linear: Optional[float]
+    extra_bytes: Optional[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRun:
+    """Memory over many rounds.
+
+    Attributes:
+        clients: Clients of a round.
+        memory_bytes: Memory after so many rounds.
+        failure: What went wrong, in one line.
+    """
+
+    clients: int
+    memory_bytes: dict[int, int]
+    failure: Optional[str] = None
+
+    @property
+    def growth_bytes(self) -> Optional[int]:
+        """Memory after the last look less that after the first, which sees everything set up."""
+        looks = list(self.memory_bytes.values())
+        return looks[-1] - looks[0] if len(looks) > 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleResult:
+    """Everything that `ScalePlan` asks for."""
+
+    cohorts: Sequence[CohortResult]
+    long_run: LongRun
+
+    def failures(self) -> list[str]:
+        """Returns a line for each part that failed."""
+        lines = failures([cohort.side for cohort in self.cohorts], _NAME)
+        if self.long_run.failure:
+            lines.append(f"the long run, {_NAME}: {self.long_run.failure}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything as JSON values."""
+        return {
+            "cohorts": [
+                {
+                    "clients": cohort.workload.clients,
+                    "domains": cohort.workload.domains,
+                    **cohort.side.to_json(),
+                    "time_per_client_over_base": cohort.linear,
+                    "peak_bytes_above_base": cohort.extra_bytes,
+                }
+                for cohort in self.cohorts
+            ],
+            "long_run": {
+                **dataclasses.asdict(self.long_run),
+                "growth_bytes": self.long_run.growth_bytes,
+            },
+        }
+
+
+def measure_scale(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> ScaleResult:
+    """Times every cohort of the plan, in turn, and watches the memory of the long run.
+
+    The base of comparisons is the plan's second cohort.
+    """
+    contestants = [
+        Contestant(
+            title=f"{workload.clients:,} clients, {workload.domains:,} domains",
+            description=workload.describe(),
+            command=lambda workload=workload: spec.command(workload),  # type: ignore[misc]
+        )
+        for workload in plan.cohorts
+    ]
+    sides = measure(contestants, protocol)
+    base_workload, base = plan.cohorts[1], sides[1]
+    cohorts = [
+        CohortResult(
+            workload=workload,
+            side=side,
+            linear=_per_client(side, workload) / _per_client(base, base_workload)
+            if side.rounds and base.rounds
+            else None,
+            extra_bytes=max(side.peak_bytes) - max(base.peak_bytes)
+            if side.peak_bytes and base.peak_bytes
+            else None,
+        )
+        for workload, side in zip(plan.cohorts, sides)
+    ]
+    return ScaleResult(cohorts, _run_long(spec, plan, protocol))
+
+
+def _per_client(side: SideResult, workload: Workload) -> float:
+    return side.median / workload.clients
+
+
+def _run_long(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> LongRun:
+    memory: dict[int, int] = {}
+    failure = None
+    log = protocol.logs / "long.log"
+    try:
+        command = spec.command(plan.long_run)
+        with SideProcess(command, side_environment(), log, protocol.timeout) as side:
+            side.ready()
+            for number in range(1, plan.long_rounds + 1):
+                side.round()
+                if number % plan.look_every == 0:
+                    memory[number] = tree_memory_bytes(side.pid)
+                    protocol.say(f"long run: round {number:,}/{plan.long_rounds:,}")
+    except SideError as e:
+        failure = str(e)
+        protocol.say(f"the long run {e}")
+    return LongRun(plan.long_run.clients, memory, failure)

@@ -1,0 +1,123 @@
+"""Runs sides round by round in turn, so that whatever the machine does hits all of them alike."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Callable
+
+from tff_agnostic.benchmarking.environments import side_environment
+from tff_agnostic.benchmarking.memory import PeakMemory
+from tff_agnostic.benchmarking.process import SideError, SideProcess
+from tff_agnostic.benchmarking.results import SideResult
+
+# The first round after the one that compiles is often slow as well.
+_WARM_UP_ROUNDS = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """A side on a workload.
+
+    Attributes:
+        title: What tables call it.
+        description: The workload's sizes.
+        command: Returns its command line; may raise `SideError`.
+    """
+
+    title: str
+    description: str
+    command: Callable[[], list[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """How often things are measured.
+
+    Attributes:
+        rounds: Steady-state rounds of a repetition.
+        repeats: Repetitions, each with new processes.
+        logs: Folder for what the sides print.
+        say: Told what goes on, in lines.
+        timeout: Seconds after which a side that does not answer has failed.
+    """
+
+    rounds: int
+    repeats: int
+    logs: Path
+    say: Callable[[str], None]
+    timeout: float = 900.0
+
+
+def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideResult]:
+    """Returns the timings of each contestant.
+
+    One that fails is left out from then on; the others go on.
+    """
+    results = [SideResult(c.title, c.description) for c in contestants]
+    for repetition in range(protocol.repeats):
+        with contextlib.ExitStack() as stack:
+            running: list[tuple[SideProcess, SideResult]] = []
+            for number, (contestant, result) in enumerate(zip(contestants, results)):
+                if result.failure is None:
+                    log = protocol.logs / f"{number:02}-{repetition}.log"
+                    with _failing(result, protocol):
+                        # Alone: the others wait for their next round.
+                        side = _start(contestant, result, protocol, log, stack)
+                        running.append((side, result))
+            _run_in_turn(running, protocol)
+            # All of them, before any is waited for.
+            for side, _ in running:
+                side.close()
+    return results
+
+
+def _start(
+    contestant: Contestant,
+    result: SideResult,
+    protocol: Protocol,
+    log: Path,
+    stack: contextlib.ExitStack,
+) -> SideProcess:
+    protocol.say(f"starting {contestant.title}")
+    command = contestant.command()
+    side = SideProcess(command, side_environment(), log, protocol.timeout)
+    stack.enter_context(side)
+    with PeakMemory(side.pid) as memory:
+        result.versions = side.ready()
+        side.round()
+        age = side.age
+    # Once it is known to work: lists have an entry for each repetition that began.
+    result.first_round.append(age)
+    result.peak_bytes.append(memory.peak_bytes)
+    result.seconds.append([])
+    protocol.say(f"{contestant.title}: first round after {age:.1f} s")
+    return side
+
+
+def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Protocol) -> None:
+    for number in range(_WARM_UP_ROUNDS + protocol.rounds):
+        # Everyone comes after everyone else in turn.
+        first = number % max(1, len(running))
+        for side, result in [*running[first:], *running[:first]]:
+            if result.failure is None:
+                with _failing(result, protocol):
+                    seconds = side.round()
+                    if number >= _WARM_UP_ROUNDS:
+                        result.seconds[-1].append(seconds)
+        protocol.say(f"round {number + 1}/{_WARM_UP_ROUNDS + protocol.rounds}")
+    for side, result in running:
+        if result.failure is None:
+            # In a round of its own, as looking at the memory takes time from the side.
+            with _failing(result, protocol), PeakMemory(side.pid) as memory:
+                side.round()
+            result.peak_bytes[-1] = max(result.peak_bytes[-1], memory.peak_bytes)
+
+
+@contextlib.contextmanager
+def _failing(result: SideResult, protocol: Protocol) -> Iterator[None]:
+    try:
+        yield
+    except SideError as e:
+        result.failure = str(e)
+        protocol.say(f"{result.title} {e}")

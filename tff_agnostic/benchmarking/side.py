@@ -1,0 +1,83 @@
+"""The protocol of a benchmark, as the timed process sees it. Standard library and NumPy only.
+
+A side prepares, says on standard output that it is ready, and then for each line of standard input
+runs one round and prints its seconds. In between it blocks, so that it takes no time from others.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Any, TextIO
+
+from tff_agnostic.benchmarking.workloads import Workload, make_clients
+
+
+class Side:
+    """This process's end of the protocol.
+
+    Attributes:
+        workload: What to run.
+        algorithm: Which algorithm to run it with, for sides that have several.
+        runtime: Where to run it, for sides that have several.
+    """
+
+    def __init__(self, workload: Workload, algorithm: str = "", runtime: str = "") -> None:
+        self.workload = workload
+        self.algorithm = algorithm
+        self.runtime = runtime
+        self._channel = _take_standard_output()
+
+    @staticmethod
+    def from_command_line() -> "Side":
+        """Returns the side that the command line describes."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--workload", required=True, type=Workload.from_json)
+        parser.add_argument("--algorithm", default="")
+        parser.add_argument("--runtime", default="")
+        return Side(**vars(parser.parse_args()))
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Returns the cohort; see `workloads.make_clients`."""
+        return make_clients(self.workload)
+
+    def rounds(self, parameters: int, packages: Sequence[str]) -> Iterator[int]:
+        """Says that the side is ready; yields the number of each round that is asked for.
+
+        The time of a round is that between two items: whatever the caller does with one has to be
+        complete when it asks for the next.
+
+        Args:
+            parameters: Number of trainable scalars of the side's model.
+            packages: What it runs on; their versions are reported.
+
+        Raises:
+            SystemExit: If that is not the workload's number.
+        """
+        if parameters != self.workload.parameters:
+            sys.exit(
+                f"expected a model of {self.workload.parameters:,} parameters, "
+                f"found one of {parameters:,}"
+            )
+        self._say({"ready": {name: metadata.version(name) for name in packages}})
+        for number, _ in enumerate(sys.stdin):
+            start = time.perf_counter()
+            yield number
+            self._say({"seconds": time.perf_counter() - start})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        # Nobody listens any more when the driver has ended first.
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(message), file=self._channel, flush=True)
+
+
+def _take_standard_output() -> TextIO:
+    """Returns standard output, in whose place libraries' prints go to standard error."""
+    channel = os.fdopen(os.dup(1), "w")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return channel

@@ -1,0 +1,93 @@
+"""Who is timed: this package's algorithms and other simulators, by name."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.benchmarking.environments import peers_folder, python_of
+from tff_agnostic.benchmarking.workloads import Workload
+from tff_agnostic.registry import Registry
+
+_OWN_SIDE = "tff_agnostic.benchmarking.own_side"
+_PRODUCTS_SIDE = "tff_agnostic.benchmarking.products_side"
+
+
+@dataclasses.dataclass(frozen=True)
+class SideSpec:
+    """One simulator with one algorithm.
+
+    Attributes:
+        title: What tables call it.
+        script: File in benchmarks/peers, or None for a module of this package.
+        module: That module.
+        environment: Name of its environment, or None for this one.
+        algorithm: Passed on to the side.
+        runtime: Passed on to the side.
+    """
+
+    title: str
+    script: Optional[str] = None
+    module: str = _OWN_SIDE
+    environment: Optional[str] = None
+    algorithm: str = ""
+    runtime: str = ""
+
+    def command(self, workload: Workload) -> list[str]:
+        """Returns its command line.
+
+        Raises:
+            SideError: If its environment cannot be made.
+            UserError: If it is a peer, and there is no checkout.
+        """
+        python = Path(sys.executable) if self.environment is None else python_of(self.environment)
+        program = ["-m", self.module] if self.script is None else [self._script_path(self.script)]
+        return [
+            str(python),
+            *program,
+            f"--workload={workload.to_json()}",
+            f"--algorithm={self.algorithm}",
+            f"--runtime={self.runtime}",
+        ]
+
+    @staticmethod
+    def _script_path(script: str) -> str:
+        return str(peers_folder() / script)
+
+
+PEERS: Registry[SideSpec] = Registry(
+    "peer",
+    {
+        "fedjax_agnostic": SideSpec(
+            title="FedJAX agnostic_fed_avg",
+            script="fedjax_side.py",
+            environment="fedjax",
+            algorithm="agnostic_fed_avg",
+        ),
+        "fedjax": SideSpec(
+            title="FedJAX fed_avg",
+            script="fedjax_side.py",
+            environment="fedjax",
+            algorithm="fed_avg",
+        ),
+        "tff": SideSpec(title="TFF build_weighted_fed_avg", script="tff_side.py"),
+        "pfl": SideSpec(title="pfl FederatedAveraging", script="pfl_side.py", environment="pfl"),
+        "flower": SideSpec(title="Flower FedAvg", script="flower_side.py", environment="flower"),
+    },
+)
+
+# The side that the others are compared with.
+OURS = "AgnosticFedAvg"
+
+
+def own_sides(runtime: str) -> list[SideSpec]:
+    """Returns this package's sides; the first is the one that others are compared with."""
+    return [
+        SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime),
+        SideSpec(title="FedAvg (ours)", algorithm="fed_avg", runtime=runtime),
+    ]
+
+
+def products_side() -> SideSpec:
+    """Returns the side whose round is the matrix products of AgnosticFedAvg, and nothing else."""
+    return SideSpec(title="matrix products alone", module=_PRODUCTS_SIDE)

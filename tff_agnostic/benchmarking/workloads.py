@@ -1,0 +1,137 @@
+"""What is timed: the shapes of cohorts and models, and random data of those shapes.
+
+NumPy only: every side imports this module, in an environment of its own.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+
+from tff_agnostic.registry import Registry
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One round's work: one local epoch of SGD on every client, and their average.
+
+    Attributes:
+        name: Name for tables.
+        model: Which model is trained; every side has one of this name.
+        clients: Clients of a round.
+        examples: Examples of each client.
+        batch_size: Examples of a local step; divides `examples`.
+        features: Shape of one example.
+        labels: Shape of one example's labels.
+        classes: Labels, and examples where they are token ids, are below it.
+        tokens: Whether examples are int32 token ids, and not float32.
+        parameters: Number of trainable scalars, which every side's model has to have.
+        domains: Domains of an agnostic algorithm.
+        learning_rate: Of the clients; the server's is 1.
+    """
+
+    name: str
+    model: str
+    clients: int
+    examples: int
+    batch_size: int
+    features: tuple[int, ...]
+    classes: int
+    parameters: int
+    labels: tuple[int, ...] = ()
+    tokens: bool = False
+    domains: int = 2
+    learning_rate: float = 0.1
+
+    @property
+    def steps(self) -> int:
+        """Local steps of one client."""
+        return self.examples // self.batch_size
+
+    def describe(self) -> str:
+        """Returns the sizes in words."""
+        unit = f"sentences x {self.features[0]} tokens" if self.tokens else "examples"
+        return (
+            f"{self.clients:,} clients x {self.examples} {unit}, batch {self.batch_size}, "
+            f"{self.parameters:,} parameters"
+        )
+
+    def to_json(self) -> str:
+        """Returns the command line form."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Workload":
+        """Returns the workload that `to_json` wrote."""
+        fields = json.loads(text)
+        shapes = {name: tuple(fields[name]) for name in ("features", "labels")}
+        return Workload(**{**fields, **shapes})
+
+
+def logistic(clients: int, domains: int = 2) -> Workload:
+    """Returns softmax regression on many small clients."""
+    return Workload(
+        name="logistic",
+        model="logistic",
+        clients=clients,
+        examples=40,
+        batch_size=10,
+        features=(60,),
+        classes=10,
+        parameters=610,
+        domains=domains,
+    )
+
+
+# The models of Reddi et al. 2021, and one that costs nothing beside a simulator's own work.
+WORKLOADS: Registry[Workload] = Registry(
+    "workload",
+    {
+        "emnist_cnn": Workload(
+            name="emnist_cnn",
+            model="emnist_cnn",
+            clients=10,
+            examples=200,
+            batch_size=20,
+            features=(28, 28, 1),
+            classes=62,
+            parameters=1_206_590,
+        ),
+        "stackoverflow_lstm": Workload(
+            name="stackoverflow_lstm",
+            model="next_word_lstm",
+            clients=10,
+            examples=64,
+            batch_size=16,
+            features=(20,),
+            labels=(20,),
+            classes=10_004,
+            tokens=True,
+            parameters=4_050_748,
+        ),
+        "logistic": logistic(clients=500),
+    },
+)
+
+
+def make_clients(workload: Workload, seed: int = 0) -> list[dict[str, Any]]:
+    """Returns the round's clients, the same ones for a seed on every side.
+
+    Token ids are from 1 on: 0 pads sentences, and these are full.
+
+    Returns:
+        For each client "x" [n, *features], "y" int32 [n, *labels], "domain_id" int32 [n].
+    """
+    rng = np.random.default_rng(seed)
+    n, low = workload.examples, int(workload.tokens)
+    clients = []
+    for _ in range(workload.clients):
+        shape = (n, *workload.features)
+        x: np.ndarray = rng.random(shape, np.float32)
+        if workload.tokens:
+            x = rng.integers(low, workload.classes, shape, np.int32)
+        y = rng.integers(low, workload.classes, (n, *workload.labels), np.int32)
+        domain_id = rng.integers(0, workload.domains, n, np.int32)
+        clients.append({"x": x, "y": y, "domain_id": domain_id})
+    return clients
