@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.computations.algorithm import FederatedAlgorithm
+from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 
 
@@ -57,7 +58,9 @@ class EagerTraining:
         )
         # A trace for each size of a client would take seconds; the spec leaves lengths open.
         self._client_update = tf.function(
-            algorithm.client_update,
+            lambda client_input, examples: algorithm.client_update(
+                client_input, group_of_one(examples)
+            ),
             input_signature=[client_input, dict(algorithm.client_data_spec)],
         )
         output_specs = self._client_update.get_concrete_function().structured_outputs

@@ -14,6 +14,7 @@ from tests.computations.harness import (
     make_client,
     random_client,
 )
+from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.computations.client_update import client_update
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
@@ -22,6 +23,7 @@ from tff_agnostic.models import Metric, Model, logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 
 _SEED = np.array([1, 2], np.int32)
+_CLIENT_SEED = tf.constant(5, tf.int64)
 
 
 def _weights(seed: int = 0) -> ModelWeights:
@@ -37,7 +39,11 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **params):
     client_input = ClientInput(_weights(), np.array(alpha, np.float32), _SEED)
     return client_update(
-        logistic_regression(4, 3), 4, LocalTrainingParams(**params), client_input, client
+        logistic_regression(4, 3),
+        4,
+        LocalTrainingParams(**params),
+        client_input,
+        group_of_one(client),
     )
 
 
@@ -46,14 +52,14 @@ def test_beta_is_the_scaled_count_and_weighs_the_delta():
     output = _update(client, batch_size=5)
     counts = np.bincount(client["domain_id"], minlength=4)
     np.testing.assert_allclose(output.beta, counts @ [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-    trained = local_training(
+    trained, _ = local_training(
         logistic_regression(4, 3),
         LocalTrainingParams(batch_size=5, shuffle=False),
         _weights(),
-        client,
+        group_of_one(client),
         np.array([0.1, 0.2, 0.3, 0.4], np.float32),
         output.beta,
-        _SEED,
+        _CLIENT_SEED,
     )
     unshuffled = _update(client, batch_size=5, shuffle=False)
     for delta, w, w_k in zip(unshuffled.weighted_delta, _weights().trainable, trained):
@@ -63,7 +69,7 @@ def test_beta_is_the_scaled_count_and_weighs_the_delta():
 def test_losses_are_those_before_training():
     client = _client()
     output = _update(client, learning_rate=1.0, epochs=3)
-    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), client, 256)
+    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(client), 256)
     assert_all_close(output.domain_losses, sums.losses)
     assert_identical(output.domain_counts, sums.counts)
     assert_all_close(output.metric_sums, OrderedDict(sums.metric_sums))
@@ -89,7 +95,7 @@ def test_losses_or_metrics_that_are_not_finite_are_dropped_with_a_finite_update(
         x = [1.0, 3e38]
     client_input = ClientInput(model.initial_weights, np.ones([1], np.float32), _SEED)
     params = LocalTrainingParams(learning_rate=1e-30)
-    output = client_update(model, 1, params, client_input, make_client(x, [0, 0]))
+    output = client_update(model, 1, params, client_input, group_of_one(make_client(x, [0, 0])))
     assert output.clients.non_finite == 1
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
@@ -110,7 +116,7 @@ def _noise(x, *, seed=_SEED, **params) -> float:
         ModelWeights([np.array([0.0], np.float32)], []), np.ones([1], np.float32), seed
     )
     local = LocalTrainingParams(learning_rate=1.0, batch_size=1, **params)
-    client = make_client(x, np.zeros(len(x)))
+    client = group_of_one(make_client(x, np.zeros(len(x))))
     output = client_update(_noise_model(), 1, local, client_input, client)
     return float(output.weighted_delta[0][0])
 

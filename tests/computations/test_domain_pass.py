@@ -10,6 +10,7 @@ from tests.computations.harness import (
     make_client,
     random_client,
 )
+from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights
@@ -27,7 +28,7 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 
 def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
-    sums = domain_pass(model, 4, weights, client, batch_size=256)
+    sums = domain_pass(model, 4, weights, group_of_one(client), batch_size=256)
 
     scores = client["x"] @ weights.trainable[0] + weights.trainable[1]
     losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(23), client["y"]]
@@ -44,12 +45,12 @@ def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
 def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
-    sums = domain_pass(model, 4, weights, client, batch_size)
-    assert_all_close(sums, domain_pass(model, 4, weights, client, 1000))
+    sums = domain_pass(model, 4, weights, group_of_one(client), batch_size)
+    assert_all_close(sums, domain_pass(model, 4, weights, group_of_one(client), 1000))
 
 
 def test_domain_pass_of_a_client_without_examples_is_zero():
-    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), _client(size=0), 8)
+    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(_client(size=0)), 8)
     for value in tf.nest.flatten(sums):
         np.testing.assert_array_equal(value, np.zeros_like(value))
 
@@ -57,5 +58,7 @@ def test_domain_pass_of_a_client_without_examples_is_zero():
 def test_the_regularizer_is_part_of_every_examples_loss():
     model = linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2))
     weights = ModelWeights([np.array([4.0], np.float32)], [])
-    sums = domain_pass(model, 2, weights, make_client([1, 2, 5], [0, 0, 1]), batch_size=2)
+    sums = domain_pass(
+        model, 2, weights, group_of_one(make_client([1, 2, 5], [0, 0, 1])), batch_size=2
+    )
     np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, make_client, random_client
 from tff_agnostic.computations.aggregation import PlainSum, SecureBounds, SecureSum
-from tff_agnostic.computations.evaluation import evaluate_client, measure_grids
+from tff_agnostic.computations.client_group import group_of_one
+from tff_agnostic.computations.evaluation import evaluate_clients, measure_grids
 from tff_agnostic.computations.histogram import quantile
 from tff_agnostic.models import Metric, accuracy, logistic_regression
 from tff_agnostic.models.functional import Model, ModelWeights
@@ -176,7 +177,7 @@ def _model_with(*metrics: Metric) -> Model:
 def test_a_metric_without_an_upper_end_is_measured_on_the_log_grid():
     model = _model_with(_squared_error())
     client = _clients()[3]
-    output = evaluate_client(model, _DOMAINS, _weights(), client)
+    output = evaluate_clients(model, _DOMAINS, _weights(), group_of_one(client))
     scores = client["x"] @ _weights().trainable[0] + _weights().trainable[1]
     exact = np.mean((scores[:, 0] - client["y"]) ** 2)
     histogram = np.asarray(output.over_clients["squared_error"].histogram)[_DOMAINS]
@@ -187,6 +188,6 @@ def test_a_metric_without_an_upper_end_is_measured_on_the_log_grid():
 def test_a_client_for_which_a_metric_is_undefined_is_not_in_its_distribution():
     model = _model_with(_labelled_only())
     client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[0, 2, 1, 1])
-    output = evaluate_client(model, _DOMAINS, _weights(), client)
+    output = evaluate_clients(model, _DOMAINS, _weights(), group_of_one(client))
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])

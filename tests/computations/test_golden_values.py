@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.computations import reference
@@ -10,6 +11,7 @@ from tff_agnostic.computations import domain_weights as dw
 from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
 from tff_agnostic.models.functional import ModelWeights
 
@@ -92,14 +94,14 @@ def test_client_deltas_of_the_golden_round(client, beta, delta):
 @pytest.mark.parametrize(("client", "beta", "delta"), [(_CLIENT_0, 0.5, 6.4), (_CLIENT_1, 0.2, 33)])
 def test_local_training_alone(client, beta, delta):
     """Alpha differs between domains here: an indexing mistake cannot pass."""
-    trained = local_training(
+    trained, _ = local_training(
         linear_model(),
         LocalTrainingParams(learning_rate=1.0, epochs=1, batch_size=3),
         ModelWeights([np.array([4.0], np.float32)], []),
-        client,
+        group_of_one(client),
         alpha=np.array(_LAMBDA_0, np.float32),
         beta=np.float32(beta),
-        seed=np.array([0, 0], np.int32),
+        seed=tf.constant(0, tf.int64),
     )
     np.testing.assert_allclose(4.0 - trained[0], [delta], rtol=1e-6)
 
@@ -107,14 +109,14 @@ def test_local_training_alone(client, beta, delta):
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
     params = LocalTrainingParams(learning_rate=0.5, epochs=epochs, batch_size=2)
-    trained = local_training(
+    trained, _ = local_training(
         linear_model(),
         params,
         ModelWeights([np.array([4.0], np.float32)], []),
-        _CLIENT_0,
+        group_of_one(_CLIENT_0),
         alpha=np.ones([4], np.float32),
         beta=np.float32(6.0),
-        seed=np.array([0, 0], np.int32),
+        seed=tf.constant(0, tf.int64),
     )
     # One epoch moves by 0.5 * sum(x) / 6 = 17 / 12.
     np.testing.assert_allclose(4.0 - trained[0], [epochs * 17 / 12], rtol=1e-5)
@@ -122,14 +124,14 @@ def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
 
 def test_batch_normalizer_steps_by_the_weighted_mean_of_each_batch():
     params = LocalTrainingParams(learning_rate=1.0, batch_size=4, normalizer="batch", shuffle=False)
-    trained = local_training(
+    trained, _ = local_training(
         linear_model(),
         params,
         ModelWeights([np.array([4.0], np.float32)], []),
-        _CLIENT_0,
+        group_of_one(_CLIENT_0),
         alpha=np.array(_LAMBDA_0, np.float32),
         beta=np.float32(0.5),
-        seed=np.array([0, 0], np.int32),
+        seed=tf.constant(0, tf.int64),
     )
     # Batches x=[1,2,4,3] of domains [1,0,0,0] and x=[6,1] of domain 2.
     expected = (0.2 * 1 + 0.1 * (2 + 4 + 3)) / 0.5 + (6 + 1) / 2

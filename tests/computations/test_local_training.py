@@ -10,12 +10,13 @@ from tests.computations.harness import (
     make_client,
     random_client,
 )
+from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 
-_SEED = np.array([1, 2], np.int32)
+_SEED = tf.constant(12, tf.int64)
 
 
 def _weights(seed: int = 0) -> ModelWeights:
@@ -30,11 +31,11 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 
 def test_the_regularizer_is_in_the_gradient():
     """The mean gradient of the examples is 8 / 3, that of the regularizer w = 4."""
-    trained = local_training(
+    trained, _ = local_training(
         linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2)),
         LocalTrainingParams(learning_rate=1.0),
         ModelWeights([np.array([4.0], np.float32)], []),
-        make_client([1, 2, 5], [0, 0, 1]),
+        group_of_one(make_client([1, 2, 5], [0, 0, 1])),
         np.ones([2], np.float32),
         np.float32(3),
         _SEED,
@@ -47,18 +48,18 @@ def _trained(client, *, seed=_SEED, **params):
         logistic_regression(4, 3),
         LocalTrainingParams(learning_rate=1.0, batch_size=4, **params),
         _weights(),
-        client,
+        group_of_one(client),
         np.full([4], 0.25, np.float32),
         np.float32(len(client["y"]) * 0.25),
         seed,
-    )
+    ).trained
 
 
 def test_shuffling_is_a_function_of_the_seed():
     client = _client()
     first = _trained(client)
     assert_identical(_trained(client), first)
-    other = _trained(client, seed=np.array([1, 3], np.int32))
+    other = _trained(client, seed=tf.constant(13, tf.int64))
     assert not np.array_equal(first[0], other[0])
     assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
 
@@ -67,11 +68,11 @@ def test_each_epoch_visits_every_example_once():
     """The gradient of a linear loss does not depend on the order: only on who was visited."""
     client = make_client(2.0 ** np.arange(9), np.zeros(9))
     for epochs in (1, 2, 3):
-        trained = local_training(
+        trained, _ = local_training(
             linear_model(initial=0.0),
             LocalTrainingParams(learning_rate=1.0, batch_size=2, epochs=epochs),
             ModelWeights([np.array([0.0], np.float32)], []),
-            client,
+            group_of_one(client),
             np.ones([1], np.float32),
             np.float32(1.0),
             _SEED,
@@ -88,11 +89,11 @@ def test_epochs_have_different_orders():
         logistic_regression(4, 3),
         LocalTrainingParams(learning_rate=1.0, batch_size=4),
         first,
-        client,
+        group_of_one(client),
         np.full([4], 0.25, np.float32),
         np.float32(len(client["y"]) * 0.25),
         _SEED,
-    )
+    ).trained
     assert not np.array_equal(two_epochs[0], same_order_again[0])
 
 

@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.computations.aggregation import SecureBounds
+from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
 from tff_agnostic.computations.domain_weights import DomainWeightsParams
 from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.computations.structures import ClientInput, ClientOutput
-from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.models.functional import Model, ModelWeights
 
 
 class ServerState(NamedTuple):
@@ -55,6 +56,15 @@ class AlgorithmParams:
     seed: int = 0
 
 
+class ClientUpdate(Protocol):
+    """What clients do in a round; see `FederatedAlgorithm`."""
+
+    def __call__(
+        self, client_input: ClientInput, clients: ClientGroup, each: Each = one_client
+    ) -> ClientOutput:
+        """Returns what each client sends."""
+
+
 @dataclasses.dataclass(frozen=True)
 class FederatedAlgorithm:
     """One round of federated learning as pure TensorFlow functions, for any runtime.
@@ -63,8 +73,9 @@ class FederatedAlgorithm:
         name: Name in the registry.
         initialize: () -> state.
         prepare: state -> client input; on the server, before the round.
-        client_update: (client input, one client's examples) -> client output; every field of the
-            output is only ever summed over the cohort.
+        client_update: (client input, one client or a group, how to apply functions of one client)
+            -> client output of each client; every field is only ever summed over the cohort. See
+            `client_group`.
         server_update: (state, summed client output) -> (state, metrics).
         client_data_spec: Specs of one client's examples.
         output_bounds: The `Bound` of every value of the client output, in its structure.
@@ -73,7 +84,7 @@ class FederatedAlgorithm:
     name: str
     initialize: Callable[[], ServerState]
     prepare: Callable[[ServerState], ClientInput]
-    client_update: Callable[[ClientInput, Examples], ClientOutput]
+    client_update: ClientUpdate
     server_update: Callable[[ServerState, ClientOutput], tuple[ServerState, Metrics]]
     client_data_spec: Mapping[str, Any]
     output_bounds: Callable[[SecureBounds], ClientOutput]

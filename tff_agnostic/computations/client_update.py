@@ -1,17 +1,21 @@
 """CLIENT of Algorithm 1 (Ro et al. 2021): the domain pass, local training, what is returned."""
 
+from typing import Any
+
 import tensorflow as tf
 
+from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
-from tff_agnostic.computations.seeds import fingerprint, fold_in
+from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.computations.structures import (
     ClientCounts,
     ClientInput,
     ClientOutput,
+    DomainSums,
     all_finite,
 )
-from tff_agnostic.models.functional import Examples, Model, num_examples
+from tff_agnostic.models.functional import Model, ModelWeights
 
 
 def client_update(
@@ -19,30 +23,80 @@ def client_update(
     num_domains: int,
     params: LocalTrainingParams,
     client_input: ClientInput,
-    examples: Examples,
+    clients: ClientGroup,
+    each: Each = one_client,
 ) -> ClientOutput:
-    """CLIENT of Algorithm 1 on one client's data.
+    """CLIENT of Algorithm 1.
 
     A client without examples, or whose update, weight or losses are not finite, adds nothing to any
     sum but the count of such clients.
     """
     weights, alpha, round_seed = client_input
     # L^k, N^k
-    sums = domain_pass(model, num_domains, weights, examples, params.domain_pass_batch_size)
+    sums = domain_pass(model, num_domains, weights, clients, params.domain_pass_batch_size, each)
     # beta^k
-    beta = tf.tensordot(alpha, tf.cast(sums.counts, tf.float32), axes=1)
-    seed = fold_in(round_seed, fingerprint(examples))
+    beta = each(lambda n_k: client_weight(alpha, n_k), sums.counts)
+    seed = client_seeds(round_seed, clients)
     # w^k
-    trained = local_training(model, params, weights, examples, alpha, beta, seed)
+    trained, _ = local_training(model, params, weights, clients, alpha, beta, seed, each)
+    return each(
+        lambda *of_client: client_output(weights, *of_client),
+        trained,
+        beta,
+        sums,
+        clients.num_examples,
+    )
 
+
+def client_update_without_domain_pass(
+    model: Model,
+    num_domains: int,
+    params: LocalTrainingParams,
+    client_input: ClientInput,
+    clients: ClientGroup,
+    each: Each = one_client,
+) -> ClientOutput:
+    """The same where alpha never moves, so that no loss at w has to be known.
+
+    Losses and metrics are those of the first epoch, each example's before its batch's step.
+    """
+    weights, alpha, round_seed = client_input
+    counts = _domain_counts(num_domains, clients, each)
+    beta = each(lambda n_k: client_weight(alpha, n_k), counts)
+    seed = client_seeds(round_seed, clients)
+    trained, sums = local_training(
+        model, params, weights, clients, alpha, beta, seed, each, measured_domains=num_domains
+    )
+    return each(
+        lambda *of_client: client_output(weights, *of_client),
+        trained,
+        beta,
+        sums,
+        clients.num_examples,
+    )
+
+
+def client_weight(alpha: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """CLIENT line 6: beta^k = sum_i alpha_i N_i^k, float32 scalar."""
+    return tf.reduce_sum(alpha * tf.cast(counts, tf.float32))
+
+
+def client_output(
+    weights: ModelWeights,
+    trained: list[tf.Tensor],
+    beta: tf.Tensor,
+    sums: DomainSums,
+    num_examples: tf.Tensor,
+) -> ClientOutput:
+    """CLIENT line 13: what one client returns, or zeros if any of it is not finite."""
     weighted_delta = [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
     output = ClientOutput(
         weighted_delta, beta, sums.losses, sums.counts, sums.metric_sums, _no_clients()
     )
-    is_empty = tf.equal(num_examples(examples), 0)
-    is_finite = all_finite([weighted_delta, beta, sums.losses, sums.metric_sums])
+    is_empty = tf.equal(num_examples, 0)
+    is_finite = is_empty | all_finite([weighted_delta, beta, sums.losses, sums.metric_sums])
     kept = tf.nest.map_structure(
-        lambda value: tf.where(is_finite, value, tf.zeros_like(value)), output
+        lambda value: tf.where(is_finite & ~is_empty, value, tf.zeros_like(value)), output
     )
 
     def one_if(condition: tf.Tensor) -> tf.Tensor:
@@ -50,14 +104,25 @@ def client_update(
 
     return kept._replace(
         clients=ClientCounts(
-            contributed=one_if(is_finite & (beta > 0)),
-            zero_weight=one_if(is_finite & ~is_empty & (beta <= 0)),
+            contributed=one_if(is_finite & (kept.beta > 0)),
+            zero_weight=one_if(is_finite & ~is_empty & (kept.beta <= 0)),
             empty=one_if(is_empty),
             non_finite=one_if(~is_finite),
         )
     )
 
 
-def _no_clients() -> ClientCounts:
+def _domain_counts(num_domains: int, clients: ClientGroup, each: Each) -> tf.Tensor:
+    positions = tf.range(clients.capacity)
+
+    def of_client(first_row: tf.Tensor, n: tf.Tensor) -> tf.Tensor:
+        rows = first_row + tf.clip_by_value(positions, 0, tf.maximum(n, 1) - 1)
+        ids = tf.gather(clients.examples["domain_id"], rows)
+        return tf.math.unsorted_segment_sum(tf.cast(positions < n, tf.int64), ids, num_domains)
+
+    return each(of_client, clients.first_row, clients.num_examples)
+
+
+def _no_clients() -> Any:
     zero = tf.constant(0, tf.int64)
     return ClientCounts(zero, zero, zero, zero)

@@ -4,47 +4,95 @@ from collections import OrderedDict
 
 import tensorflow as tf
 
+from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
 from tff_agnostic.computations.structures import DomainSums, MetricSums
-from tff_agnostic.models.functional import Examples, Model, ModelWeights, num_examples
+from tff_agnostic.models.functional import Examples, Model, ModelWeights
 
 
 def domain_pass(
-    model: Model, num_domains: int, weights: ModelWeights, examples: Examples, batch_size: int
+    model: Model,
+    num_domains: int,
+    weights: ModelWeights,
+    clients: ClientGroup,
+    batch_size: int,
+    each: Each = one_client,
 ) -> DomainSums:
     """CLIENT lines 2 to 6: losses, counts and metric sums of each domain at `weights`.
 
     Domain ids are in [0, p): others fail in TensorFlow, and datasets refuse them beforehand.
+
+    Args:
+        model: The model.
+        num_domains: p.
+        weights: w, the same for every client.
+        clients: One client, or a group for an `each` in step.
+        batch_size: Examples of a client per step; bounds the memory only.
+        each: How functions of one client are applied.
     """
-    n = num_examples(examples)
+
+    def add_batch(start: tf.Tensor, sums: DomainSums) -> tuple[tf.Tensor, DomainSums]:
+        end = tf.minimum(start + batch_size, clients.capacity)
+        positions = tf.range(start, end)
+
+        def of_client(first_row: tf.Tensor, n: tf.Tensor) -> DomainSums:
+            rows = first_row + tf.clip_by_value(positions, 0, tf.maximum(n, 1) - 1)
+            batch = tf.nest.map_structure(lambda c: tf.gather(c, rows), dict(clients.examples))
+            losses, predictions = model.example_losses(
+                weights, batch, training=False, seed=tf.zeros([2], tf.int32)
+            )
+            return sums_by_domain(model, num_domains, batch, positions < n, losses, predictions)
+
+        batch_sums = each(of_client, clients.first_row, clients.num_examples)
+        return end, tf.nest.map_structure(tf.add, sums, batch_sums)
+
+    initial = each(lambda _: zero_sums(model, num_domains), clients.num_examples)
+    _, sums = tf.while_loop(
+        lambda start, _: start < clients.capacity, add_batch, (tf.constant(0), initial)
+    )
+    return sums
+
+
+def zero_sums(model: Model, num_domains: int) -> DomainSums:
+    """Returns the sums over no examples."""
     zeros = tf.zeros([num_domains])
-    initial = DomainSums(
+    return DomainSums(
         losses=zeros,
         counts=tf.zeros([num_domains], tf.int64),
         metric_sums=OrderedDict((m.name, MetricSums(zeros, zeros)) for m in model.metrics),
     )
 
-    def add_batch(start: tf.Tensor, sums: DomainSums) -> tuple[tf.Tensor, DomainSums]:
-        end = tf.minimum(start + batch_size, n)
-        batch = tf.nest.map_structure(lambda column: column[start:end], examples)
-        losses, predictions = model.example_losses(
-            weights, batch, training=False, seed=tf.zeros([2], tf.int32)
-        )
 
-        def by_domain(values: tf.Tensor) -> tf.Tensor:
-            return tf.math.unsorted_segment_sum(values, batch["domain_id"], num_domains)
+def sums_by_domain(
+    model: Model,
+    num_domains: int,
+    batch: Examples,
+    counted: tf.Tensor,
+    losses: tf.Tensor,
+    predictions: tf.Tensor,
+) -> DomainSums:
+    """Returns the sums of a batch.
 
-        batch_sums = DomainSums(
-            losses=by_domain(losses),
-            counts=by_domain(tf.ones_like(batch["domain_id"], tf.int64)),
-            metric_sums=OrderedDict(
-                (
-                    metric.name,
-                    MetricSums(*map(by_domain, metric.per_example(batch["y"], predictions))),
-                )
-                for metric in model.metrics
-            ),
-        )
-        return end, tf.nest.map_structure(tf.add, sums, batch_sums)
+    Args:
+        model: For its metrics.
+        num_domains: p.
+        batch: n examples.
+        counted: Which of them count, boolean [n].
+        losses: Their losses, float32 [n].
+        predictions: The model's predictions for them.
+    """
 
-    _, sums = tf.while_loop(lambda start, _: start < n, add_batch, (tf.constant(0), initial))
-    return sums
+    def by_domain(values: tf.Tensor) -> tf.Tensor:
+        values = tf.where(counted, values, tf.zeros_like(values))
+        return tf.math.unsorted_segment_sum(values, batch["domain_id"], num_domains)
+
+    return DomainSums(
+        losses=by_domain(losses),
+        counts=by_domain(tf.ones_like(batch["domain_id"], tf.int64)),
+        metric_sums=OrderedDict(
+            (
+                metric.name,
+                MetricSums(*map(by_domain, metric.per_example(batch["y"], predictions))),
+            )
+            for metric in model.metrics
+        ),
+    )

@@ -10,11 +10,17 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.computations.aggregation import Aggregation, Bound, SecureBounds
+from tff_agnostic.computations.client_group import (
+    ClientGroup,
+    Each,
+    group_of_one,
+    one_client,
+)
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.histogram import Grid, LinearGrid, LogGrid
 from tff_agnostic.computations.structures import DomainSums, MetricSums, all_finite
 from tff_agnostic.computations.template import type_from_spec
-from tff_agnostic.models.functional import Examples, Model, ModelWeights, num_examples
+from tff_agnostic.models.functional import Model, ModelWeights
 
 _BATCH_SIZE = 256
 
@@ -59,18 +65,27 @@ def measure_grids(model: Model) -> "OrderedDict[str, Grid]":
     return grids
 
 
-def evaluate_client(
-    model: Model, num_domains: int, weights: ModelWeights, examples: Examples
+def evaluate_clients(
+    model: Model,
+    num_domains: int,
+    weights: ModelWeights,
+    clients: ClientGroup,
+    each: Each = one_client,
 ) -> EvaluationOutput:
-    """Evaluates `weights` on one client's data."""
-    sums = domain_pass(model, num_domains, weights, examples, _BATCH_SIZE)
+    """Evaluates `weights` on the data of one client, or of each of a group."""
+    sums = domain_pass(model, num_domains, weights, clients, _BATCH_SIZE, each)
+    return each(
+        lambda sums, n: _evaluation_output(model, sums, tf.equal(n, 0)), sums, clients.num_examples
+    )
+
+
+def _evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> EvaluationOutput:
     ratios = OrderedDict(loss=MetricSums(sums.losses, tf.cast(sums.counts, tf.float32)))
     ratios.update(sums.metric_sums)
     over_clients = OrderedDict(
         (name, _client_distribution(grid, ratios[name]))
         for name, grid in measure_grids(model).items()
     )
-    is_empty = tf.equal(num_examples(examples), 0)
     is_finite = all_finite([sums.losses, sums.metric_sums])
     sums, over_clients = tf.nest.map_structure(
         lambda value: tf.where(is_finite, value, tf.zeros_like(value)), (sums, over_clients)
@@ -132,7 +147,8 @@ def build_evaluation(model: Model, num_domains: int, aggregation: Aggregation) -
 
     @tff.tensorflow.computation(weights_type, client_data_type)
     def client_work(weights: Any, examples: Any) -> Any:
-        return aggregation.encode(evaluate_client(model, num_domains, weights, examples), bounds)
+        output = evaluate_clients(model, num_domains, weights, group_of_one(examples))
+        return aggregation.encode(output, bounds)
 
     @tff.tensorflow.computation(client_work.type_signature.result)
     def decode(summed: Any) -> Any:

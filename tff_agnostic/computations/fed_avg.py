@@ -18,7 +18,7 @@ from tff_agnostic.computations.algorithm import (
     ServerState,
     initial_state,
 )
-from tff_agnostic.computations.client_update import client_update
+from tff_agnostic.computations.client_update import client_update_without_domain_pass
 from tff_agnostic.computations.server_update import (
     average_and_apply,
     client_output_bounds,
@@ -85,7 +85,9 @@ def _with_constant_scale(
         name=name,
         initialize=initialize,
         prepare=prepare,
-        client_update=functools.partial(client_update, model, len(alpha), params.local_training),
+        client_update=functools.partial(
+            client_update_without_domain_pass, model, len(alpha), params.local_training
+        ),
         server_update=server_update,
         client_data_spec=model.client_data_spec(),
         output_bounds=output_bounds,

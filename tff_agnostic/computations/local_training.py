@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_agnostic.computations.seeds import fold_in
+from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
+from tff_agnostic.computations.domain_pass import sums_by_domain, zero_sums
+from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.functional import Examples, Model, ModelWeights, num_examples
+from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.registry import Registry
 
 
@@ -69,74 +70,124 @@ def local_training(
     model: Model,
     params: LocalTrainingParams,
     weights: ModelWeights,
-    examples: Examples,
+    clients: ClientGroup,
     alpha: tf.Tensor,
     beta: tf.Tensor,
     seed: tf.Tensor,
-) -> list[tf.Tensor]:
+    each: Each = one_client,
+    measured_domains: Optional[int] = None,
+) -> "LocalTraining":
     """CLIENT lines 7 to 12: E epochs of SGD from `weights`.
 
     Args:
         model: The model.
         params: How to train.
-        weights: w, where training starts.
-        examples: The client's data, n examples.
+        weights: w, where training starts, the same for every client.
+        clients: One client, or a group for an `each` in step.
         alpha: Scale of each domain, float32 [p].
-        beta: Weight of the client, float32 scalar; 0 leaves the weights as they are.
-        seed: Seed of the client in this round, int32 [2].
-
-    Returns:
-        w^k, the trained weights.
+        beta: Weight of each client, float32; 0 leaves the weights as they are.
+        seed: Seed of each client in this round, int64.
+        each: How functions of one client are applied.
+        measured_domains: p, to measure losses and metrics per domain in the first epoch.
     """
-    optimizer = tff.learning.optimizers.build_sgdm(params.learning_rate)
     normalize = NORMALIZERS[params.normalizer]
-    n = num_examples(examples)
-    trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
-    specs = [tf.TensorSpec(w.shape, w.dtype) for w in trainable]
+    examples = dict(clients.examples)
 
-    def sgd_step(start: tf.Tensor, order: tf.Tensor, state: _SgdState) -> tuple:
-        rows = order[start : start + params.batch_size]
-        batch = tf.nest.map_structure(lambda column: tf.gather(column, rows), examples)
-        scale = tf.gather(alpha, batch["domain_id"])  # alpha_i of each example's domain i
-        with tf.GradientTape() as tape:
-            tape.watch(state.trained)
-            losses, _ = model.example_losses(
-                ModelWeights(state.trained, weights.non_trainable),
-                batch,
-                training=True,
-                seed=fold_in(seed, state.step),
-            )
-            objective = tf.math.divide_no_nan(
-                tf.reduce_sum(scale * losses), normalize(beta, tf.reduce_sum(scale))
-            )
-        gradients = tape.gradient(
-            objective, state.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        gradients = [tf.convert_to_tensor(g) for g in gradients]
-        optimizer_state, trained = optimizer.next(state.optimizer_state, state.trained, gradients)
-        return start + params.batch_size, order, _SgdState(state.step + 1, trained, optimizer_state)
+    def train_batch(epoch: tf.Tensor, start: tf.Tensor, order: tf.Tensor, state: Any) -> Any:
+        positions = tf.range(start, tf.minimum(start + params.batch_size, clients.capacity))
 
-    def train_epoch(epoch: tf.Tensor, state: _SgdState) -> tuple:
-        order = _order(n, fold_in(seed, -1 - epoch), params.shuffle)
-        _, _, state = tf.while_loop(
-            lambda start, *_: start < n, sgd_step, (tf.constant(0), order, state)
+        def sgd_step(
+            client: _Client, order: tf.Tensor, trained: list[tf.Tensor], sums: Any
+        ) -> LocalTraining:
+            # Past a client's last example the scale is 0, and so is the gradient.
+            present = positions < client.num_examples
+            chosen = tf.minimum(tf.gather(order, positions), tf.maximum(client.num_examples, 1) - 1)
+            rows = client.first_row + chosen
+            batch = tf.nest.map_structure(lambda column: tf.gather(column, rows), examples)
+            # alpha_i of each example's domain i
+            scale = tf.gather(alpha, batch["domain_id"]) * tf.cast(present, tf.float32)
+            dropout_seed = stateless_seed(fold_in(fold_in(client.seed, epoch), start))
+            with tf.GradientTape() as tape:
+                tape.watch(trained)
+                losses, predictions = model.example_losses(
+                    ModelWeights(trained, weights.non_trainable),
+                    batch,
+                    training=True,
+                    seed=dropout_seed,
+                )
+                objective = tf.math.divide_no_nan(
+                    tf.reduce_sum(scale * losses), normalize(client.beta, tf.reduce_sum(scale))
+                )
+                # Scaled here, the gradients come out as steps: no further pass over the weights.
+                objective *= params.learning_rate
+            steps = tape.gradient(
+                objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            if measured_domains is not None:
+                counted = present & tf.equal(epoch, 0)
+                measured = sums_by_domain(
+                    model, measured_domains, batch, counted, losses, predictions
+                )
+                sums = tf.nest.map_structure(tf.add, sums, measured)
+            return LocalTraining([_minus(w, s, each) for w, s in zip(trained, steps)], sums)
+
+        return each(sgd_step, client_values, order, *state)
+
+    def train_epoch(epoch: tf.Tensor, state: Any) -> tuple:
+        order = _order(clients, fold_in(seed, epoch), params.shuffle)
+        _, state = tf.while_loop(
+            lambda start, _: start < clients.capacity,
+            lambda start, state: (
+                start + params.batch_size,
+                train_batch(epoch, start, order, state),
+            ),
+            (tf.constant(0), state),
         )
         return epoch + 1, state
 
-    initial = _SgdState(tf.constant(0), trainable, optimizer.initialize(specs))
+    client_values = _Client(clients.first_row, clients.num_examples, beta, seed)
+    initial = each(
+        lambda _: LocalTraining(
+            [tf.convert_to_tensor(w) for w in weights.trainable],
+            () if measured_domains is None else zero_sums(model, measured_domains),
+        ),
+        clients.num_examples,
+    )
     _, final = tf.while_loop(
         lambda epoch, _: epoch < params.epochs, train_epoch, (tf.constant(0), initial)
     )
-    return final.trained
+    return final
 
 
-class _SgdState(NamedTuple):
-    step: tf.Tensor
+class LocalTraining(NamedTuple):
+    """What a client has after its training.
+
+    Attributes:
+        trained: w^k, the trained weights.
+        sums: `DomainSums` of its examples as the first epoch met them, each with the weights before
+            its batch's step; empty unless they were asked for.
+    """
+
     trained: list[tf.Tensor]
-    optimizer_state: Any
+    sums: Any
 
 
-def _order(n: tf.Tensor, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
-    if not shuffle:
-        return tf.range(n)
-    return tf.argsort(tf.random.stateless_uniform([n], seed), stable=True)
+class _Client(NamedTuple):
+    first_row: tf.Tensor
+    num_examples: tf.Tensor
+    beta: tf.Tensor
+    seed: tf.Tensor
+
+
+def _minus(weight: tf.Tensor, step: Any, each: Each) -> tf.Tensor:
+    if isinstance(step, tf.IndexedSlices) and not each.in_step:
+        # The rows of an embedding that a batch has: the others need not even be read.
+        return tf.tensor_scatter_nd_sub(weight, step.indices[:, tf.newaxis], step.values)
+    return weight - tf.convert_to_tensor(step)
+
+
+def _order(clients: ClientGroup, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
+    if shuffle:
+        return random_order(seed, clients.num_examples, clients.capacity)
+    shape = tf.concat([tf.shape(clients.num_examples), [clients.capacity]], axis=0)
+    return tf.broadcast_to(tf.range(clients.capacity), shape)

@@ -1,34 +1,73 @@
 """Stateless seeds, so that a run is a function of its flags and its data.
 
 A client's seed comes from the run's seed, the round and a fingerprint of the client's examples. No
-client id has to reach the device, and the order of the cohort does not matter.
+client id has to reach the device, and neither the order of the cohort nor how a runtime batches
+clients matters. Seeds are int64; all of this is integer arithmetic, elementwise, so that it gives
+the same numbers for one client, for many at once, and on every device.
 """
 
 import tensorflow as tf
 
-from tff_agnostic.models.functional import Examples
+from tff_agnostic.computations.client_group import ClientGroup
 
-# An odd multiplier spreads neighbouring values over the 64-bit ring (Knuth's golden ratio).
-_MULTIPLIER = -7046029254386353131
+# SplitMix64 (Steele, Lea and Flood 2014, figure 15): increment and multipliers, as signed numbers.
+_INCREMENT = -7046029254386353131
+_MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
+_SHIFTS = (30, 27, 31)
 _MAX_INT32 = 2**31 - 1
+_MAX_INT64 = 2**63 - 1
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
-    """Returns a new seed int32 [2] from a seed int32 [2] and an integer scalar."""
-    return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, tf.int32))
+    """Returns new seeds, int64, from seeds and integers whose shapes broadcast."""
+    state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) + 1) * _INCREMENT
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS):
+        state = (state ^ _logical_shift(state, shift)) * multiplier
+    return state ^ _logical_shift(state, _SHIFTS[2])
 
 
-def fingerprint(examples: Examples) -> tf.Tensor:
-    """Returns a hash of a client's examples, an int32 scalar in [0, 2^31).
+def stateless_seed(seed: tf.Tensor) -> tf.Tensor:
+    """Returns what TensorFlow's stateless random ops take, int32 [2], from an int64 scalar."""
+    halves = [seed & _MAX_INT32, _logical_shift(seed, 32) & _MAX_INT32]
+    return tf.cast(tf.stack(halves), tf.int32)
 
-    Trailing rows of zeros do not change it, so a padded client has the seed of the client.
+
+def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:
+    """Returns a permutation of each client's examples.
+
+    Args:
+        seed: int64, of any shape S.
+        num_examples: int32, of shape S.
+        capacity: int32 scalar, at least every number of examples.
+
+    Returns:
+        int32 [*S, capacity]: first a permutation of 0 to n - 1, which does not depend on
+        `capacity`, then the rest.
     """
-    total = tf.constant(0, tf.int64)
-    for column in tf.nest.flatten(examples):
-        bits = tf.reshape(_as_integers(column), [-1])
-        positions = tf.range(1, tf.size(bits, tf.int64) + 1, dtype=tf.int64)
-        total = total * _MULTIPLIER + tf.reduce_sum(bits * (positions * _MULTIPLIER))
-    return tf.cast(tf.bitwise.right_shift(total, 33) & _MAX_INT32, tf.int32)
+    positions = tf.range(capacity)
+    keys = _logical_shift(fold_in(seed[..., tf.newaxis], positions), 1)
+    is_example = positions < num_examples[..., tf.newaxis]
+    return tf.argsort(tf.where(is_example, keys, _MAX_INT64), stable=True)
+
+
+def client_seeds(round_seed: tf.Tensor, clients: ClientGroup) -> tf.Tensor:
+    """Returns the seed of each client in a round, int64, in the shape of `clients.num_examples`.
+
+    It depends on the number of the client's examples and on the first and the last of them.
+
+    Args:
+        round_seed: (seed of the run, number of the round), int32 [2].
+        clients: The clients.
+    """
+    num_examples = tf.reshape(clients.num_examples, [-1])
+    seed = tf.fill(tf.shape(num_examples), fold_in(round_seed[0], round_seed[1]))
+    seed = fold_in(seed, num_examples)
+    ends = clients.end_rows()
+    for column in tf.nest.flatten(clients.examples):
+        bits = tf.reshape(_as_integers(tf.gather(column, ends)), [tf.size(num_examples), -1])
+        positions = tf.range(tf.shape(bits)[1])
+        seed = fold_in(seed, tf.reduce_sum(fold_in(bits, positions), axis=1))
+    return tf.reshape(seed, tf.shape(clients.num_examples))
 
 
 def _as_integers(column: tf.Tensor) -> tf.Tensor:
@@ -37,3 +76,7 @@ def _as_integers(column: tf.Tensor) -> tf.Tensor:
     if column.dtype == tf.float64:
         return tf.bitcast(column, tf.int64)
     return tf.cast(column, tf.int64)
+
+
+def _logical_shift(values: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.right_shift(values, tf.constant(bits, tf.int64)) & ((1 << (64 - bits)) - 1)

@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 from tff_agnostic.computations.aggregation import Aggregation
 from tff_agnostic.computations.algorithm import FederatedAlgorithm
+from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.models.functional import ModelWeights
 
 
@@ -29,7 +30,8 @@ def build_learning_process(
 
     @tff.tensorflow.computation(prepare.type_signature.result, client_data_type)
     def client_work(client_input: Any, examples: Any) -> Any:
-        return aggregation.encode(algorithm.client_update(client_input, examples), bounds)
+        output = algorithm.client_update(client_input, group_of_one(examples))
+        return aggregation.encode(output, bounds)
 
     @tff.federated_computation
     def initialize_fn() -> Any:

@@ -69,8 +69,3 @@ class Model:
         if self.regularizer is not None:
             losses += tf.cast(self.regularizer(weights.trainable), tf.float32)
         return losses, predictions
-
-
-def num_examples(examples: Examples) -> tf.Tensor:
-    """Number of examples of a client, int32 scalar."""
-    return tf.shape(examples["domain_id"])[0]

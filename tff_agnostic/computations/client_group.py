@@ -1,0 +1,103 @@
+"""One client, or many in step: what algorithms are written against.
+
+A runtime may run small models for a group of clients at once. Loops over batches stay outside, and
+what happens to each client inside a step goes through an `Each`: a plain call for one client, a
+vectorised one for a group.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.models.functional import Examples
+
+
+class ClientGroup(NamedTuple):
+    """Clients whose examples lie one after the other in the same arrays.
+
+    Attributes:
+        examples: "x", "y" and "domain_id" of all clients; in a group one row more, of no client.
+        first_row: Row of each client's first example, int32: a scalar for one client, [G] for a
+            group of G.
+        num_examples: Number of examples of each client, in the same shape.
+        capacity: The largest number of examples, int32 scalar.
+    """
+
+    examples: Examples
+    first_row: tf.Tensor
+    num_examples: tf.Tensor
+    capacity: tf.Tensor
+
+    def end_rows(self) -> tf.Tensor:
+        """Rows of each client's first and last example, int32 [G, 2].
+
+        Those of a client without examples are the row of no client; [0, 2] if there is no row.
+        """
+        first = tf.reshape(self.first_row, [-1, 1])
+        last = first + tf.maximum(tf.reshape(self.num_examples, [-1, 1]), 1) - 1
+        rows = tf.concat([first, last], axis=1)
+        has_rows = tf.minimum(tf.shape(self.examples["domain_id"])[0], 1)
+        return rows[: has_rows * tf.shape(rows)[0]]
+
+
+class Each(Protocol):
+    """Applies a function of one client to every client."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether there is a leading axis of clients; otherwise there is one client, and none."""
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Returns `fn` of each client's arguments.
+
+        Args:
+            fn: A function of one client's tensors. What it captures is shared by all clients.
+            *args: Structures of tensors; in step, each with a leading axis of clients, which what
+                is returned has too.
+        """
+
+
+class _OneClient:
+    in_step = False
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args)
+
+
+class _ClientsInStep:
+    in_step = True
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return tf.vectorized_map(lambda client: fn(*client), args)
+
+
+one_client: Each = _OneClient()
+clients_in_step: Each = _ClientsInStep()
+
+
+def group_of_one(examples: Examples) -> ClientGroup:
+    """Returns one client as a group without an axis of clients, for `one_client`."""
+    num_examples = tf.shape(examples["domain_id"])[0]
+    return ClientGroup(examples, tf.constant(0), num_examples, num_examples)
+
+
+def group_of_many(clients: Sequence[Examples]) -> ClientGroup:
+    """Returns NumPy arrays of a group with an axis of clients, for `clients_in_step`.
+
+    Args:
+        clients: At least one client; columns of all of them have the same shapes and dtypes.
+    """
+    sizes = np.array([len(client["domain_id"]) for client in clients], np.int32)
+
+    def laid_end_to_end(*columns: np.ndarray) -> np.ndarray:
+        of_no_client = np.zeros([1, *columns[0].shape[1:]], columns[0].dtype)
+        return np.concatenate([*columns, of_no_client])
+
+    return ClientGroup(
+        examples=tf.nest.map_structure(laid_end_to_end, *clients),
+        first_row=np.cumsum(sizes, dtype=np.int32) - sizes,
+        num_examples=sizes,
+        capacity=sizes.max(),
+    )
