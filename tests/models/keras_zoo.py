@@ -5,6 +5,8 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_agnostic.models import CIFG, LSTM
+
 layers = tf.keras.layers
 
 
@@ -98,6 +100,14 @@ def lstm_with_dropout() -> tf.keras.Model:
     tokens = tf.keras.Input([6], dtype=tf.int32)
     embedded = layers.Embedding(11, 4, mask_zero=True)(tokens)
     states = layers.LSTM(5, return_sequences=True, dropout=0.4, recurrent_dropout=0.3)(embedded)
+    return tf.keras.Model(tokens, layers.Dense(11)(states))
+
+
+def own_recurrent_layers() -> tf.keras.Model:
+    tokens = tf.keras.Input([6], dtype=tf.int32)
+    embedded = layers.Embedding(11, 4, mask_zero=True)(tokens)
+    states = LSTM(5, return_sequences=True)(embedded)
+    states = CIFG(4, projection_units=3, return_sequences=True)(states)
     return tf.keras.Model(tokens, layers.Dense(11)(states))
 
 
@@ -206,6 +216,7 @@ KINDS = {
     "convolutional": classification(convolutional, [8, 8, 1]),
     "lstm_with_masking": language_model(lstm_with_masking),
     "lstm_with_dropout": language_model(lstm_with_dropout),
+    "own_recurrent_layers": language_model(own_recurrent_layers),
     "stacked_cells": language_model(stacked_cells),
     "attention": language_model(attention),
     "nested": classification(nested, 5),

@@ -16,6 +16,7 @@ from tff_agnostic.models.recurrent import (
     product_over_steps,
     scan,
     scan_back,
+    steps_to_unroll,
     time_major,
     to_series,
     to_tensor,
@@ -48,9 +49,10 @@ def cifg(
         projection: P, [u, r], or None: then r_t = h_t.
 
     Returns:
-        r_1 to r_T, [B, T, r]. Gradients flow to x and the weights, in first order.
+        r_1 to r_T, [B, T, r]. Gradients, of any order, flow to x and the weights.
     """
-    steps_mask = mask_series(mask)
+    steps = steps_to_unroll(x)
+    steps_mask = mask_series(mask, steps)
 
     @tf.custom_gradient
     def outputs(
@@ -58,12 +60,11 @@ def cifg(
     ) -> tuple[tf.Tensor, Callable]:
         (projection,) = rest or (None,)
         x = time_major(x)
-        projected = input_product(x, kernel, bias)
         zeros = (zero_state(x, recurrent_kernel.shape[0]), zero_state(x, bias.shape[0] // 3))
         (r, c), (h, *gates) = scan(
             partial(_step, recurrent_kernel, projection),
             zeros,
-            projected,
+            to_series(input_product(x, kernel, bias), steps),
             steps_mask,
             num_saved=5,
         )
@@ -76,7 +77,7 @@ def cifg(
             dr_steps, dz_steps = scan_back(
                 partial(_step_back, recurrent_transposed, projection_transposed),
                 zeros,
-                to_series(time_major(dr)),
+                to_series(time_major(dr), steps),
                 steps_mask,
                 (delayed(c, zeros[1]), *gates),
                 num_outputs=2,

@@ -15,6 +15,7 @@ from tff_agnostic.models.recurrent import (
     product_over_steps,
     scan,
     scan_back,
+    steps_to_unroll,
     time_major,
     to_series,
     to_tensor,
@@ -44,21 +45,21 @@ def lstm(
         bias: b, [4u].
 
     Returns:
-        h_1 to h_T, [B, T, u]. Gradients flow to x and the three weights, in first order.
+        h_1 to h_T, [B, T, u]. Gradients, of any order, flow to x and the weights.
     """
-    steps_mask = mask_series(mask)
+    steps = steps_to_unroll(x)
+    steps_mask = mask_series(mask, steps)
 
     @tf.custom_gradient
     def states(
         x: tf.Tensor, kernel: tf.Tensor, recurrent_kernel: tf.Tensor, bias: tf.Tensor
     ) -> tuple[tf.Tensor, Callable]:
         x = time_major(x)
-        projected = input_product(x, kernel, bias)
         zeros = zero_state(x, recurrent_kernel.shape[0])
         (h, c), gates = scan(
             partial(_step, recurrent_kernel),
             (zeros, zeros),
-            projected,
+            to_series(input_product(x, kernel, bias), steps),
             steps_mask,
             num_saved=5,
         )
@@ -70,7 +71,7 @@ def lstm(
             (dz,) = scan_back(
                 partial(_step_back, recurrent_transposed),
                 (zeros, zeros),
-                to_series(time_major(dh)),
+                to_series(time_major(dh), steps),
                 steps_mask,
                 (delayed(c, zeros), *gates),
                 num_outputs=1,

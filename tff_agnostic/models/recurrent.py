@@ -21,12 +21,15 @@ State = tuple[tf.Tensor, ...]
 Step = Callable[..., tuple[State, State]]
 
 
-def to_series(values: tf.Tensor) -> Series:
-    """Splits [T, ...] into its steps if they are to be unrolled."""
-    length = values.shape[0]
-    if length is None or length > MAX_UNROLLED_STEPS:
-        return values
-    return tf.unstack(values)
+def steps_to_unroll(x: tf.Tensor) -> Optional[int]:
+    """Number of time steps of inputs [B, T, in], or None if they are to run in a loop."""
+    length = x.shape[1]
+    return None if length is None or length > MAX_UNROLLED_STEPS else length
+
+
+def to_series(values: tf.Tensor, steps: Optional[int]) -> Series:
+    """Brings [T, ...] into the form that `steps_to_unroll` chose."""
+    return values if steps is None else tf.unstack(values, num=steps)
 
 
 def to_tensor(series: Series) -> tf.Tensor:
@@ -155,12 +158,11 @@ def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.matmul(flat(a), flat(b), transpose_a=True)
 
 
-def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> Series:
-    """Returns x @ kernel + bias of all steps in one product: x [T, B, in], a series of [B, n]."""
+def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x @ kernel + bias of all steps in one product: x [T, B, in] to [T, B, n]."""
     projected = tf.nn.bias_add(tf.matmul(flat(x), kernel), bias)
     shape = tf.shape(x)
-    projected = tf.reshape(projected, [shape[0], shape[1], kernel.shape[1]])
-    return to_series(tf.ensure_shape(projected, [*x.shape[:2], kernel.shape[1]]))
+    return tf.reshape(projected, [shape[0], shape[1], kernel.shape[1]])
 
 
 def input_gradients(
@@ -176,11 +178,11 @@ def zero_state(x: tf.Tensor, size: int) -> tf.Tensor:
     return tf.zeros([tf.shape(x)[1], size], x.dtype)
 
 
-def mask_series(mask: Optional[tf.Tensor]) -> Optional[Series]:
+def mask_series(mask: Optional[tf.Tensor], steps: Optional[int]) -> Optional[Series]:
     """A mask [B, T] as a series of bool [B, 1]."""
     if mask is None:
         return None
-    return to_series(time_major(tf.cast(mask, tf.bool)[:, :, tf.newaxis]))
+    return to_series(time_major(tf.cast(mask, tf.bool)[:, :, tf.newaxis]), steps)
 
 
 class RecurrentLayer(tf.keras.layers.Layer):

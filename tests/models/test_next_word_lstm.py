@@ -1,0 +1,169 @@
+"""The next-word model of Reddi et al. 2021."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_agnostic.models import Model, next_word_lstm
+from tff_agnostic.models.functional import ModelWeights
+
+_SEED = np.array([0, 0], np.int32)
+# Lengths 5, 2, 0 and 4; 0 is padding.
+_X = np.array([[12, 3, 4, 5, 9], [12, 7, 0, 0, 0], [0] * 5, [12, 1, 1, 6, 0]], np.int32)
+_Y = np.array([[3, 4, 5, 9, 13], [7, 13, 0, 0, 0], [0] * 5, [1, 1, 6, 2, 0]], np.int32)
+
+
+def _small(**kwargs: Any) -> Model:
+    return next_word_lstm(vocabulary_size=10, embedding=3, units=4, sequence_length=5, **kwargs)
+
+
+def _weights(model: Model) -> list[tf.Tensor]:
+    rng = np.random.default_rng(0)
+    return [
+        tf.constant(rng.normal(size=w.shape), tf.float32) for w in model.initial_weights.trainable
+    ]
+
+
+def _losses_and_gradients(model: Model, weights: Any, x: Any, y: Any) -> tuple:
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        losses, scores = model.example_losses(
+            ModelWeights(weights, []), {"x": x, "y": y}, True, _SEED
+        )
+        objective = tf.reduce_sum(losses)
+    return losses, scores, tape.gradient(objective, weights)
+
+
+def _log_probabilities(scores: Any) -> np.ndarray:
+    scores = np.asarray(scores, np.float64)
+    return scores - np.log(np.sum(np.exp(scores), axis=-1, keepdims=True))
+
+
+def test_it_has_the_papers_number_of_parameters():
+    assert next_word_lstm().num_parameters == 4_050_748
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_shapes_of_weights(layers):
+    shapes = [w.shape for w in _small(layers=layers).initial_weights.trainable]
+    layer = [(3, 16), (4, 16), (16,), (4, 3), (3,)]
+    assert shapes == [(14, 3), *(layer * layers), (3, 14), (14,)]
+
+
+def test_a_keras_model_with_the_same_weights_gives_the_same_scores():
+    model = _small()
+    keras = tf.keras.Sequential(
+        [
+            tf.keras.Input([5], dtype=tf.int32),
+            tf.keras.layers.Embedding(14, 3, mask_zero=True),
+            tf.keras.layers.LSTM(4, return_sequences=True),
+            tf.keras.layers.Dense(3),
+            tf.keras.layers.Dense(14),
+        ]
+    )
+    weights = _weights(model)
+    keras.set_weights(weights)
+    _, scores, _ = _losses_and_gradients(model, weights, _X, _Y)
+    real = _Y > 0
+    np.testing.assert_allclose(scores.numpy()[real], keras(_X).numpy()[real], atol=1e-5)
+
+
+def test_the_loss_is_the_mean_over_the_words_of_a_sentence():
+    model = _small()
+    losses, scores, _ = _losses_and_gradients(model, _weights(model), _X, _Y)
+    logs = _log_probabilities(scores)
+    expected = [
+        -np.mean([logs[n, t, y] for t, y in enumerate(_Y[n]) if y]) if _Y[n].any() else 0.0
+        for n in range(4)
+    ]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_with_an_expected_length_every_word_weighs_the_same():
+    model = _small(expected_length=2.5)
+    losses, scores, _ = _losses_and_gradients(model, _weights(model), _X, _Y)
+    logs = _log_probabilities(scores)
+    expected = [-sum(logs[n, t, y] for t, y in enumerate(_Y[n]) if y) / 2.5 for n in range(4)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_accuracy_counts_words():
+    (metric,) = _small().metrics
+    assert (metric.name, metric.max_numerator, metric.max_denominator) == ("accuracy", 5, 5)
+    predicted = np.array([[3, 4, 1, 9, 1], [7, 1, 0, 0, 0], [0] * 5, [1, 1, 6, 2, 0]])
+    correct, count = metric.per_example(tf.constant(_Y), tf.one_hot(predicted, 14))
+    np.testing.assert_array_equal(correct, [3, 1, 0, 4])
+    np.testing.assert_array_equal(count, [5, 2, 0, 4])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"expected_length": 3.0}, {"layers": 2}], ids=str)
+def test_what_stands_in_padding_is_of_no_consequence(arguments):
+    model = _small(**arguments)
+    weights = _weights(model)
+    (metric,) = model.metrics
+    moved = np.where(_Y > 0, _X, np.array([[8, 9, 10, 11, 13]], np.int32))
+    results = []
+    for x in (_X, moved):
+        losses, scores, gradients = _losses_and_gradients(model, weights, x, _Y)
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        results.append([losses, *metric.per_example(tf.constant(_Y), scores), *dense])
+    for actual, expected in zip(*results):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_more_padding_is_of_no_consequence():
+    model = _small()
+    longer = next_word_lstm(vocabulary_size=10, embedding=3, units=4, sequence_length=9)
+    weights = _weights(model)
+    padded = [np.pad(values, [(0, 0), (0, 4)]) for values in (_X, _Y)]
+    losses, _, gradients = _losses_and_gradients(model, weights, _X, _Y)
+    padded_losses, _, padded_gradients = _losses_and_gradients(longer, weights, *padded)
+    np.testing.assert_allclose(padded_losses, losses, rtol=1e-6)
+    for actual, expected in zip(padded_gradients, gradients):
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(actual), tf.convert_to_tensor(expected), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_embeddings_gradient_is_sparse(traced):
+    call = partial(_losses_and_gradients, model := _small())
+    call = tf.function(call) if traced else call
+    _, _, gradients = call(_weights(model), tf.constant(_X), tf.constant(_Y))
+    assert isinstance(gradients[0], tf.IndexedSlices)
+    assert gradients[0].values.shape == [_X.size, 3]
+    np.testing.assert_array_equal(gradients[0].indices, _X.ravel())
+    assert not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients[1:])
+
+
+def test_clients_are_vectorised():
+    model = _small(layers=2)
+    rng = np.random.default_rng(0)
+    weights = [
+        tf.constant(rng.normal(size=[3, *w.shape]), tf.float32)
+        for w in model.initial_weights.trainable
+    ]
+    x, y = (tf.constant(rng.permuted(np.stack([v] * 3), axis=1)) for v in (_X, _Y))
+
+    def client(arguments: tuple) -> list:
+        losses, _, gradients = _losses_and_gradients(model, *arguments)
+        return [losses, *map(tf.convert_to_tensor, gradients)]
+
+    vectorised = tf.function(
+        lambda *all_clients: tf.vectorized_map(client, all_clients, fallback_to_while_loop=False)
+    )(weights, x, y)
+    for k in range(3):
+        for actual, expected in zip(vectorised, client(([w[k] for w in weights], x[k], y[k]))):
+            np.testing.assert_allclose(actual[k], expected, atol=1e-5)
+
+
+def test_the_seed_decides_the_initial_weights():
+    first, second, other = _small(seed=3), _small(seed=3), _small(seed=4)
+    for a, b in zip(first.initial_weights.trainable, second.initial_weights.trainable):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(
+        first.initial_weights.trainable[0], other.initial_weights.trainable[0]
+    )

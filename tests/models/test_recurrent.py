@@ -1,0 +1,277 @@
+"""What every recurrent layer does, whatever its gates."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.models.recurrent_harness import (
+    LAYERS,
+    MASKS,
+    Sequences,
+    assert_all_close,
+    outputs_and_gradients,
+    random_weights,
+    sequences,
+)
+from tff_agnostic.models import CIFG, LSTM, Model, model_from_keras, recurrent
+from tff_agnostic.models.functional import ModelWeights
+
+_SEED = np.array([0, 0], np.int32)
+
+
+@pytest.fixture(params=LAYERS.values(), ids=LAYERS)
+def make_layer(request):
+    def make(features: int = 3, dtype: str = "float64", **kwargs: Any) -> tf.keras.layers.Layer:
+        layer = request.param(dtype=dtype, **kwargs)
+        layer.set_weights(random_weights(layer, features))
+        return layer
+
+    return make
+
+
+def _traced(layer: tf.keras.layers.Layer, data: Sequences, x_spec: tf.TensorSpec) -> Any:
+    """`outputs_and_gradients` of the layer as a concrete function of x."""
+    mask = None if data.mask is None else tf.constant(data.mask)
+
+    def call(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = layer(x, mask=mask)
+            objective = data.objective(tf.ensure_shape(outputs, [*data.x.shape[:2], None]))
+        return [outputs, *tape.gradient(objective, [x, *layer.trainable_weights])]
+
+    return tf.function(call, autograph=False).get_concrete_function(x_spec)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("shape", [[4, 6, 3], [None, 6, 3], [4, None, 3], [None, None, 3]], ids=str)
+def test_a_traced_call_gives_the_same(make_layer, mask, shape):
+    """Also where the batch or the length is not known, so that time is a loop."""
+    layer = make_layer(return_sequences=True)
+    data = sequences([4, 6, 3], mask=mask)
+    call = _traced(layer, data, tf.TensorSpec(shape, tf.float64))
+    actual = [value.numpy() for value in call(tf.constant(data.x))]
+    assert_all_close(actual, outputs_and_gradients(layer, data))
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("return_sequences", [False, True])
+def test_loop_and_unrolled_steps_give_the_same(make_layer, mask, return_sequences, monkeypatch):
+    layer = make_layer(return_sequences=return_sequences)
+    data = sequences([4, 6, 3], mask=mask)
+    unrolled = outputs_and_gradients(layer, data)
+    monkeypatch.setattr(recurrent, "MAX_UNROLLED_STEPS", 0)
+    assert_all_close(outputs_and_gradients(layer, data), unrolled)
+
+
+def _shapes_of_products(layer: tf.keras.layers.Layer, data: Sequences) -> list[tuple]:
+    graph = _traced(layer, data, tf.TensorSpec(data.x.shape, data.x.dtype)).graph
+    return [tuple(op.outputs[0].shape) for op in graph.get_operations() if op.type == "MatMul"]
+
+
+@pytest.mark.parametrize("mask", [None, MASKS["middle"]], ids=["no_mask", "middle"])
+def test_each_weight_has_one_gradient_product(make_layer, mask):
+    """However many time steps there are."""
+    layer = make_layer(features=7, return_sequences=True)
+    products = _shapes_of_products(layer, sequences([4, 6, 7], mask=mask))
+    for weight in layer.weights:
+        if len(weight.shape) == 2:
+            assert products.count(tuple(weight.shape)) == 1, weight.name
+    # The input product of all steps, and the gradient of the inputs.
+    assert products.count((4 * 6, layer.kernel.shape[1])) == 1
+    assert products.count((4 * 6, 7)) == 1
+    # What is left is small: the state's products at each step, forth and back.
+    rest = [shape for shape in products if shape[0] == 4]
+    matrices = sum(len(weight.shape) == 2 for weight in layer.weights)
+    assert len(rest) == 2 * 6 * (matrices - 1)
+    assert len(products) == len(rest) + matrices + 2
+
+
+def test_recurrent_weights_are_transposed_once(make_layer):
+    layer = make_layer(features=7, return_sequences=True)
+    data = sequences([4, 6, 7])
+    graph = _traced(layer, data, tf.TensorSpec(data.x.shape, data.x.dtype)).graph
+    operations = graph.get_operations()
+    transposed = [tuple(op.outputs[0].shape) for op in operations if op.type == "Transpose"]
+    assert transposed.count(tuple(reversed(layer.recurrent_kernel.shape))) == 1
+    in_steps = [op for op in operations if op.type == "MatMul" and op.outputs[0].shape[0] == 4]
+    assert in_steps
+    for op in in_steps:
+        assert not op.get_attr("transpose_a")
+        assert not op.get_attr("transpose_b")
+
+
+@pytest.mark.parametrize("mask", [MASKS["right"], MASKS["left"], MASKS["middle"]])
+def test_masked_inputs_are_of_no_consequence(make_layer, mask):
+    layer = make_layer(return_sequences=True)
+    first = sequences([4, 6, 3], mask=mask)
+    moved = first._replace(x=np.where(mask[:, :, np.newaxis], first.x, first.x + 100))
+    results = outputs_and_gradients(layer, first)
+    for actual, expected in zip(outputs_and_gradients(layer, moved), results):
+        np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(results[1][~mask], 0)
+
+
+def test_a_masked_step_repeats_the_output_before_it(make_layer):
+    mask = np.array([[False, True, False, False, True, True]])
+    outputs = make_layer(return_sequences=True)(sequences([1, 6, 3]).x, mask=mask)[0].numpy()
+    np.testing.assert_array_equal(outputs[0], np.zeros_like(outputs[0]))
+    np.testing.assert_array_equal(outputs[2], outputs[1])
+    np.testing.assert_array_equal(outputs[3], outputs[1])
+    assert not np.array_equal(outputs[4], outputs[3])
+
+
+def test_the_mask_is_handed_on_with_sequences_only(make_layer):
+    x, mask = tf.constant(sequences([4, 6, 3]).x), tf.constant(MASKS["right"])
+    np.testing.assert_array_equal(make_layer(return_sequences=True)(x, mask=mask)._keras_mask, mask)
+    assert getattr(make_layer()(x, mask=mask), "_keras_mask", None) is None
+
+
+def test_the_last_output_is_the_last_of_all(make_layer):
+    data = sequences([4, 6, 3], mask=MASKS["middle"])
+    last, all_outputs = (
+        make_layer(return_sequences=flag)(data.x, mask=data.mask).numpy() for flag in (False, True)
+    )
+    np.testing.assert_array_equal(last, all_outputs[:, -1])
+
+
+def test_a_layer_comes_back_from_its_config(make_layer):
+    layer = make_layer(
+        dtype="float32",
+        name="words",
+        return_sequences=True,
+        kernel_initializer=tf.keras.initializers.RandomNormal(seed=3),
+        recurrent_initializer="glorot_normal",
+        bias_initializer=tf.keras.initializers.Constant(0.2),
+        unit_forget_bias=False,
+        trainable=False,
+    )
+    config = layer.get_config()
+    copy = type(layer).from_config(config)
+    assert copy.get_config() == config
+    copy.build((None, None, 3))
+    for weight, built in zip(copy.weights, layer.weights):
+        assert weight.shape == built.shape
+        assert not copy.trainable_weights
+    np.testing.assert_array_equal(copy.bias, np.full(copy.bias.shape, 0.2, np.float32))
+
+
+def test_a_saved_model_loads_without_naming_the_layer(make_layer, tmp_path):
+    layer = make_layer(dtype="float32", return_sequences=True)
+    model = tf.keras.Sequential([tf.keras.Input([6, 3]), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    x = sequences([4, 6, 3], "float32").x
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
+def _functional(make_layer: Any, length: int = 6) -> Model:
+    def build() -> tf.keras.Model:
+        tokens = tf.keras.Input([length], dtype=tf.int32)
+        embedded = tf.keras.layers.Embedding(11, 3, mask_zero=True)(tokens)
+        states = make_layer(dtype="float32")(embedded)
+        return tf.keras.Model(tokens, tf.keras.layers.Dense(4)(states))
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, length], tf.int32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+    )
+
+
+def _losses_and_gradients(model: Model, trainable: Any, x: tf.Tensor, y: tf.Tensor) -> list:
+    trainable = list(trainable)
+    with tf.GradientTape() as tape:
+        tape.watch(trainable)
+        losses, _ = model.example_losses(ModelWeights(trainable, []), {"x": x, "y": y}, True, _SEED)
+        objective = tf.reduce_sum(losses)
+    gradients = tape.gradient(objective, trainable)
+    return [losses, *(tf.convert_to_tensor(gradient) for gradient in gradients)]
+
+
+def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], Any, Any]:
+    """Weights, tokens with padding, and labels of clients."""
+    rng = np.random.default_rng(3)
+    weights = [
+        rng.normal(size=[count, *w.shape]).astype(np.float32)
+        for w in model.initial_weights.trainable
+    ]
+    tokens = rng.integers(0, 11, size=[count, 4, length]).astype(np.int32)
+    return weights, tokens, rng.integers(0, 4, size=[count, 4]).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("length", "traced"),
+    [(6, False), (6, True), (66, True)],
+    ids=["unrolled-eager", "unrolled-traced", "loop-traced"],
+)
+def test_clients_with_weights_of_their_own_are_vectorised(make_layer, length, traced):
+    model = _functional(make_layer, length)
+    weights, x, y = _clients(model, 3, length)
+
+    def all_clients(weights: Any, x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.vectorized_map(
+            lambda client: _losses_and_gradients(model, *client),
+            (weights, x, y),
+            fallback_to_while_loop=False,
+        )
+
+    arguments = tf.nest.map_structure(tf.constant, (weights, x, y))
+    vectorised = (tf.function(all_clients) if traced else all_clients)(*arguments)
+    for k in range(3):
+        expected = _losses_and_gradients(model, [w[k] for w in arguments[0]], x[k], y[k])
+        actual = [value[k].numpy() for value in vectorised]
+        assert_all_close(actual, [value.numpy() for value in expected])
+
+
+@pytest.mark.parametrize("length", [6, 66], ids=["unrolled", "loop"])
+def test_it_runs_in_a_tff_computation(tff_runtime, make_layer, length):
+    model = _functional(make_layer, length)
+    (weights, x, y) = _clients(model, 1, length)
+    weights, x, y = [w[0] for w in weights], x[0], y[0]
+    types = (
+        tff.to_type([tff.TensorType(w.dtype, w.shape) for w in weights]),
+        tff.TensorType(np.int32, [None, length]),
+        tff.TensorType(np.int32, [None]),
+    )
+    computation = tff.tensorflow.computation(
+        lambda weights, x, y: _losses_and_gradients(model, weights, x, y), types
+    )
+    expected = _losses_and_gradients(model, [tf.constant(w) for w in weights], x, y)
+    actual = [np.asarray(value) for value in computation(weights, x, y)]
+    assert_all_close(actual, [value.numpy() for value in expected])
+
+
+def test_mixed_precision_keeps_the_weights_whole(make_layer):
+    x = sequences([4, 6, 3], "float32").x
+    layer = make_layer(dtype=tf.keras.mixed_precision.Policy("mixed_bfloat16"))
+    assert {weight.dtype for weight in layer.weights} == {tf.float32}
+    with tf.GradientTape() as tape:
+        outputs = layer(x)
+        objective = tf.reduce_sum(tf.cast(outputs, tf.float32))
+    assert outputs.dtype == tf.bfloat16
+    assert {g.dtype for g in tape.gradient(objective, layer.trainable_weights)} == {tf.float32}
+    np.testing.assert_allclose(
+        tf.cast(outputs, tf.float32), make_layer(dtype="float32")(x), atol=0.05
+    )
+
+
+@pytest.mark.parametrize("kind", [LSTM, CIFG])
+@pytest.mark.parametrize("units", [0, -1, 2.0, True, "3", None])
+def test_units_are_positive(kind, units):
+    with pytest.raises(ValueError, match=r"units: expected a positive whole number, found"):
+        kind(units)
+
+
+@pytest.mark.parametrize("kind", [LSTM, CIFG])
+def test_inputs_have_three_axes_and_known_features(kind):
+    with pytest.raises(ValueError, match="expected ndim=3, found ndim=2"):
+        kind(3, name="words")(tf.zeros([4, 5]))
+    with pytest.raises(ValueError, match=r"'words': the last axis of its inputs has no known size"):
+        kind(3, name="words")(tf.keras.Input([6, None]))
