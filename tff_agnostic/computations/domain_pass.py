@@ -87,7 +87,7 @@ def sums_by_domain(
 
     return DomainSums(
         losses=by_domain(losses),
-        counts=by_domain(tf.ones_like(batch["domain_id"], tf.int64)),
+        counts=by_domain(tf.ones(tf.shape(batch["domain_id"]), tf.int64)),
         metric_sums=OrderedDict(
             (
                 metric.name,

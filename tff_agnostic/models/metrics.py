@@ -34,7 +34,8 @@ class Metric:
 def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
     correct = tf.cast(tf.equal(predicted, labels), tf.float32)
-    return correct, tf.ones_like(correct)
+    # Not ones_like, which has no vectorised form.
+    return correct, tf.ones(tf.shape(correct))
 
 
 def accuracy() -> Metric:

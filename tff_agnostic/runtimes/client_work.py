@@ -1,0 +1,157 @@
+"""What clients do in a round or an evaluation, traced once, for one client or for many in step."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.computations.algorithm import FederatedAlgorithm
+from tff_agnostic.computations.client_group import (
+    ClientGroup,
+    Each,
+    clients_in_step,
+    group_of_many,
+    group_of_one,
+    one_client,
+)
+from tff_agnostic.computations.evaluation import evaluate_clients, evaluation_bounds
+from tff_agnostic.models.functional import Examples, Model
+
+# (what is broadcast, clients, how to apply functions of one client) -> what each client sends.
+WorkFn = Callable[[Any, ClientGroup, Each], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientWork:
+    """What each client does with what the server broadcasts; the results are only ever summed.
+
+    Attributes:
+        fn: A pure function.
+        broadcast_spec: Tensor specs of its first argument.
+        client_spec: Tensor specs of one client's examples.
+    """
+
+    fn: WorkFn
+    broadcast_spec: Any
+    client_spec: Mapping[str, Any]
+
+    @property
+    def broadcast_bytes(self) -> int:
+        """Size of what is broadcast, about that of the model."""
+        specs = tf.nest.flatten(self.broadcast_spec)
+        return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+
+
+def training_work(
+    algorithm: FederatedAlgorithm, aggregation: Aggregation, broadcast_spec: Any
+) -> ClientWork:
+    """Returns a round's work: the client update, encoded for the sum."""
+    bounds = algorithm.output_bounds(aggregation.bounds)
+
+    def fn(client_input: Any, clients: ClientGroup, each: Each) -> Any:
+        output = algorithm.client_update(client_input, clients, each)
+        return each(lambda of_client: aggregation.encode(of_client, bounds), output)
+
+    return ClientWork(fn, broadcast_spec, algorithm.client_data_spec)
+
+
+def evaluation_work(model: Model, num_domains: int, aggregation: Aggregation) -> ClientWork:
+    """Returns an evaluation's work: what `evaluate_clients` gives, encoded for the sum."""
+    bounds = evaluation_bounds(model, aggregation.bounds)
+
+    def fn(weights: Any, clients: ClientGroup, each: Each) -> Any:
+        output = evaluate_clients(model, num_domains, weights, clients, each)
+        return each(lambda of_client: aggregation.encode(of_client, bounds), output)
+
+    weights_spec = tf.nest.map_structure(
+        lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights
+    )
+    return ClientWork(fn, weights_spec, model.client_data_spec())
+
+
+class CompiledWork:
+    """Traced functions of a `ClientWork`; what they return is summed over clients.
+
+    Each is traced at its first use, once, for clients of any size and for every device.
+
+    Args:
+        work: What clients do.
+        xla: Whether XLA compiles it.
+    """
+
+    def __init__(self, work: ClientWork, xla: bool = False) -> None:
+        self.work = work
+        self._columns = dict(work.client_spec)
+        self._jit_compile = True if xla else None
+        self.add = tf.function(
+            lambda a, b: tf.nest.map_structure(tf.add, a, b), autograph=False, reduce_retracing=True
+        )
+
+    @functools.cached_property
+    def _one(self) -> Any:
+        def one(broadcast: Any, examples: Any) -> Any:
+            return self.work.fn(broadcast, group_of_one(examples), one_client)
+
+        return self._trace(one, self._columns)
+
+    @functools.cached_property
+    def _many(self) -> Any:
+        def many(broadcast: Any, clients: ClientGroup) -> Any:
+            outputs = self.work.fn(broadcast, clients, clients_in_step)
+            return tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs)
+
+        rows = tf.TensorSpec([None], tf.int32)
+        return self._trace(
+            many, ClientGroup(self._columns, rows, rows, tf.TensorSpec([], tf.int32))
+        )
+
+    def _trace(self, fn: Any, clients_spec: Any) -> Any:
+        # Outside of any device's scope: the trace then runs on whichever device calls it.
+        with tf.device(None):
+            return tf.function(
+                fn, autograph=False, jit_compile=self._jit_compile
+            ).get_concrete_function(self.work.broadcast_spec, clients_spec)
+
+    def streamed(self, broadcast: Any, clients: Sequence[Examples]) -> Any:
+        """Returns the sum over clients that run one after another."""
+        total = None
+        for examples in clients:
+            output = self._one(broadcast, _tensors(self._chosen(examples)))
+            total = output if total is None else self.add(total, output)
+        return total
+
+    def trace_vectorised(self) -> None:
+        """Traces what `vectorised` needs."""
+        _ = self._many
+
+    def vectorised(self, broadcast: Any, clients: Sequence[Examples]) -> Any:
+        """Returns the sum over clients that run in step."""
+        group = group_of_many([self._chosen(examples) for examples in clients])
+        return self._many(broadcast, _tensors(group))
+
+    def zeros(self) -> Any:
+        """Returns the sum over no clients."""
+        return tf.nest.map_structure(
+            lambda spec: tf.zeros(spec.shape, spec.dtype), self._output_specs
+        )
+
+    def output_bytes(self) -> int:
+        """Returns the size of what one client sends."""
+        specs = tf.nest.flatten(self._output_specs)
+        return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+
+    @property
+    def _output_specs(self) -> Any:
+        # A sum over clients has the shapes of what one of them sends.
+        traced = self._many if "_many" in vars(self) else self._one
+        return traced.structured_outputs
+
+    def _chosen(self, examples: Examples) -> dict[str, Any]:
+        return {name: examples[name] for name in self._columns}
+
+
+def _tensors(structure: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, structure)
