@@ -8,18 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.benchmarking import guard
+from tff_agnostic.benchmarking.process_tree import hold, release
 
 _GRACE_SECONDS = 20.0
 _KILL_SECONDS = 60.0
 
 
 class SideError(Exception):
-    """A side has failed; the message is one line, which ends with the side's last output."""
+    """A side has failed, and was ended; the message is one line, with the side's last output."""
 
 
 class SideProcess:
@@ -89,8 +90,21 @@ class SideProcess:
         """Seconds since it was started."""
         return time.perf_counter() - self._started
 
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Lets a side that is held run; holds it when the block ends.
+
+        A side that only waits takes time all the same, if it polls, as Ray and Flower do.
+        """
+        release(self.pid)
+        try:
+            yield
+        finally:
+            hold(self.pid)
+
     def close(self) -> None:
         """Tells it that there are no more rounds, without waiting for its end."""
+        release(self.pid)
         stdin = self._running.stdin
         assert stdin is not None
         # It may have ended already.
@@ -139,6 +153,7 @@ class SideProcess:
         while b"\n" not in self._unread:
             seconds = max(0.0, deadline - time.monotonic())
             if not select.select([stdout], [], [], seconds)[0]:
+                self._running.send_signal(signal.SIGTERM)
                 raise SideError(f"did not {what} in {self._timeout:g} s: {self._last_output()}")
             chunk = os.read(stdout.fileno(), 1 << 16)
             if not chunk:
@@ -151,6 +166,7 @@ class SideProcess:
         try:
             code = self._running.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
+            self._running.send_signal(signal.SIGTERM)
             return "closed its output"
         killed = code - 128
         if killed in {int(s) for s in signal.Signals}:

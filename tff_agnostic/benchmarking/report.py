@@ -125,7 +125,7 @@ def scale_blocks(result: ScaleResult, style: str) -> list[str]:
         rows.append(
             [
                 side.title,
-                f"{side.median:.4g}" if side.rounds else side.failure,
+                f"{side.median:.4g}" if side.rounds else "failed",
                 f"{side.median / clients * 1e6:.1f}" if side.rounds else _UNKNOWN,
                 _or_unknown(cohort.linear, "{:.2f}"),
                 f"{max(side.peak_bytes) / _MEGA:.0f}" if side.peak_bytes else _UNKNOWN,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from tff_agnostic.benchmarking.environments import side_environment
-from tff_agnostic.benchmarking.memory import tree_memory_bytes
 from tff_agnostic.benchmarking.process import SideError, SideProcess
+from tff_agnostic.benchmarking.process_tree import tree_memory_bytes
 from tff_agnostic.benchmarking.results import SideResult, failures
 from tff_agnostic.benchmarking.schedule import Contestant, Protocol, measure
 from tff_agnostic.benchmarking.sides import SideSpec

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Callable
 
 from tff_agnostic.benchmarking.environments import side_environment
-from tff_agnostic.benchmarking.memory import PeakMemory
 from tff_agnostic.benchmarking.process import SideError, SideProcess
+from tff_agnostic.benchmarking.process_tree import PeakMemory
 from tff_agnostic.benchmarking.results import SideResult
 
 # The first round after the one that compiles is often slow as well.
@@ -83,7 +83,7 @@ def _start(
     command = contestant.command()
     side = SideProcess(command, side_environment(), log, protocol.timeout)
     stack.enter_context(side)
-    with PeakMemory(side.pid) as memory:
+    with side.released(), PeakMemory(side.pid) as memory:
         result.versions = side.ready()
         side.round()
         age = side.age
@@ -101,7 +101,7 @@ def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Pr
         first = number % max(1, len(running))
         for side, result in [*running[first:], *running[:first]]:
             if result.failure is None:
-                with _failing(result, protocol):
+                with _failing(result, protocol), side.released():
                     seconds = side.round()
                     if number >= _WARM_UP_ROUNDS:
                         result.seconds[-1].append(seconds)
@@ -109,7 +109,7 @@ def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Pr
     for side, result in running:
         if result.failure is None:
             # In a round of its own, as looking at the memory takes time from the side.
-            with _failing(result, protocol), PeakMemory(side.pid) as memory:
+            with _failing(result, protocol), side.released(), PeakMemory(side.pid) as memory:
                 side.round()
             result.peak_bytes[-1] = max(result.peak_bytes[-1], memory.peak_bytes)
 

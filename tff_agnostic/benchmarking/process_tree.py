@@ -1,6 +1,8 @@
-"""Memory of a process with all its descendants, from /proc."""
+"""A process with all its descendants, from /proc: their memory, and holding them."""
 
 import contextlib
+import os
+import signal
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -25,6 +27,22 @@ def descendants(pid: int) -> list[int]:
         found += below
         unseen += below
     return found
+
+
+def hold(pid: int) -> None:
+    """Stops everything below `pid` from running."""
+    _send(pid, signal.SIGSTOP)
+
+
+def release(pid: int) -> None:
+    """Lets everything below `pid` run again."""
+    _send(pid, signal.SIGCONT)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    for process in descendants(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def memory_bytes(pid: int) -> int:

@@ -1,0 +1,40 @@
+"""Sides that do what a test tells them: `fake_side.py --algorithm=BEHAVIOUR[:PARAMETERS]`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tff_agnostic.benchmarking.side import Side
+
+
+def daemon():
+    """Starts a process that outlives its parent and has left its session, as daemons do."""
+    code = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(1000)"
+    subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)
+
+
+BEHAVIOURS = {
+    "good": lambda number: None,
+    "chatty": lambda number: print('noise\n{"not": "ours"}'),
+    "sleepy": lambda number: time.sleep(0.05),
+    "raises": lambda number: number and [][0],
+    "killed": lambda number: number and os.kill(os.getpid(), signal.SIGKILL),
+    "hangs": lambda number: number and time.sleep(1000),
+    "hangs_at_once": lambda number: time.sleep(1000),
+    "daemon": lambda number: daemon(),
+    "grows": lambda number: MEMORY.append(b"x" * 20_000_000),
+}
+MEMORY = []
+
+
+def main():
+    side = Side.from_command_line()
+    behaviour, _, parameters = side.algorithm.partition(":")
+    for number in side.rounds(int(parameters or side.workload.parameters), ["numpy"]):
+        BEHAVIOURS[behaviour](number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What the tests of benchmarking share."""
+
+import sys
+import time
+from pathlib import Path
+
+from tff_agnostic.benchmarking.environments import side_environment
+from tff_agnostic.benchmarking.process import SideProcess
+from tff_agnostic.benchmarking.schedule import Contestant, Protocol
+from tff_agnostic.benchmarking.workloads import Workload
+
+FAKE_SIDE = Path(__file__).with_name("fake_side.py")
+TINY = Workload(
+    name="tiny",
+    model="logistic",
+    clients=3,
+    examples=4,
+    batch_size=2,
+    features=(5,),
+    classes=2,
+    parameters=12,
+)
+
+
+def command(behaviour):
+    """The command line of a fake side."""
+    return [
+        sys.executable,
+        str(FAKE_SIDE),
+        f"--workload={TINY.to_json()}",
+        f"--algorithm={behaviour}",
+    ]
+
+
+def fake(behaviour, title=None):
+    """A contestant that is a fake side."""
+    return Contestant(title or behaviour, TINY.describe(), lambda: command(behaviour))
+
+
+def process(behaviour, folder, timeout=60.0):
+    """A fake side's process."""
+    return SideProcess(command(behaviour), side_environment(), folder / "log", timeout)
+
+
+def protocol(folder, rounds=3, repeats=2, timeout=60.0, said=None):
+    """A protocol that is quick."""
+    return Protocol(rounds, repeats, folder, (said if said is not None else []).append, timeout)
+
+
+def is_running(pid):
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(condition):
+    """Waits for a condition; gives up after a time that only a hang can take."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
