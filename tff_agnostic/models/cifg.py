@@ -6,13 +6,11 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from tff_agnostic.models.recurrent import (
-    RecurrentLayer,
     State,
     delayed,
     input_gradients,
     input_product,
     mask_series,
-    positive,
     product_over_steps,
     scan,
     scan_back,
@@ -22,6 +20,7 @@ from tff_agnostic.models.recurrent import (
     to_tensor,
     zero_state,
 )
+from tff_agnostic.models.recurrent_layer import RecurrentLayer, positive
 
 
 def cifg(

@@ -6,7 +6,6 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from tff_agnostic.models.recurrent import (
-    RecurrentLayer,
     State,
     delayed,
     input_gradients,
@@ -21,6 +20,7 @@ from tff_agnostic.models.recurrent import (
     to_tensor,
     zero_state,
 )
+from tff_agnostic.models.recurrent_layer import RecurrentLayer
 
 
 def lstm(
