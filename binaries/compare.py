@@ -21,10 +21,12 @@ from tff_agnostic.program.files import make_folder, write_json, write_text
 from tff_agnostic.program.flags import (
     data_dir,
     define_config_flags,
+    define_runtime_flags,
     define_task_flags,
     given_config,
     given_task_options,
     parsed_value,
+    runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.plots import save
@@ -39,6 +41,7 @@ def define_flags() -> None:
     """Defines the flags of this binary."""
     define_task_flags()
     define_config_flags([name for name in config_names() if name != "algorithm"])
+    define_runtime_flags()
     flags.DEFINE_list(
         "algorithms",
         ["fed_avg", "agnostic_fed_avg"],
@@ -60,12 +63,13 @@ def main(argv: Sequence[str]) -> None:
     """Runs all trials; prints and writes the comparison."""
     del argv
     specs = trial_specs()
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    options = runtime_options(runtime_name)
     task = flags.FLAGS.task
     given = flags.FLAGS.output_dir
     path = Path(given) if given else default_folder(_RUNS, f"compare-{task}", flags.FLAGS.resume)
     print(f"{', '.join(specs)} on {task}, {flags.FLAGS.trials} trials: {path}")
-    runtime_name = next(iter(specs.values()))[0].config.runtime
-    with StopRequest() as stop, RUNTIMES[runtime_name]() as runtime:
+    with StopRequest() as stop, RUNTIMES[runtime_name](options) as runtime:
         try:
             comparison = run_trials(specs, path, runtime, flags.FLAGS.resume, stop)
         except Interrupted as e:

@@ -18,9 +18,11 @@ from tff_agnostic.program.files import write_json
 from tff_agnostic.program.flags import (
     data_dir,
     define_config_flags,
+    define_runtime_flags,
     define_task_flags,
     given_config,
     given_task_options,
+    runtime_options,
 )
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec, resolve
@@ -44,6 +46,7 @@ def define_flags() -> None:
     )
     define_task_flags(default=None)
     define_config_flags(_CONFIG_FLAGS)
+    define_runtime_flags()
     flags.DEFINE_string("output", None, "JSON file to write the evaluation to.")
 
 
@@ -59,9 +62,10 @@ def main(argv: Sequence[str]) -> None:
     spec = evaluated_spec(trained)
     task = spec.load_task()
     config = spec.config
+    options = runtime_options(config.runtime)
     # The weights alone: the task may have other domains than the one that was trained on.
     weights = checkpoint.restore_weights(task.model.initial_weights, flags.FLAGS.checkpoint)
-    with RUNTIMES[config.runtime]() as runtime:
+    with RUNTIMES[config.runtime](options) as runtime:
         evaluate = runtime.evaluation(task.model, task.num_domains, config.build_aggregation())
         summed = evaluate(weights, read_all(task))
     report = evaluation_report(task.model, task.domain_names, summed)

@@ -11,8 +11,10 @@ from absl import flags
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.flags import (
     define_config_flags,
+    define_runtime_flags,
     define_task_flags,
     run_spec_from_flags,
+    runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.run_folder import RunFolder, default_folder
@@ -26,6 +28,7 @@ def define_flags() -> None:
     """Defines the flags of this binary."""
     define_task_flags()
     define_config_flags()
+    define_runtime_flags()
     flags.DEFINE_string(
         "output_dir", None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
     )
@@ -38,11 +41,12 @@ def main(argv: Sequence[str]) -> None:
     """Trains as the flags say, and prints a table per domain."""
     del argv
     spec = run_spec_from_flags()
+    options = runtime_options(spec.config.runtime)
     given = flags.FLAGS.output_dir
     name = f"{spec.task}-{spec.config.algorithm}"
     path = Path(given) if given else default_folder(_RUNS, name, flags.FLAGS.resume)
     print(f"{spec.config.algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
-    with StopRequest() as stop, RUNTIMES[spec.config.runtime]() as runtime:
+    with StopRequest() as stop, RUNTIMES[spec.config.runtime](options) as runtime:
         run = TrainingRun(spec, RunFolder(path), runtime, flags.FLAGS.resume)
         if run.security is not None:
             print(f"secure aggregation: {run.security.summary()}")

@@ -17,7 +17,8 @@ from absl import flags, logging
 from absl.testing import flagsaver
 
 from tff_agnostic.program.cli import exit_status, parse_flags
-from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
 
 ROOT = Path(__file__).parents[2]
 # Two rounds of the smallest task.
@@ -64,7 +65,7 @@ class Caller:
             # Takes away the flags that the binary defines, too.
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
-            mock.patch.object(binary, "RUNTIMES", Registry("runtime", {"tff": self._shared})),
+            mock.patch.object(binary, "RUNTIMES", {name: self._shared for name in RUNTIMES}),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             _absl_log(err),
@@ -83,7 +84,8 @@ class Caller:
         assert tree(folder) == before
         return message
 
-    def _shared(self) -> Any:
+    def _shared(self, options: RuntimeOptions) -> Any:
+        del options
         assert self._runtime is not None, "nothing should run"
         return contextlib.nullcontext(self._runtime)
 

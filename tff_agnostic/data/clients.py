@@ -40,6 +40,35 @@ class InMemoryClients:
         return self._clients[client_id]
 
 
+class FirstExamples:
+    """The first examples of each client of another dataset.
+
+    Args:
+        clients: The other dataset.
+        max_examples: How many of each client.
+    """
+
+    def __init__(self, clients: ClientDataset, max_examples: int) -> None:
+        self._clients = clients
+        self._max_examples = max_examples
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Every client's id, sorted."""
+        return self._clients.client_ids
+
+    def read(self, client_id: str) -> Examples:
+        """Returns one client's first examples."""
+        return _first_rows(self._clients.read(client_id), self._max_examples)
+
+
+def _first_rows(columns: Mapping[str, Any], max_rows: int) -> dict[str, Any]:
+    return {
+        name: _first_rows(column, max_rows) if isinstance(column, Mapping) else column[:max_rows]
+        for name, column in columns.items()
+    }
+
+
 def domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray:
     """Returns the number of examples of each domain over all clients, int64 [p]."""
     counts = np.zeros([num_domains], np.int64)

@@ -1,12 +1,12 @@
 """The configuration of a run: one frozen dataclass, from which the flags are made."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Optional
 
 import tensorflow_federated as tff
 
+from tff_agnostic import settings
 from tff_agnostic.computations.aggregation import (
     AGGREGATIONS,
     Aggregation,
@@ -23,23 +23,12 @@ from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
-
-# Computations count in int32.
-_MAX_INT = 2**31 - 1
+from tff_agnostic.settings import setting
 
 _AGNOSTIC = ("algorithm", ("agnostic_fed_avg",))
 _TARGET_ONLY = ("algorithm", ("fed_avg_target_only",))
 _SECURE = ("aggregation", ("secure",))
 _ADAPTIVE = ("server_optimizer", ("adam", "yogi", "adagrad"))
-
-
-def _setting(default: Any, help_: str, **metadata: Any) -> Any:
-    """Declares a field.
-
-    Metadata: `choices` (a registry), `at_least`, `positive`, `below` (an exclusive upper limit),
-    and `only_with` (another field and the values with which this one has an effect).
-    """
-    return dataclasses.field(default=default, metadata={"help": help_, **metadata})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,94 +39,94 @@ class RunConfig:
     the defaults given here with their own (`TaskSpec.defaults`).
     """
 
-    algorithm: str = _setting("agnostic_fed_avg", "What to train with.", choices=ALGORITHMS)
-    runtime: str = _setting("tff", "Where rounds are executed.", choices=RUNTIMES)
-    aggregation: str = _setting("plain", "How clients are summed.", choices=AGGREGATIONS)
-    seed: int = _setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
-    rounds: int = _setting(100, "T, communication rounds.", at_least=1)
-    clients_per_round: int = _setting(10, "c, clients in a round.", at_least=1)
-    client_learning_rate: float = _setting(0.1, "gamma_w of the clients' SGD.", positive=True)
-    client_epochs: int = _setting(1, "E, passes over a client's data in a round.", at_least=1)
-    batch_size: int = _setting(20, "B, examples of one SGD step.", at_least=1)
-    batch_normalizer: str = _setting(
+    algorithm: str = setting("agnostic_fed_avg", "What to train with.", choices=ALGORITHMS)
+    runtime: str = setting(
+        "cohort",
+        "Where rounds are executed: in this process, or in TFF's own runtime, the reference.",
+        choices=RUNTIMES,
+    )
+    aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
+    seed: int = setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
+    rounds: int = setting(100, "T, communication rounds.", at_least=1)
+    clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
+    client_learning_rate: float = setting(0.1, "gamma_w of the clients' SGD.", positive=True)
+    client_epochs: int = setting(1, "E, passes over a client's data in a round.", at_least=1)
+    batch_size: int = setting(20, "B, examples of one SGD step.", at_least=1)
+    batch_normalizer: str = setting(
         "client",
         "What a batch's loss is divided by: the weight of the whole client (as in the paper: one "
         "epoch is about one step on the client's mean loss), or the batch's own (as in FedAvg).",
         choices=NORMALIZERS,
     )
-    shuffle: bool = _setting(True, "Whether clients shuffle their examples before each epoch.")
-    server_optimizer: str = _setting("sgd", "Applies a round's update.", choices=SERVER_OPTIMIZERS)
-    server_learning_rate: float = _setting(1.0, "Of the server optimizer.", positive=True)
-    server_momentum: float = _setting(
+    max_examples: Optional[int] = setting(
+        None, "How many examples of a training client are used, the first ones.", at_least=1
+    )
+    shuffle: bool = setting(True, "Whether clients shuffle their examples before each epoch.")
+    server_optimizer: str = setting("sgd", "Applies a round's update.", choices=SERVER_OPTIMIZERS)
+    server_learning_rate: float = setting(1.0, "Of the server optimizer.", positive=True)
+    server_momentum: float = setting(
         0.9,
         "Momentum, or beta_1 of adam and yogi.",
         at_least=0.0,
         below=1.0,
         only_with=("server_optimizer", ("momentum", "adam", "yogi")),
     )
-    server_epsilon: float = _setting(
+    server_epsilon: float = setting(
         1e-3, "Of adam, yogi and adagrad.", positive=True, only_with=_ADAPTIVE
     )
-    domain_weight_update: str = _setting(
+    domain_weight_update: str = setting(
         "exponentiated_gradient",
         "How lambda moves.",
         choices=DOMAIN_WEIGHT_UPDATES,
         only_with=_AGNOSTIC,
     )
-    domain_learning_rate: float = _setting(
-        0.01, "gamma_lambda.", positive=True, only_with=_AGNOSTIC
-    )
-    window: int = _setting(
+    domain_learning_rate: float = setting(0.01, "gamma_lambda.", positive=True, only_with=_AGNOSTIC)
+    window: int = setting(
         1, "r, rounds whose counts scale lambda.", at_least=1, only_with=_AGNOSTIC
     )
-    initial_domain_weights: Optional[tuple[float, ...]] = _setting(
+    initial_domain_weights: Optional[tuple[float, ...]] = setting(
         None, "lambda_0, comma-separated; uniform if not given.", only_with=_AGNOSTIC
     )
-    initial_domain_counts: Optional[tuple[float, ...]] = _setting(
+    initial_domain_counts: Optional[tuple[float, ...]] = setting(
         None,
         "N_0, comma-separated; if not given, the counts that a round is expected to have, from the "
         "totals over all training clients.",
         only_with=_AGNOSTIC,
     )
-    freeze_absent_domains: bool = _setting(
+    freeze_absent_domains: bool = setting(
         False,
         "Keep lambda of a domain without examples in a round; otherwise its loss counts as 0.",
         only_with=_AGNOSTIC,
     )
-    target_domain: Optional[str] = _setting(
+    target_domain: Optional[str] = setting(
         None, "Name of the only domain that is trained on.", only_with=_TARGET_ONLY
     )
-    secure_max_examples: int = _setting(
+    secure_max_examples: int = setting(
         1000, "Bound of a client's examples.", at_least=1, only_with=_SECURE
     )
-    secure_max_loss: float = _setting(
+    secure_max_loss: float = setting(
         20.0, "Bound of an example's loss.", positive=True, only_with=_SECURE
     )
-    secure_max_delta: float = _setting(
+    secure_max_delta: float = setting(
         1.0, "Bound of a coordinate of a client's model delta.", positive=True, only_with=_SECURE
     )
-    secure_max_beta: Optional[float] = _setting(
+    secure_max_beta: Optional[float] = setting(
         None,
         "Bound of a client's weight; if not given, 10 for agnostic_fed_avg and "
         "--secure_max_examples for fed_avg.",
         positive=True,
         only_with=_SECURE,
     )
-    secure_bits: int = _setting(
+    secure_bits: int = setting(
         32, "Bits of one quantised value.", at_least=2, below=41, only_with=_SECURE
     )
-    evaluate_every: int = _setting(
-        10, "Rounds between evaluations on the test clients.", at_least=1
-    )
-    checkpoint_every: int = _setting(10, "Rounds between checkpoints.", at_least=1)
-    keep_checkpoints: int = _setting(2, "How many of the newest checkpoints stay.", at_least=1)
+    evaluate_every: int = setting(10, "Rounds between evaluations on the test clients.", at_least=1)
+    checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1)
+    keep_checkpoints: int = setting(2, "How many of the newest checkpoints stay.", at_least=1)
 
     def __post_init__(self) -> None:
         """Raises a `UserError` that names the flag if a value is out of range."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                _check_value(f"--{field.name}", value, field.metadata)
+        settings.check_values(self)
 
     def algorithm_params(
         self,
@@ -204,25 +193,6 @@ class RunConfig:
         return build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
 
 
-def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    if "choices" in metadata:
-        choices: Registry = metadata["choices"]
-        try:
-            _ = choices[value]
-        except UserError as e:
-            raise UserError(f"{flag}: {e}") from None
-    if isinstance(value, int) and value > _MAX_INT:
-        raise UserError(f"{flag}: expected at most {_MAX_INT}, found {value}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{flag}: expected a finite number, found {value}")
-    if metadata.get("positive") and value <= 0:
-        raise UserError(f"{flag}: expected a positive number, found {value}")
-    if "at_least" in metadata and value < metadata["at_least"]:
-        raise UserError(f"{flag}: expected at least {metadata['at_least']}, found {value}")
-    if "below" in metadata and value >= metadata["below"]:
-        raise UserError(f"{flag}: expected less than {metadata['below']}, found {value}")
-
-
 def check_effective(config: RunConfig, given: Mapping[str, Any]) -> None:
     """Refuses settings that were given but have no effect on the run.
 
@@ -233,16 +203,7 @@ def check_effective(config: RunConfig, given: Mapping[str, Any]) -> None:
     Raises:
         UserError: Naming the first such flag and what it needs.
     """
-    for field in dataclasses.fields(RunConfig):
-        only_with = field.metadata.get("only_with")
-        if only_with is None or field.name not in given:
-            continue
-        other, values = only_with
-        if getattr(config, other) not in values:
-            raise UserError(
-                f"--{field.name} has no effect with --{other}={getattr(config, other)}: it needs "
-                f"--{other}={' or '.join(values)}"
-            )
+    settings.check_effective(dataclasses.fields(RunConfig), dataclasses.asdict(config), given)
 
 
 def config_names() -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig, check_effective
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.settings import check_effective as check_effective_settings
 from tff_agnostic.tasks.registry import TASKS
 
 _DEFAULT_TASK = "digits"
@@ -47,6 +49,27 @@ def define_config_flags(names: Optional[Container[str]] = None) -> None:
             _define(field.name, field, _config_help(field))
 
 
+def define_runtime_flags() -> None:
+    """Defines the fields of `RuntimeOptions` as flags."""
+    for field in dataclasses.fields(RuntimeOptions):
+        _define(field.name, field, _config_help(field))
+
+
+def runtime_options(runtime: str) -> RuntimeOptions:
+    """Returns the options that the flags give.
+
+    Args:
+        runtime: Name of the runtime that they are for.
+
+    Raises:
+        UserError: If a value is unknown, out of range, or without effect in this runtime.
+    """
+    given = _given(RuntimeOptions)
+    options = RuntimeOptions(**given)
+    check_effective_settings(dataclasses.fields(RuntimeOptions), {"runtime": runtime}, given)
+    return options
+
+
 def run_spec_from_flags() -> RunSpec:
     """Returns the run that the parsed flags describe.
 
@@ -62,12 +85,7 @@ def run_spec_from_flags() -> RunSpec:
 
 def given_config() -> dict[str, Any]:
     """Returns the fields of `RunConfig` that were given as flags."""
-    values = flags.FLAGS.flag_values_dict()
-    return {
-        field.name: parsed_value(field.name, values[field.name])
-        for field in dataclasses.fields(RunConfig)
-        if values.get(field.name) is not None
-    }
+    return _given(RunConfig)
 
 
 def data_dir() -> Optional[Path]:
@@ -83,7 +101,11 @@ def parsed_value(name: str, value: Any) -> Any:
         UserError: If there is no such field, or the text is not of its type.
     """
     fields = Registry("flag", {f.name: f for f in dataclasses.fields(RunConfig)})
-    kind = _kind(fields[name])
+    return _parsed(fields[name], value)
+
+
+def _parsed(field: dataclasses.Field, value: Any) -> Any:
+    kind = _kind(field)
     try:
         if kind is tuple:
             items = value.split(",") if isinstance(value, str) else value
@@ -93,7 +115,7 @@ def parsed_value(name: str, value: Any) -> Any:
         return kind(value)
     except (ValueError, KeyError):
         found = ",".join(value) if isinstance(value, list) else value
-        raise UserError(f"--{name}: expected {_EXPECTED[kind]}, found {found!r}") from None
+        raise UserError(f"--{field.name}: expected {_EXPECTED[kind]}, found {found!r}") from None
 
 
 def given_task_options(task: str) -> dict[str, Any]:
@@ -114,6 +136,15 @@ def given_task_options(task: str) -> dict[str, Any]:
                 raise UserError(f"--{name}_{field.name} has no effect with --task={task}")
             options[field.name] = value
     return options
+
+
+def _given(settings: type) -> dict[str, Any]:
+    values = flags.FLAGS.flag_values_dict()
+    return {
+        field.name: _parsed(field, values[field.name])
+        for field in dataclasses.fields(settings)
+        if values.get(field.name) is not None
+    }
 
 
 def _config_help(field: dataclasses.Field) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.computations.aggregation import Aggregation
@@ -17,7 +16,7 @@ from tff_agnostic.computations.secure_check import SecurityReport, require_only_
 from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
-from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.client_work import (
     ClientWork,
     CompiledWork,
@@ -27,12 +26,6 @@ from tff_agnostic.runtimes.client_work import (
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
 from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes, sum_in_order
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.shards import Shard, streamed_shards, vectorised_shards
-
-# Up to here a client's step costs less than starting its operations does (measured on CPU).
-_LARGEST_VECTORISED_PARAMETERS_BYTES = 400_000
-_GROUP_BYTES = 64 * 2**20
-_MAX_GROUP = 256
 
 
 class MapSum(Protocol):
@@ -107,7 +100,8 @@ class MapSumOnLanes:
     def __call__(self, broadcast: Any, cohort: Sequence[Examples]) -> Any:
         """Returns the sum over the cohort; see `MapSum`."""
         lanes = self._lanes()
-        run, shards = plan(self.compiled, self._options, cohort)
+        plan = CLIENT_MODES[self._options.client_mode]
+        run, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
         partial_sums = lanes.map_in_order(
             lambda shard: run(broadcast, [cohort[k] for k in shard]), shards
         )
@@ -119,45 +113,6 @@ class MapSumOnLanes:
                 f"--max_examples: {e.message.splitlines()[0]}"
             ) from e
         return self.compiled.zeros() if total is None else total
-
-
-RunShard = Callable[[Any, Sequence[Examples]], Any]
-Plan = tuple[RunShard, list[Shard]]
-
-
-def _stream(compiled: CompiledWork, options: RuntimeOptions, cohort: Sequence[Examples]) -> Plan:
-    return compiled.streamed, streamed_shards(len(cohort))
-
-
-def _vectorise(compiled: CompiledWork, options: RuntimeOptions, cohort: Sequence[Examples]) -> Plan:
-    compiled.trace_vectorised()
-    sizes = [len(examples["domain_id"]) for examples in cohort]
-    most = options.max_clients_in_step or _largest_group(compiled, cohort)
-    return compiled.vectorised, vectorised_shards(sizes, most)
-
-
-def _choose(compiled: CompiledWork, options: RuntimeOptions, cohort: Sequence[Examples]) -> Plan:
-    is_small = compiled.work.broadcast_bytes <= _LARGEST_VECTORISED_PARAMETERS_BYTES
-    return (_vectorise if is_small else _stream)(compiled, options, cohort)
-
-
-CLIENT_MODES = Registry(
-    "client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream}
-)
-
-
-def plan(compiled: CompiledWork, options: RuntimeOptions, cohort: Sequence[Examples]) -> Plan:
-    """Returns how to run a shard, and the shards; a function of work, options and cohort alone."""
-    return CLIENT_MODES[options.client_mode](compiled, options, cohort)
-
-
-def _largest_group(compiled: CompiledWork, cohort: Sequence[Examples]) -> int:
-    if not cohort:
-        return 1
-    output = compiled.output_bytes()
-    rows = max(sum(np.asarray(v).nbytes for v in tf.nest.flatten(dict(c))) for c in cohort)
-    per_client = 3 * compiled.work.broadcast_bytes + 2 * output + 4 * rows
-    return max(1, min(_MAX_GROUP, _GROUP_BYTES // per_client))
 
 
 class CohortTraining:

@@ -1,4 +1,4 @@
-"""How a cohort is cut into shards: the units that lanes and workers take, and that sums are made of.
+"""How a cohort is cut into shards: what lanes and workers take, and what sums are made of.
 
 The cut is a function of the cohort alone, never of how many devices or workers there are, and
 shards are summed in their order. So any number of them gives the same bits.

@@ -1,0 +1,62 @@
+"""How the clients of a cohort run: in step, or one after another."""
+
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.models.functional import Examples
+from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.client_work import CompiledWork
+from tff_agnostic.runtimes.shards import Shard, streamed_shards, vectorised_shards
+
+# Up to here a client's step costs less than starting its operations does (measured on CPU).
+_LARGEST_VECTORISED_MODEL_BYTES = 400_000
+_GROUP_BYTES = 64 * 2**20
+_MAX_GROUP = 256
+
+# (what is broadcast, the clients of a shard) -> the sum of what they send.
+RunShard = Callable[[Any, Sequence[Examples]], Any]
+Plan = tuple[RunShard, list[Shard]]
+
+
+def _stream(
+    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+) -> Plan:
+    del max_clients_in_step
+    return compiled.streamed, streamed_shards(len(cohort))
+
+
+def _vectorise(
+    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+) -> Plan:
+    compiled.trace_vectorised()
+    sizes = [len(examples["domain_id"]) for examples in cohort]
+    most = max_clients_in_step or _largest_group(compiled, cohort)
+    return compiled.vectorised, vectorised_shards(sizes, most)
+
+
+def _choose(
+    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+) -> Plan:
+    is_small = compiled.work.broadcast_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
+    return (_vectorise if is_small else _stream)(compiled, cohort, max_clients_in_step)
+
+
+# (work, cohort, most clients of a group) -> how to run a shard, and the shards; a function of its
+# arguments alone, so that no number of devices or workers changes the sums.
+CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]], Plan]] = (
+    Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
+)
+
+
+def _largest_group(compiled: CompiledWork, cohort: Sequence[Examples]) -> int:
+    rows = max((_num_bytes(examples) for examples in cohort), default=0)
+    model, output = compiled.work.broadcast_bytes, compiled.output_bytes()
+    # Weights with their steps, outputs with their encoding, a batch with its gradients: roughly.
+    return max(1, min(_MAX_GROUP, _GROUP_BYTES // (3 * model + 2 * output + 4 * rows)))
+
+
+def _num_bytes(examples: Examples) -> int:
+    return sum(np.asarray(column).nbytes for column in tf.nest.flatten(dict(examples)))
