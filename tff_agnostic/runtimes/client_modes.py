@@ -1,14 +1,14 @@
 """How the clients of a cohort run: in step, or one after another."""
 
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.client_work import CompiledWork
+from tff_agnostic.runtimes.client_work import CompiledWork, ShardFunction
 from tff_agnostic.runtimes.shards import Shard, streamed_shards, vectorised_shards
 
 # Up to here a client's step costs less than starting its operations does (measured on CPU).
@@ -16,9 +16,7 @@ _LARGEST_VECTORISED_MODEL_BYTES = 400_000
 _GROUP_BYTES = 64 * 2**20
 _MAX_GROUP = 256
 
-# (what is broadcast, the clients of a shard) -> the sum of what they send.
-RunShard = Callable[[Any, Sequence[Examples]], Any]
-Plan = tuple[RunShard, list[Shard]]
+Plan = tuple[ShardFunction, list[Shard]]
 
 
 def _stream(

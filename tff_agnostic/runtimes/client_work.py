@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -72,6 +72,30 @@ def evaluation_work(model: Model, num_domains: int, aggregation: Aggregation) ->
     return ClientWork(fn, weights_spec, model.client_data_spec())
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardFunction:
+    """The clients of a shard: calls of one traced function, and a sum of what they return.
+
+    Attributes:
+        traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
+        inputs: Returns the NumPy arrays of each call, from the clients of a shard.
+        add: Adds two sums.
+    """
+
+    traced: Callable[[], Any]
+    inputs: Callable[[Sequence[Examples]], Iterator[Any]]
+    add: Callable[[Any, Any], Any]
+
+    def __call__(self, broadcast: Any, clients: Sequence[Examples]) -> Any:
+        """Returns the sum of what the clients of a shard send."""
+        function = self.traced()
+        total = None
+        for inputs in self.inputs(clients):
+            output = function(broadcast, _tensors(inputs))
+            total = output if total is None else self.add(total, output)
+        return total
+
+
 class CompiledWork:
     """Traced functions of a `ClientWork`; what they return is summed over clients.
 
@@ -80,6 +104,11 @@ class CompiledWork:
     Args:
         work: What clients do.
         xla: Whether XLA compiles it.
+
+    Attributes:
+        add: Adds two sums.
+        streamed: Runs the clients of a shard one after another.
+        vectorised: Runs them in step.
     """
 
     def __init__(self, work: ClientWork, xla: bool = False) -> None:
@@ -89,6 +118,8 @@ class CompiledWork:
         self.add = tf.function(
             lambda a, b: tf.nest.map_structure(tf.add, a, b), autograph=False, reduce_retracing=True
         )
+        self.streamed = ShardFunction(lambda: self._one, self._each_client, self.add)
+        self.vectorised = ShardFunction(lambda: self._many, self._as_one_group, self.add)
 
     @functools.cached_property
     def _one(self) -> Any:
@@ -115,22 +146,9 @@ class CompiledWork:
                 fn, autograph=False, jit_compile=self._jit_compile
             ).get_concrete_function(self.work.broadcast_spec, clients_spec)
 
-    def streamed(self, broadcast: Any, clients: Sequence[Examples]) -> Any:
-        """Returns the sum over clients that run one after another."""
-        total = None
-        for examples in clients:
-            output = self._one(broadcast, _tensors(self._chosen(examples)))
-            total = output if total is None else self.add(total, output)
-        return total
-
     def trace_vectorised(self) -> None:
         """Traces what `vectorised` needs."""
         _ = self._many
-
-    def vectorised(self, broadcast: Any, clients: Sequence[Examples]) -> Any:
-        """Returns the sum over clients that run in step."""
-        group = group_of_many([self._chosen(examples) for examples in clients])
-        return self._many(broadcast, _tensors(group))
 
     def zeros(self) -> Any:
         """Returns the sum over no clients."""
@@ -148,6 +166,12 @@ class CompiledWork:
         # A sum over clients has the shapes of what one of them sends.
         traced = self._many if "_many" in vars(self) else self._one
         return traced.structured_outputs
+
+    def _each_client(self, clients: Sequence[Examples]) -> Iterator[Any]:
+        return (self._chosen(examples) for examples in clients)
+
+    def _as_one_group(self, clients: Sequence[Examples]) -> Iterator[Any]:
+        yield group_of_many([self._chosen(examples) for examples in clients])
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:
         return {name: examples[name] for name in self._columns}
