@@ -25,6 +25,7 @@ class Progress:
     def __init__(self, task: Task, completed: int, total: int, visible: bool) -> None:
         self._task = task
         self._total = total
+        self._visible = visible
         self._lines = visible and not sys.stderr.isatty()
         self._bar = tqdm(
             total=total, initial=completed, unit="round", disable=self._lines or not visible
@@ -46,3 +47,8 @@ class Progress:
         self._bar.update()
         if self._lines and round_num % max(1, self._total // _NUM_LINES) == 0:
             print(f"round {round_num}/{self._total}, {text}", file=sys.stderr, flush=True)
+
+    def note(self, line: str) -> None:
+        """Shows a line of its own, above the bar."""
+        if self._visible:
+            tqdm.write(line, file=sys.stderr)

@@ -57,6 +57,7 @@ class TrainingRun:
         )
         algorithm = ALGORITHMS[config.algorithm](self.task.model, self.task.num_domains, params)
         aggregation = config.build_aggregation()
+        self._take_events = runtime.take_events
         self._training = runtime.training(algorithm, aggregation)
         self.security = self._training.security
         self._evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
@@ -94,6 +95,8 @@ class TrainingRun:
             for round_num in range(completed + 1, total + 1):
                 state, metrics = self._round(state, round_num)
                 tensorboard.write(self._record(round_num, state, metrics))
+                for event in self._take_events():
+                    progress.note(f"round {round_num}: {event}")
                 progress.show(round_num, metrics)
                 # Asked once: a signal between two questions would be obeyed without saving.
                 stopping = stop.signal_number is not None and round_num < total

@@ -73,6 +73,10 @@ class CohortRuntime:
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
         return CohortEvaluation(model, num_domains, aggregation, self._map_sum)
 
+    def take_events(self) -> list[str]:
+        """Returns nothing; see `runtime.Runtime.take_events`."""
+        return []
+
     def _map_sum(self, work: ClientWork) -> "MapSumOnLanes":
         return MapSumOnLanes(work, self._options, self.running_lanes)
 

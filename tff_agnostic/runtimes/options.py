@@ -8,6 +8,7 @@ from tff_agnostic.runtimes.devices import DEVICES
 from tff_agnostic.settings import check_values, setting
 
 _IN_PROCESS = ("runtime", ("cohort", "ray"))
+_ON_RAY = ("runtime", ("ray",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class RuntimeOptions:
         "auto",
         "What clients run on; auto is every TPU or else GPU that TensorFlow sees, or else the CPU.",
         choices=DEVICES,
-        only_with=_IN_PROCESS,
+        only_with=("runtime", ("cohort",)),
     )
     client_mode: str = setting(
         "auto",
@@ -45,6 +46,31 @@ class RuntimeOptions:
         only_with=("runtime", ("cohort",)),
     )
     xla: bool = setting(False, "Whether XLA compiles what clients do.", only_with=_IN_PROCESS)
+    ray_address: str = setting(
+        "local",
+        "Which Ray runs clients: local starts one for this command, on this machine's loopback "
+        "interface; auto is the cluster that this machine belongs to; HOST:PORT names one.",
+        only_with=_ON_RAY,
+    )
+    num_workers: Optional[int] = setting(
+        None,
+        "How many Ray workers, at most one per client of a round; if not given, as many as there "
+        "is room for. No number of them changes the results.",
+        at_least=1,
+        only_with=_ON_RAY,
+    )
+    cpus_per_worker: float = setting(
+        1.0,
+        "CPUs of a Ray worker, which runs as many clients at once; a fraction lets workers share.",
+        positive=True,
+        only_with=_ON_RAY,
+    )
+    gpus_per_worker: float = setting(
+        0.0,
+        "GPUs of a Ray worker, which runs its clients there; a fraction lets workers share.",
+        at_least=0.0,
+        only_with=_ON_RAY,
+    )
 
     def __post_init__(self) -> None:
         """Raises a `UserError` that names the flag if a value is out of range."""

@@ -57,6 +57,9 @@ class Runtime(Protocol):
             UserError: As for `training`.
         """
 
+    def take_events(self) -> list[str]:
+        """Returns what a user should know to have happened since the last call, a line each."""
+
 
 def to_numpy_examples(examples: Examples) -> dict[str, Any]:
     """Returns a client's columns in the order that TFF types expect."""

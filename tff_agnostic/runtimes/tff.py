@@ -94,6 +94,10 @@ class TffRuntime:
             require_only_secure_sums(computation)
         return TffEvaluation(self, computation)
 
+    def take_events(self) -> list[str]:
+        """Returns nothing: what happens to this runtime's worker ends the run."""
+        return []
+
 
 class TffTraining:
     """Rounds of a `tff.learning.templates.LearningProcess`; see `runtime.Training`."""

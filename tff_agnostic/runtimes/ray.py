@@ -1,0 +1,96 @@
+"""The Ray runtime: the cohort runtime's shards in Ray's workers, on one machine or on many."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import ray
+
+from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.computations.algorithm import FederatedAlgorithm
+from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.runtimes.client_work import ClientWork
+from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining, MapSum
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.ray_map_sum import MapSumOnRay
+from tff_agnostic.runtimes.ray_pool import WorkerPool
+from tff_agnostic.runtimes.ray_schedule import Schedule
+from tff_agnostic.runtimes.ray_session import ray_session
+
+
+class RayRuntime:
+    """Runs rounds on Ray's workers; a context manager that owns them, and Ray if it started it.
+
+    Shards are the cohort runtime's and are summed in their order, so no number of workers, and no
+    death of one, changes the numbers.
+
+    Args:
+        options: How to execute.
+    """
+
+    def __init__(self, options: RuntimeOptions = RuntimeOptions()) -> None:
+        self._options = options
+        self._stack = contextlib.ExitStack()
+        self._pool: Optional[WorkerPool] = None
+        self._schedule: Optional[Schedule] = None
+
+    def __enter__(self) -> "RayRuntime":
+        """Connects to Ray.
+
+        Raises:
+            UserError: If there is none, or it has no room for the workers.
+            ExecutionError: If it does not start.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(ray_session(self._options.ray_address))
+            self._pool = WorkerPool(self._options)
+            stack.callback(self._pool.close)
+            self._pool.check_room()
+            self._schedule = Schedule(self._pool)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Ends the workers, and Ray if it was started here."""
+        self._schedule = None
+        self._stack.close()
+
+    def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> CohortTraining:
+        """Prepares rounds; see `runtime.Runtime.training`."""
+        return CohortTraining(algorithm, aggregation, self._training_map_sum)
+
+    def evaluation(
+        self, model: Model, num_domains: int, aggregation: Aggregation
+    ) -> CohortEvaluation:
+        """Prepares evaluations; see `runtime.Runtime.evaluation`."""
+        return CohortEvaluation(model, num_domains, aggregation, self._map_sum)
+
+    def take_events(self) -> list[str]:
+        """Returns what happened to workers since the last call; see `runtime.Runtime`."""
+        if self._pool is None:
+            return []
+        events, self._pool.events = self._pool.events, []
+        return events
+
+    def _map_sum(self, work: ClientWork) -> MapSumOnRay:
+        return MapSumOnRay(work, self._options, self._running)
+
+    def _training_map_sum(self, work: ClientWork) -> MapSum:
+        map_sum = self._map_sum(work)
+
+        def checked(broadcast: Any, cohort: Sequence[Examples]) -> Any:
+            num_workers = self._options.num_workers or 1
+            if 0 < len(cohort) < num_workers:
+                raise UserError(
+                    f"--num_workers={num_workers}: expected at most one per client of a round, "
+                    f"found --clients_per_round={len(cohort)}"
+                )
+            return map_sum(broadcast, cohort)
+
+        return checked
+
+    def _running(self) -> tuple[WorkerPool, Schedule]:
+        if self._pool is None or self._schedule is None or not ray.is_initialized():
+            raise ExecutionError("the Ray runtime is not running")
+        return self._pool, self._schedule

@@ -1,0 +1,162 @@
+"""A connection to Ray: to one that is started for this process alone, or to a cluster."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+import ray
+from ray._private import services
+
+from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.runtimes import ray_warden
+
+_CONNECT_SECONDS = 10.0
+_WARDEN_SECONDS = 20.0
+_LOOPBACK = "127.0.0.1"
+# Ray puts sockets below its folder, and their paths have at most 107 bytes.
+_LONGEST_FOLDER = 40
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextlib.contextmanager
+def ray_session(address: str) -> Iterator[None]:
+    """Connects this process to Ray for as long as the context lasts.
+
+    A connection that this process has already is used, and left as it is.
+
+    Args:
+        address: "local" starts a Ray of this process's own, which listens on the loopback interface
+            only and ends with this process, however that ends. "auto" finds the cluster that
+            runs on this machine. HOST:PORT names one.
+
+    Raises:
+        UserError: If there is no cluster at the address, or not one that fits this process.
+    """
+    if ray.is_initialized():
+        yield
+    elif address == "local":
+        with (
+            _folder_of_processes() as folder,
+            _connected(
+                {**_ENVIRONMENT, ray_warden.VARIABLE: folder},
+                address="local",
+                include_dashboard=False,
+                num_cpus=len(os.sched_getaffinity(0)),
+                _node_ip_address=_LOOPBACK,
+                _temp_dir=folder,
+            ),
+        ):
+            yield
+    else:
+        with _connected(_ENVIRONMENT, address=_reachable(address)):
+            yield
+
+
+@contextlib.contextmanager
+def _connected(environment: Mapping[str, str], **arguments: Any) -> Iterator[None]:
+    with _environment(environment), _handlers_kept():
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as e:
+            raise _failure(arguments["address"], e) from e
+    try:
+        yield
+    finally:
+        with _handlers_kept():
+            ray.shutdown()
+
+
+def _failure(address: str, error: Exception) -> Exception:
+    text = " ".join(str(error).split())
+    if address == "local":
+        return ExecutionError(f"Ray did not start: {text}")
+    return UserError(f"--ray_address={address}: cannot use the Ray there: {text}")
+
+
+@contextlib.contextmanager
+def _folder_of_processes() -> Iterator[str]:
+    """A folder for a Ray's files; its processes end with the context, or with this process."""
+    folder = tempfile.mkdtemp(prefix="tff_ray_")
+    if len(folder) > _LONGEST_FOLDER:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="tff_ray_", dir="/tmp")
+    # A session of its own: Ctrl-C in a terminal is not for it.
+    warden = subprocess.Popen(
+        [sys.executable, "-ES", ray_warden.__file__, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield folder
+    finally:
+        assert warden.stdin is not None
+        warden.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            warden.wait(_WARDEN_SECONDS)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables, for Ray's processes only: they are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, but it is the training loop's."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if in_main_thread and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _reachable(address: str) -> str:
+    """Returns HOST:PORT where something answers; Ray itself would try for minutes."""
+    found = address
+    if address == "auto":
+        try:
+            found = services.canonicalize_bootstrap_address_or_die("auto")
+        except ConnectionError as e:
+            raise UserError(
+                "--ray_address=auto: no Ray runs on this machine: start one (ray start --head), "
+                "name another's HOST:PORT, or leave it out to start one for this command"
+            ) from e
+    host, _, port = found.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise UserError(f"--ray_address: expected local, auto or HOST:PORT, found {address!r}")
+    with grpc.insecure_channel(found) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_CONNECT_SECONDS)
+        except grpc.FutureTimeoutError as e:
+            raise UserError(
+                f"--ray_address={address}: no Ray answers at {found} within "
+                f"{_CONNECT_SECONDS:.0f} seconds"
+            ) from e
+    return found

@@ -1,0 +1,91 @@
+"""What runs in a Ray worker: shards of a cohort, by traced functions that came as bytes.
+
+Workers import TensorFlow but not TensorFlow Federated, which would take them seconds and memory.
+"""
+
+import collections
+import itertools
+import platform
+import threading
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import ray
+import tensorflow as tf
+
+import tff_agnostic
+from tff_agnostic.errors import ExecutionError
+from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
+from tff_agnostic.runtimes.ray_work import unpack
+
+# Training and evaluation, for two runs at a time.
+_MAX_WORKS = 4
+
+Arrays = Sequence[np.ndarray]
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions in this process of what has to be the same everywhere."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "TensorFlow": tf.__version__,
+        "tff_agnostic": tff_agnostic.__version__,
+    }
+
+
+class RayWorker:
+    """An actor: runs shards, several at once if it is made with that concurrency.
+
+    Args:
+        device: Member of `devices.DEVICES`.
+    """
+
+    def __init__(self, device: str) -> None:
+        one_thread_per_operation()
+        self._devices = itertools.cycle(DEVICES[device]())
+        self._works: collections.OrderedDict[str, Callable[..., Any]] = collections.OrderedDict()
+        self._loading = threading.Lock()
+
+    def versions(self) -> dict[str, str]:
+        """Returns the versions of what this worker runs; see `versions`."""
+        return versions()
+
+    def run(
+        self, work_id: str, packed: Sequence[Any], broadcast: Arrays, calls: Sequence[Arrays]
+    ) -> list[np.ndarray]:
+        """Returns the sum of what a function returns for each call, in their order.
+
+        Args:
+            work_id: Names the function; no two functions share a name.
+            packed: A reference to its bytes, in a list, so that it is fetched once only.
+            broadcast: The first arguments of every call.
+            calls: The other arguments of each, at least one.
+
+        Raises:
+            ExecutionError: If a device is out of memory.
+        """
+        function = self._function(work_id, packed)
+        total = None
+        try:
+            with tf.device(next(self._devices)):
+                shared = [tf.convert_to_tensor(value) for value in broadcast]
+                for inputs in calls:
+                    output = function(*shared, *(tf.convert_to_tensor(value) for value in inputs))
+                    total = output if total is None else [a + b for a, b in zip(total, output)]
+                assert total is not None
+                return [value.numpy() for value in total]
+        except tf.errors.ResourceExhaustedError as e:
+            raise ExecutionError(
+                "out of memory on a device of a Ray worker: lower --max_clients_in_step, "
+                f"--batch_size or --max_examples: {e.message.splitlines()[0]}"
+            ) from None
+
+    def _function(self, work_id: str, packed: Sequence[Any]) -> Callable[..., Any]:
+        with self._loading:
+            if work_id not in self._works:
+                self._works[work_id] = unpack(ray.get(packed[0]))
+                if len(self._works) > _MAX_WORKS:
+                    self._works.popitem(last=False)
+            self._works.move_to_end(work_id)
+            return self._works[work_id]
