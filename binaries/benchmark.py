@@ -55,14 +55,13 @@ def main(argv: Sequence[str]) -> None:
     """Times what the flags say; prints and writes the tables."""
     del argv
     names, peers = _CHOICES[flags.FLAGS.workload], chosen_peers()
-    _ = RUNTIMES[flags.FLAGS.runtime]
+    ours = own_sides(flags.FLAGS.runtime)
     for name in ("rounds", "repeats"):
         if flags.FLAGS[name].value < 1:
             raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
     path = output_folder()
     make_folder(path / "logs")
     print(f"{', '.join(names)}, {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds: {path}")
-    ours = own_sides(flags.FLAGS.runtime)
     workloads = [
         compare(WORKLOADS[name], [*ours, *peers], protocol(path, name))
         for name in names

@@ -14,6 +14,7 @@ from tff_agnostic.models.emnist_cnn import emnist_cnn
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.next_word_lstm import next_word_lstm
 from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 MODELS: Registry[Callable[[Workload], Model]] = Registry(
@@ -44,7 +45,7 @@ def main() -> None:
     )
     algorithm = ALGORITHMS[side.algorithm](model, workload.domains, params)
     clients = side.clients()
-    with RUNTIMES[side.runtime]() as runtime:
+    with RUNTIMES[side.runtime](RuntimeOptions()) as runtime:
         training = runtime.training(algorithm, PlainSum())
         state = training.initialize()
         for _ in side.rounds(model.num_parameters, _PACKAGES):

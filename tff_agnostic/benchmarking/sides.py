@@ -8,6 +8,7 @@ from typing import Optional
 from tff_agnostic.benchmarking.environments import peers_folder, python_of
 from tff_agnostic.benchmarking.workloads import Workload
 from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.registry import RUNTIMES
 
 _OWN_SIDE = "tff_agnostic.benchmarking.own_side"
 _PRODUCTS_SIDE = "tff_agnostic.benchmarking.products_side"
@@ -81,7 +82,12 @@ OURS = "AgnosticFedAvg"
 
 
 def own_sides(runtime: str) -> list[SideSpec]:
-    """Returns this package's sides; the first is the one that others are compared with."""
+    """Returns this package's sides; the first is the one that others are compared with.
+
+    Raises:
+        UserError: If there is no such runtime.
+    """
+    _ = RUNTIMES[runtime]
     return [
         SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime),
         SideSpec(title="FedAvg (ours)", algorithm="fed_avg", runtime=runtime),

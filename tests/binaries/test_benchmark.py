@@ -1,0 +1,147 @@
+"""The benchmark's command: its flags, its tables, and its status when a side fails."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from binaries import benchmark
+from tests.benchmarking.harness import FAKE_SIDE, TINY
+from tests.binaries.harness import Caller, Process, is_running, wait_until
+from tff_agnostic.benchmarking import environments, sides
+from tff_agnostic.benchmarking.process_tree import descendants
+from tff_agnostic.benchmarking.scale import ScalePlan
+from tff_agnostic.benchmarking.sides import SideSpec
+from tff_agnostic.registry import Registry
+
+QUICK = ("--rounds=2", "--repeats=1", "--runtime=tff", "--output_dir=results")
+
+
+@pytest.fixture
+def call():
+    """Calls that use no runtime in this process: sides have processes of their own."""
+    return Caller(None)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Workloads that take no time, under the names of the real ones."""
+    workloads = Registry("workload", {name: TINY for name in benchmark.WORKLOADS})
+    monkeypatch.setattr(benchmark, "WORKLOADS", workloads)
+    plan = ScalePlan(cohorts=(TINY, TINY), long_run=TINY, long_rounds=4, look_every=2)
+    monkeypatch.setattr(benchmark, "ScalePlan", lambda: plan)
+
+
+@pytest.fixture
+def fake_peers(monkeypatch):
+    """Peers that do what their name says."""
+
+    def peer(behaviour):
+        return SideSpec(title=f"the {behaviour} one", script=str(FAKE_SIDE), algorithm=behaviour)
+
+    peers = Registry("peer", {name: peer(name) for name in ("good", "raises", "killed")})
+    monkeypatch.setattr(benchmark, "PEERS", peers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload=emnist"], "unknown workload 'emnist': did you mean emnist_cnn?"),
+        (["--peers=fedjx"], "unknown peer 'fedjx': did you mean fedjax"),
+        (["--peers=pfl,pfl"], "--peers: expected different names, found 'pfl,pfl'"),
+        (["--peers="], "--peers: expected different names, found ''"),
+        (["--peers=none,pfl"], "unknown peer 'none'"),
+        (["--workload=scale", "--peers=pfl"], "--peers: has no effect with --workload=scale"),
+        (["--rounds=0"], "--rounds: expected at least 1, found 0"),
+        (["--repeats=-1"], "--repeats: expected at least 1, found -1"),
+        (["--runtime=tf"], "unknown runtime 'tf': did you mean tff?"),
+        (["--output_dir=full"], "--output_dir: expected a new or empty folder, found full with"),
+        (["logistic"], "expected flags only, found 'logistic'"),
+    ],
+)
+def test_wrong_flags_are_told_before_anything_starts(call, folder, arguments, message):
+    (folder / "full").mkdir()
+    (folder / "full" / "file").touch()
+    assert call.refused(folder, benchmark, "--runtime=tff", *arguments).startswith(message)
+
+
+def test_without_a_checkout_peers_are_refused(call, folder, monkeypatch):
+    monkeypatch.setattr(environments, "BENCHMARKS", Path("missing"))
+    assert call.refused(folder, benchmark, "--runtime=tff").startswith(
+        "--peers: other simulators can be timed from a checkout of tff_agnostic only"
+    )
+
+
+def test_ours_alone(call, folder, tiny):
+    outcome = call(benchmark, "--workload=logistic", "--peers=none", *QUICK)
+    assert outcome.status == 0, outcome
+    result = json.loads(Path("results/benchmark.json").read_text())
+    assert list(result["workloads"]) == ["tiny"]
+    timed = result["workloads"]["tiny"]
+    assert list(timed["sides"]) == ["AgnosticFedAvg", "FedAvg (ours)"]
+    for side in timed["sides"].values():
+        assert len(side["seconds"][0]) == 2
+        assert side["peak_bytes"] > 10**8
+        assert side["first_round_seconds"] > side["median_seconds"]
+        assert side["versions"]["tensorflow"].startswith("2.14")
+    assert timed["matrix_products"]["share_of_our_round"] > 0
+    assert result["scale"] is None
+    page = Path("results/benchmark.md").read_text()
+    assert "--workload=logistic" in page
+    assert "AgnosticFedAvg" in outcome.out
+
+
+def test_scale(call, folder, tiny):
+    outcome = call(benchmark, "--workload=scale", *QUICK)
+    assert outcome.status == 0, outcome
+    result = json.loads(Path("results/benchmark.json").read_text())
+    assert result["workloads"] == {}
+    assert len(result["scale"]["cohorts"]) == 2
+    assert list(result["scale"]["long_run"]["memory_bytes"]) == ["2", "4"]
+
+
+def test_a_peer_that_fails_is_named_and_the_others_go_on(
+    call, folder, tiny, fake_peers, monkeypatch
+):
+    # Fast sides in the place of ours, which are not what is tested here.
+    fast = [SideSpec(title="ours", script=str(FAKE_SIDE), algorithm="sleepy")]
+    monkeypatch.setattr(benchmark, "own_sides", lambda runtime: fast)
+    outcome = call(benchmark, "--workload=logistic", *QUICK)
+    assert outcome.status == 1
+    failed = [line for line in outcome.err.splitlines() if line.startswith("failed: ")]
+    assert failed == [
+        "failed: the raises one, tiny: ended with status 1: IndexError: list index out of range",
+        "failed: the killed one, tiny: was ended by SIGKILL: it printed nothing",
+    ]
+    timed = json.loads(Path("results/benchmark.json").read_text())["workloads"]["tiny"]["sides"]
+    assert timed["the good one"]["ratio"] is not None
+    assert timed["the raises one"]["failure"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_stays_when_the_command_is_ended(folder, number):
+    # In the middle of a workload that is not tiny.
+    command = [sys.executable, "-m", "binaries.benchmark", "--workload=logistic", "--peers=tff"]
+    with Process([*command, *QUICK], folder) as process:
+        wait_until(lambda: len(descendants(process.pid)) >= 2)
+        pids = descendants(process.pid)
+        process.send(number)
+        outcome = process.outcome()
+        wait_until(lambda: not any(map(is_running, pids)))
+    assert outcome.status == (130 if number == signal.SIGINT else -number)
+    assert "Traceback" not in outcome.err
+
+
+def test_peers_have_titles_of_their_own():
+    titles = [side.title for side in [*sides.own_sides("tff"), *sides.PEERS.values()]]
+    assert len(set(titles)) == len(titles)
+
+
+def test_guards_need_nothing_of_this_environment():
+    from tff_agnostic.benchmarking import guard
+
+    code = f"import runpy; runpy.run_path({guard.__file__!r})"
+    subprocess.run([sys.executable, "-ISc", code], check=True)
