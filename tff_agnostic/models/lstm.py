@@ -66,10 +66,8 @@ def lstm(
         h_all = to_tensor(h)
 
         def gradients(dh: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            # Once for all steps: a product with a transposed operand takes twice as long.
-            recurrent_transposed = tf.transpose(recurrent_kernel)
             (dz,) = scan_back(
-                partial(_step_back, recurrent_transposed),
+                partial(_step_back, recurrent_kernel),
                 (zeros, zeros),
                 to_series(time_major(dh), steps),
                 steps_mask,
@@ -97,7 +95,7 @@ def _step(recurrent_kernel: tf.Tensor, state: State, projected: tf.Tensor) -> tu
 
 
 def _step_back(
-    recurrent_transposed: tf.Tensor,
+    recurrent_kernel: tf.Tensor,
     state: State,
     c_before: tf.Tensor,
     i: tf.Tensor,
@@ -117,7 +115,9 @@ def _step_back(
         ],
         axis=-1,
     )
-    return (tf.matmul(dz, recurrent_transposed), dc * f), (dz,)
+    # dz U^T as (U dz^T)^T: the small results are transposed, not the large kernel.
+    dh = tf.transpose(tf.matmul(recurrent_kernel, dz, transpose_b=True))
+    return (dh, dc * f), (dz,)
 
 
 @tf.keras.utils.register_keras_serializable(package="tff_agnostic")

@@ -160,7 +160,9 @@ def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Returns x @ kernel + bias of all steps in one product: x [T, B, in] to [T, B, n]."""
-    projected = tf.nn.bias_add(tf.matmul(flat(x), kernel), bias)
+    # The bias as one more row of the kernel: no pass of its own over the result, or its gradient.
+    kernel_and_bias = tf.concat([kernel, bias[tf.newaxis]], axis=0)
+    projected = tf.matmul(_with_ones(flat(x)), kernel_and_bias)
     shape = tf.shape(x)
     return tf.reshape(projected, [shape[0], shape[1], kernel.shape[1]])
 
@@ -170,7 +172,12 @@ def input_gradients(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Gradients of `input_product` for dz [T, B, n]: of [B, T, in], of kernel and of bias."""
     dx = tf.reshape(tf.matmul(flat(dz), kernel, transpose_b=True), tf.shape(x))
-    return time_major(dx), product_over_steps(x, dz), tf.reduce_sum(flat(dz), axis=0)
+    d_kernel_and_bias = tf.matmul(_with_ones(flat(x)), flat(dz), transpose_a=True)
+    return time_major(dx), d_kernel_and_bias[:-1], d_kernel_and_bias[-1]
+
+
+def _with_ones(x: tf.Tensor) -> tf.Tensor:
+    return tf.concat([x, tf.ones([tf.shape(x)[0], 1], x.dtype)], axis=1)
 
 
 def zero_state(x: tf.Tensor, size: int) -> tf.Tensor:
