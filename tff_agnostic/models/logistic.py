@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.models.losses import sparse_cross_entropy
 from tff_agnostic.models.metrics import accuracy
 
 
@@ -20,7 +21,7 @@ def logistic_regression(num_features: int, num_classes: int) -> Model:
 
     return model_from_keras(
         build,
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        loss=sparse_cross_entropy,
         example_spec={
             "x": tf.TensorSpec([None, num_features], tf.float32),
             "y": tf.TensorSpec([None], tf.int32),

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from typing import Callable, Optional
 
-import numpy as np
-import tensorflow as tf
-
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.client_work import CompiledWork, ShardFunction
@@ -31,7 +28,7 @@ def _vectorise(
 ) -> Plan:
     compiled.trace_vectorised()
     sizes = [len(examples["domain_id"]) for examples in cohort]
-    most = max_clients_in_step or _largest_group(compiled, cohort)
+    most = max_clients_in_step or _largest_group(compiled, max(sizes, default=0))
     return compiled.vectorised, vectorised_shards(sizes, most)
 
 
@@ -49,12 +46,8 @@ CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]
 )
 
 
-def _largest_group(compiled: CompiledWork, cohort: Sequence[Examples]) -> int:
-    rows = max((_num_bytes(examples) for examples in cohort), default=0)
+def _largest_group(compiled: CompiledWork, num_rows: int) -> int:
     model, output = compiled.work.broadcast_bytes, compiled.output_bytes()
     # Weights with their steps, outputs with their encoding, a batch with its gradients: roughly.
-    return max(1, min(_MAX_GROUP, _GROUP_BYTES // (3 * model + 2 * output + 4 * rows)))
-
-
-def _num_bytes(examples: Examples) -> int:
-    return sum(np.asarray(column).nbytes for column in tf.nest.flatten(dict(examples)))
+    bytes_per_client = 3 * model + 2 * output + 4 * num_rows * compiled.work.example_bytes
+    return max(1, min(_MAX_GROUP, _GROUP_BYTES // bytes_per_client))

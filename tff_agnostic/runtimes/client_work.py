@@ -41,8 +41,16 @@ class ClientWork:
     @property
     def broadcast_bytes(self) -> int:
         """Size of what is broadcast, about that of the model."""
-        specs = tf.nest.flatten(self.broadcast_spec)
-        return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+        return _num_bytes(self.broadcast_spec)
+
+    @property
+    def example_bytes(self) -> int:
+        """Size of one example; a dimension of unknown size counts as 1."""
+        rows = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([size or 1 for size in spec.shape[1:]], spec.dtype),
+            dict(self.client_spec),
+        )
+        return _num_bytes(rows)
 
 
 def training_work(
@@ -94,6 +102,10 @@ class ShardFunction:
             output = function(broadcast, _tensors(inputs))
             total = output if total is None else self.add(total, output)
         return total
+
+
+def _num_bytes(specs: Any) -> int:
+    return sum(spec.shape.num_elements() * spec.dtype.size for spec in tf.nest.flatten(specs))
 
 
 class CompiledWork:
@@ -158,8 +170,7 @@ class CompiledWork:
 
     def output_bytes(self) -> int:
         """Returns the size of what one client sends."""
-        specs = tf.nest.flatten(self._output_specs)
-        return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+        return _num_bytes(self._output_specs)
 
     @property
     def _output_specs(self) -> Any:
