@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import ray
 from ray._private import services
+from ray._private import worker as worker_module
 
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.runtimes import ray_warden
@@ -26,6 +27,8 @@ _LOOPBACK = "127.0.0.1"
 _LONGEST_FOLDER = 40
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Otherwise it writes to this terminal what is no error here, such as that a worker has died.
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -66,8 +69,10 @@ def ray_session(address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _connected(environment: Mapping[str, str], **arguments: Any) -> Iterator[None]:
-    with _environment(environment), _handlers_kept():
+    with _environment(environment), _handlers_kept(), _no_standard_error():
         try:
+            # What Ray has to say of a worker's death, in paragraphs, this package says in a line.
+            worker_module.print_to_stdstream = lambda *_, **__: None
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
         except (ConnectionError, RuntimeError, ValueError, OSError) as e:
             raise _failure(arguments["address"], e) from e
@@ -123,6 +128,21 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _no_standard_error() -> Iterator[None]:
+    """Drops what Ray's C++ code writes while it connects: that its log level was set."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextlib.contextmanager

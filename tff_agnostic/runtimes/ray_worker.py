@@ -17,6 +17,7 @@ import tensorflow as tf
 import tff_agnostic
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
+from tff_agnostic.runtimes.lanes import sum_in_order
 from tff_agnostic.runtimes.ray_work import unpack
 
 # Training and evaluation, for two runs at a time.
@@ -66,14 +67,11 @@ class RayWorker:
             ExecutionError: If a device is out of memory.
         """
         function = self._function(work_id, packed)
-        total = None
         try:
             with tf.device(next(self._devices)):
-                shared = [tf.convert_to_tensor(value) for value in broadcast]
-                for inputs in calls:
-                    output = function(*shared, *(tf.convert_to_tensor(value) for value in inputs))
-                    total = output if total is None else [a + b for a, b in zip(total, output)]
-                assert total is not None
+                shared = _tensors(broadcast)
+                outputs = (function(*shared, *_tensors(inputs)) for inputs in calls)
+                total = sum_in_order(outputs, lambda a, b: [x + y for x, y in zip(a, b)])
                 return [value.numpy() for value in total]
         except tf.errors.ResourceExhaustedError as e:
             raise ExecutionError(
@@ -89,3 +87,7 @@ class RayWorker:
                     self._works.popitem(last=False)
             self._works.move_to_end(work_id)
             return self._works[work_id]
+
+
+def _tensors(values: Arrays) -> list[Any]:
+    return [tf.convert_to_tensor(value) for value in values]
