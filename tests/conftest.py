@@ -1,4 +1,4 @@
-"""What tests share: one running TFF worker a session."""
+"""What tests share: one running runtime of each kind a session."""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tff_agnostic.runtimes.cohort import CohortRuntime
     from tff_agnostic.runtimes.tff import TffRuntime
 
 # TensorFlow reads it when it is first imported.
@@ -24,4 +25,13 @@ def tff_runtime() -> "Iterator[TffRuntime]":
     with TffRuntime() as runtime:
         # TFF's own default context starts a worker that nobody ends: no test may reach it.
         tff.framework.set_default_context(tff.framework.get_context_stack().current)
+        yield runtime
+
+
+@pytest.fixture(scope="session")
+def cohort_runtime() -> "Iterator[CohortRuntime]":
+    """A `CohortRuntime` with its default options, the default runtime, for all tests."""
+    from tff_agnostic.runtimes.cohort import CohortRuntime
+
+    with CohortRuntime() as runtime:
         yield runtime

@@ -6,9 +6,9 @@ from tests.binaries.harness import Caller
 
 
 @pytest.fixture(scope="session")
-def call(tff_runtime) -> Caller:
-    """Calls binaries in this process, on the session's runtime."""
-    return Caller(tff_runtime)
+def call(cohort_runtime, tff_runtime) -> Caller:
+    """Calls binaries in this process, on the session's runtimes."""
+    return Caller({"cohort": cohort_runtime, "tff": tff_runtime})
 
 
 @pytest.fixture

@@ -1,16 +1,17 @@
 """Calls the binaries as a shell would, in this process or in one of their own."""
 
 import contextlib
+import functools
 import io
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 from unittest import mock
 
 from absl import flags, logging
@@ -50,12 +51,13 @@ class Caller:
     """Calls binaries in this process.
 
     Args:
-        runtime: Runs the rounds, instead of one that every call would start anew. With None, a
-            command that asks for a runtime fails the test.
+        running: Runtimes by name, instead of those that every call would start anew; one with other
+            options than the default is started. With None, a command that asks for a runtime fails
+            the test.
     """
 
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = runtime
+    def __init__(self, running: Optional[Mapping[str, Any]]) -> None:
+        self._running = running
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
         """Runs a binary to its end."""
@@ -65,7 +67,7 @@ class Caller:
             # Takes away the flags that the binary defines, too.
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
-            mock.patch.object(binary, "RUNTIMES", {name: self._shared for name in RUNTIMES}),
+            mock.patch.object(binary, "RUNTIMES", self._runtimes()),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             _absl_log(err),
@@ -84,10 +86,14 @@ class Caller:
         assert tree(folder) == before
         return message
 
-    def _shared(self, options: RuntimeOptions) -> Any:
-        del options
-        assert self._runtime is not None, "nothing should run"
-        return contextlib.nullcontext(self._runtime)
+    def _runtimes(self) -> dict[str, Callable[[RuntimeOptions], Any]]:
+        return {name: functools.partial(self._runtime, name) for name in RUNTIMES}
+
+    def _runtime(self, name: str, options: RuntimeOptions) -> Any:
+        assert self._running is not None, "nothing should run"
+        if name in self._running and options == RuntimeOptions():
+            return contextlib.nullcontext(self._running[name])
+        return RUNTIMES[name](options)
 
 
 @contextlib.contextmanager
@@ -161,12 +167,10 @@ class Process:
         """Its process id."""
         return int(self._process.pid)
 
-    def workers(self) -> list[int]:
-        """Returns the process ids of its children, of which TFF's worker is one."""
+    def children(self) -> list[int]:
+        """Returns the process ids of its children; with --runtime=tff, TFF's worker is one."""
         lists = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children")]
-        children = [int(child) for text in lists for child in text.split()]
-        assert children, "there is no worker"
-        return children
+        return [int(child) for text in lists for child in text.split()]
 
     def wait_for_rows(self, metrics: Path, count: int) -> None:
         """Waits until `metrics` has that many whole rows."""

@@ -25,7 +25,7 @@ _UNKNOWN = [
     ),
     (
         ["--runtime=tf"],
-        "--runtime: unknown runtime 'tf': did you mean tff? valid names: tff",
+        "--runtime: unknown runtime 'tf': did you mean tff? valid names: cohort, ",
     ),
     (
         ["--aggregation=secured"],
@@ -38,6 +38,11 @@ _UNKNOWN = [
         "--domain_weight_update: unknown domain weight update 'fixd'",
     ),
     (["--batch_normalizer=btch"], "--batch_normalizer: unknown batch normalizer 'btch': did you"),
+    (["--device=gpus"], "--device: unknown device 'gpus': did you mean gpu or tpu? valid names: "),
+    (
+        ["--client_mode=stream"],
+        "--client_mode: unknown client mode 'stream': did you mean streamed? valid names: auto, ",
+    ),
     (["--windw=3"], "Unknown command line flag 'windw'. Did you mean: window ?"),
     (["--digits_num_client=3"], "Unknown command line flag 'digits_num_client'. Did you mean: "),
     (["--nothing_like_it"], "Unknown command line flag 'nothing_like_it'"),
@@ -62,6 +67,10 @@ _VALUES = [
     (["--client_epochs=0"], "--client_epochs: expected at least 1, found 0"),
     (["--window=0"], "--window: expected at least 1, found 0"),
     (["--window=-3"], "--window: expected at least 1, found -3"),
+    (["--max_examples=0"], "--max_examples: expected at least 1, found 0"),
+    (["--lanes=0"], "--lanes: expected at least 1, found 0"),
+    (["--lanes=two"], "flag --lanes=two: invalid literal for int() with base 10: 'two'"),
+    (["--max_clients_in_step=0"], "--max_clients_in_step: expected at least 1, found 0"),
     (["--seed=-1"], "--seed: expected at least 0, found -1"),
     (["--evaluate_every=0"], "--evaluate_every: expected at least 1, found 0"),
     (["--checkpoint_every=0"], "--checkpoint_every: expected at least 1, found 0"),
@@ -136,6 +145,19 @@ _WITHOUT_EFFECT = [
         ["--server_momentum=0.5"],
         "--server_momentum has no effect with --server_optimizer=sgd: it needs "
         "--server_optimizer=momentum or adam or yogi",
+    ),
+    *(
+        (
+            ["--runtime=tff", flag],
+            f"{flag.partition('=')[0]} has no effect with --runtime=tff: it needs --runtime=cohort",
+        )
+        for flag in (
+            "--device=cpu",
+            "--client_mode=auto",
+            "--max_clients_in_step=2",
+            "--lanes=1",
+            "--xla",
+        )
     ),
     (["--adult_num_clients=5"], "--adult_num_clients has no effect with --task=digits"),
     (

@@ -30,13 +30,30 @@ _FLAGS = (
 )
 
 
+@pytest.fixture(scope="module", params=["cohort", "tff"])
+def runtime(request) -> str:
+    """One without other processes, and one with a worker."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def whole(call: Caller, tmp_path_factory) -> Path:
+def arguments(runtime: str) -> tuple[str, ...]:
+    return (*_FLAGS, f"--runtime={runtime}")
+
+
+@pytest.fixture(scope="module")
+def whole(call: Caller, arguments, tmp_path_factory) -> Path:
     """An uninterrupted run."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    outcome = call(train, *_FLAGS, f"--output_dir={path}")
+    outcome = call(train, *arguments, f"--output_dir={path}")
     assert outcome.status == 0, outcome
     return path
+
+
+def _children(process: Process, runtime: str) -> list[int]:
+    children = process.children()
+    assert bool(children) == (runtime == "tff"), children
+    return children
 
 
 def _assert_same_numbers(found: Path, expected: Path) -> None:
@@ -48,14 +65,14 @@ def _rows(path: Path) -> int:
     return (path / "metrics.csv").read_bytes().count(b"\n") - 1
 
 
-def test_kill_9_costs_nothing(whole, folder):
-    command = python_module("train", *_FLAGS, "--output_dir=run")
+def test_kill_9_costs_nothing_and_leaves_no_process(whole, folder, runtime, arguments):
+    command = python_module("train", *arguments, "--output_dir=run")
     with Process(command, folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 30)
-        workers = process.workers()
+        children = _children(process, runtime)
         process.send(signal.SIGKILL)
         assert process.outcome().status == -signal.SIGKILL
-    wait_until(lambda: not any(map(is_running, workers)))
+    wait_until(lambda: not any(map(is_running, children)))
     assert not (folder / "run" / "result.json").exists()
     assert _rows(folder / "run") < 120
 
@@ -87,17 +104,17 @@ def _arguments(command: list[str]) -> list[str]:
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
 )
 def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(
-    whole, folder, call, number, status
+    whole, folder, call, runtime, arguments, number, status
 ):
     # The folder as two words: the command has to do without them.
-    command = python_module("train", *_FLAGS, "--output_dir", "run")
+    command = python_module("train", *arguments, "--output_dir", "run")
     with Process(command, folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 20)
-        workers = process.workers()
+        children = _children(process, runtime)
         process.send(number)
         outcome = process.outcome()
     assert outcome.status == status, outcome
-    wait_until(lambda: not any(map(is_running, workers)))
+    wait_until(lambda: not any(map(is_running, children)))
     lines = [text for text in outcome.err.splitlines() if not text.startswith("round ")]
     assert len(lines) == 1, outcome.err
     completed = _rows(folder / "run")
@@ -116,11 +133,13 @@ def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(
     _assert_same_numbers(folder / "run", whole)
 
 
-def test_a_command_that_fails_leaves_no_worker(folder):
-    command = python_module("train", *TOY, "--client_learning_rate=1e30", "--output_dir=run")
+def test_a_command_that_fails_leaves_no_process(folder, runtime):
+    command = python_module(
+        "train", *TOY, f"--runtime={runtime}", "--client_learning_rate=1e30", "--output_dir=run"
+    )
     with Process(command, folder) as process:
         wait_until(lambda: (folder / "run" / "metrics.csv").exists())
-        workers = process.workers()
+        children = _children(process, runtime)
         outcome = process.outcome()
     assert "the model has diverged" in outcome.error
-    wait_until(lambda: not any(map(is_running, workers)))
+    wait_until(lambda: not any(map(is_running, children)))

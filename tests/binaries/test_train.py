@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
@@ -12,6 +13,7 @@ from tests.binaries.harness import TOY, Caller, defined_flags
 from tests.program.harness import is_png
 from tff_agnostic.program.config import config_names
 from tff_agnostic.program.history import read_history
+from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.tasks.registry import TASKS
 
 _DIGITS = (
@@ -62,7 +64,7 @@ def test_the_result(digits):
         "domain_weights",
     ]
     head = [result[name] for name in ("task", "algorithm", "runtime", "seed", "rounds")]
-    assert head == ["digits", "agnostic_fed_avg", "tff", 0, 2]
+    assert head == ["digits", "agnostic_fed_avg", "cohort", 0, 2]
     assert list(result["domains"]) == list(result["domain_weights"]) == _DOMAINS
     for report in (*result["domains"].values(), result["overall"]):
         assert list(report) == ["num_examples", "loss", "accuracy", "over_clients"]
@@ -83,13 +85,14 @@ def test_every_flag_is_in_the_config(digits):
 
 
 def test_every_flag_can_be_given():
-    options = {f"{task}_{name}" for task, spec in TASKS.items() for name in _options(spec)}
-    expected = {"task", "data_dir", "output_dir", "resume", *config_names(), *options}
+    options = {f"{task}_{name}" for task, spec in TASKS.items() for name in _names(spec.options)}
+    execution = _names(RuntimeOptions)
+    expected = {"task", "data_dir", "output_dir", "resume", *config_names(), *options, *execution}
     assert defined_flags(train) == expected
 
 
-def _options(spec) -> list[str]:
-    return list(spec.options.__dataclass_fields__)
+def _names(settings) -> list[str]:
+    return list(settings.__dataclass_fields__)
 
 
 def test_there_is_a_row_per_round(digits):
@@ -151,6 +154,8 @@ def test_the_toy_task_draws_its_figure(call, folder):
         ["--initial_domain_weights=0.5,0.2,0.1,0.1,0.1", "--noshuffle", "--window=2"],
         ["--server_optimizer=yogi", "--server_epsilon=0.1", "--batch_normalizer=batch"],
         ["--aggregation=secure", "--secure_bits=30"],
+        ["--max_examples=3"],
+        ["--runtime=tff"],
     ],
 )
 def test_settings_reach_the_run(call, folder, arguments):
@@ -167,6 +172,32 @@ def test_settings_reach_the_run(call, folder, arguments):
             assert text == value
         else:
             assert config[name] is True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--client_mode=streamed", "--lanes=2"],
+        ["--client_mode=vectorised", "--max_clients_in_step=2", "--device=cpu"],
+    ],
+)
+def test_how_a_run_is_executed_is_no_part_of_it(call, folder, arguments):
+    runs = {"run": [], "other": arguments}
+    for name, more in runs.items():
+        outcome = call(train, *TOY, "--rounds=2", f"--output_dir={name}", *more)
+        assert outcome.status == 0, outcome
+    configs = [(folder / name / "config.json").read_bytes() for name in runs]
+    assert configs[0] == configs[1]
+    norms = [read_history(folder / name / "metrics.csv")["update_norm"] for name in runs]
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
+
+
+def test_a_run_goes_on_in_another_mode(call, folder):
+    for rounds, mode in ((1, "streamed"), (2, "vectorised")):
+        flags = [*TOY, f"--rounds={rounds}", f"--client_mode={mode}", "--output_dir=run"]
+        outcome = call(train, *flags, "--resume")
+        assert outcome.status == 0, outcome
+    assert "going on after round 1" in outcome.out
 
 
 def test_default_folders_are_numbered_and_resume_takes_the_newest(call, folder):

@@ -80,10 +80,10 @@ def _assert_same_run(found: Path, expected: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tff_runtime, tmp_path_factory) -> Path:
+def whole(cohort_runtime, tmp_path_factory) -> Path:
     """An uninterrupted run."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    _run(tff_runtime, path)
+    _run(cohort_runtime, path)
     return path
 
 
@@ -124,14 +124,14 @@ def test_result_and_last_row_agree(whole):
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
-def test_stopping_and_going_on_changes_nothing(tff_runtime, whole, tmp_path, stop_after):
-    _stopped(tff_runtime, tmp_path / "run", stop_after)
+def test_stopping_and_going_on_changes_nothing(cohort_runtime, whole, tmp_path, stop_after):
+    _stopped(cohort_runtime, tmp_path / "run", stop_after)
     assert not (tmp_path / "run" / "result.json").exists()
-    _run(tff_runtime, tmp_path / "run", resume=True)
+    _run(cohort_runtime, tmp_path / "run", resume=True)
     _assert_same_run(tmp_path / "run", whole)
 
 
-def test_a_crash_between_checkpoints_changes_nothing(tff_runtime, whole, tmp_path):
+def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     # Rows beyond the newest checkpoint, and the last one is cut off.
@@ -142,52 +142,54 @@ def test_a_crash_between_checkpoints_changes_nothing(tff_runtime, whole, tmp_pat
     assert _numbers(list((path / "checkpoints").iterdir())) == [3]
     content = (path / "metrics.csv").read_bytes()
     (path / "metrics.csv").write_bytes(content[:-25])
-    _run(tff_runtime, path, resume=True)
+    _run(cohort_runtime, path, resume=True)
     _assert_same_run(path, whole)
 
 
-def test_a_damaged_checkpoint_costs_rounds_but_changes_nothing(tff_runtime, whole, tmp_path):
+def test_a_damaged_checkpoint_costs_rounds_but_changes_nothing(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     newest = path / "checkpoints" / "round_00000007.npz"
     newest.write_bytes(newest.read_bytes()[:-100])
-    _run(tff_runtime, path, resume=True)
+    _run(cohort_runtime, path, resume=True)
     _assert_same_run(path, whole)
 
 
-def test_going_on_with_more_rounds_equals_a_longer_run(tff_runtime, whole, tmp_path):
+def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     # Of odd length: the last round of the shorter run is evaluated, of the longer one it is not.
-    _run(tff_runtime, path, rounds=3)
+    _run(cohort_runtime, path, rounds=3)
     assert json.loads((path / "result.json").read_text())["rounds"] == 3
-    _run(tff_runtime, path, resume=True)
+    _run(cohort_runtime, path, resume=True)
     _assert_same_run(path, whole)
 
 
-def test_resuming_a_complete_run_changes_nothing(tff_runtime, whole, tmp_path):
+def test_resuming_a_complete_run_changes_nothing(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
-    _run(tff_runtime, path, resume=True)
+    _run(cohort_runtime, path, resume=True)
     _assert_same_run(path, whole)
 
 
-def test_resuming_in_a_new_folder_starts(tff_runtime, whole, tmp_path):
-    _run(tff_runtime, tmp_path / "run", resume=True)
+def test_resuming_in_a_new_folder_starts(cohort_runtime, whole, tmp_path):
+    _run(cohort_runtime, tmp_path / "run", resume=True)
     _assert_same_run(tmp_path / "run", whole)
 
 
-def test_missing_rows_are_told_and_nothing_is_touched(tff_runtime, whole, tmp_path):
+def test_missing_rows_are_told_and_nothing_is_touched(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     lines = (path / "metrics.csv").read_text().splitlines(keepends=True)
     (path / "metrics.csv").write_text("".join(lines[:3]))
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="expected rows of rounds 1 to 7, as the checkpoint says"):
-        _run(tff_runtime, path, resume=True, rounds=_ROUNDS + 1)
+        _run(cohort_runtime, path, resume=True, rounds=_ROUNDS + 1)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
 
-def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(tff_runtime, whole, tmp_path):
+def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(
+    cohort_runtime, whole, tmp_path
+):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     other = newest_checkpoint(path / "checkpoints")
@@ -196,7 +198,7 @@ def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(tff_runtim
     np.savez(path / "checkpoints" / "round_00000008.npz", header=np.array(header), **arrays)
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="expected the state of this model and algorithm"):
-        _run(tff_runtime, path, resume=True)
+        _run(cohort_runtime, path, resume=True)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
 
@@ -206,18 +208,18 @@ def test_a_folder_is_refused_before_anything_is_compiled(whole):
         TrainingRun(_spec(), RunFolder(whole), None, resume=False)  # type: ignore[arg-type]
 
 
-def test_a_complete_run_is_recognised(tff_runtime, whole, tmp_path):
+def test_a_complete_run_is_recognised(cohort_runtime, whole, tmp_path):
     def is_complete(path: Path, **changed: Any) -> bool:
-        return TrainingRun(_spec(**changed), RunFolder(path), tff_runtime, True).is_complete()
+        return TrainingRun(_spec(**changed), RunFolder(path), cohort_runtime, True).is_complete()
 
     assert is_complete(whole)
     assert not is_complete(whole, rounds=_ROUNDS + 1)
     assert not is_complete(tmp_path / "new")
 
 
-def test_a_run_that_diverges_is_one_line(tff_runtime, tmp_path):
+def test_a_run_that_diverges_is_one_line(cohort_runtime, tmp_path):
     with pytest.raises(UserError) as error:
-        _run(tff_runtime, tmp_path, client_learning_rate=1e30)
+        _run(cohort_runtime, tmp_path, client_learning_rate=1e30)
     message = str(error.value)
     assert message.startswith("round ")
     assert "the model has diverged: no client returned finite numbers" in message
@@ -226,13 +228,13 @@ def test_a_run_that_diverges_is_one_line(tff_runtime, tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_run_that_diverges_in_its_last_round_is_one_line(tff_runtime, tmp_path):
+def test_a_run_that_diverges_in_its_last_round_is_one_line(cohort_runtime, tmp_path):
     # Finite deltas and weights, but the losses after the server's step are not.
     with pytest.raises(UserError, match="round 1: the model has diverged"):
-        _run(tff_runtime, tmp_path, rounds=1, server_optimizer="sgd", server_learning_rate=3e38)
+        _run(cohort_runtime, tmp_path, rounds=1, server_optimizer="sgd", server_learning_rate=3e38)
     assert not (tmp_path / "result.json").exists()
 
 
-def test_other_seeds_give_other_runs(tff_runtime, whole, tmp_path):
-    _run(tff_runtime, tmp_path, seed=1)
+def test_other_seeds_give_other_runs(cohort_runtime, whole, tmp_path):
+    _run(cohort_runtime, tmp_path, seed=1)
     assert (tmp_path / "metrics.csv").read_bytes() != (whole / "metrics.csv").read_bytes()

@@ -20,6 +20,7 @@ from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg, build_a
 from tff_agnostic.computations.algorithm import AlgorithmParams, ServerState
 from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.tff import TffRuntime, create_context
 from tff_agnostic.runtimes.worker import TffWorker
@@ -72,7 +73,7 @@ def test_the_context_before_it_is_restored():
 
 
 def test_it_can_be_entered_again():
-    runtime = RUNTIMES["tff"]()
+    runtime = RUNTIMES["tff"](RuntimeOptions())
     states = []
     for _ in range(2):
         with runtime:
