@@ -4,8 +4,6 @@ The client's side is in `client_update`, line 9 in `server_update`, lines 4 and 
 `domain_weights`; here they stand in the order of the paper.
 """
 
-import functools
-
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -18,7 +16,7 @@ from tff_agnostic.computations.algorithm import (
     ServerState,
     initial_state,
 )
-from tff_agnostic.computations.client_update import client_update
+from tff_agnostic.computations.client_update import ClientUpdateOf, client_update
 from tff_agnostic.computations.server_update import (
     average_and_apply,
     client_output_bounds,
@@ -88,7 +86,7 @@ def agnostic_fed_avg(model: Model, num_domains: int, params: AlgorithmParams) ->
         name="agnostic_fed_avg",
         initialize=initialize,
         prepare=prepare,
-        client_update=functools.partial(client_update, model, num_domains, params.local_training),
+        client_update=ClientUpdateOf(client_update, model, num_domains, params.local_training),
         server_update=server_update,
         client_data_spec=model.client_data_spec(),
         output_bounds=output_bounds,

@@ -1,6 +1,7 @@
 """CLIENT of Algorithm 1 (Ro et al. 2021): the domain pass, local training, what is returned."""
 
-from typing import Any
+import dataclasses
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -16,6 +17,25 @@ from tff_agnostic.computations.structures import (
     all_finite,
 )
 from tff_agnostic.models.functional import Model, ModelWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientUpdateOf:
+    """One of the functions below with its parameters, as `FederatedAlgorithm` wants it.
+
+    It equals another with the same function and parameters, so that runtimes need not trace both.
+    """
+
+    fn: Callable[..., ClientOutput]
+    model: Model
+    num_domains: int
+    params: LocalTrainingParams
+
+    def __call__(
+        self, client_input: ClientInput, clients: ClientGroup, each: Each = one_client
+    ) -> ClientOutput:
+        """Returns what each client sends."""
+        return self.fn(self.model, self.num_domains, self.params, client_input, clients, each)
 
 
 def client_update(

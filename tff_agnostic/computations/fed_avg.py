@@ -4,8 +4,6 @@ Uniform: alpha_i = 1 for every domain, so that beta^k is the client's number of 
 Target-only: alpha is 1 for one domain and 0 for the others, so that only its examples train.
 """
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -18,7 +16,10 @@ from tff_agnostic.computations.algorithm import (
     ServerState,
     initial_state,
 )
-from tff_agnostic.computations.client_update import client_update_without_domain_pass
+from tff_agnostic.computations.client_update import (
+    ClientUpdateOf,
+    client_update_without_domain_pass,
+)
 from tff_agnostic.computations.server_update import (
     average_and_apply,
     client_output_bounds,
@@ -85,7 +86,7 @@ def _with_constant_scale(
         name=name,
         initialize=initialize,
         prepare=prepare,
-        client_update=functools.partial(
+        client_update=ClientUpdateOf(
             client_update_without_domain_pass, model, len(alpha), params.local_training
         ),
         server_update=server_update,

@@ -23,11 +23,12 @@ else:
 Examples = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """A model in functional form.
 
     All callables build TensorFlow ops from their arguments alone and may be traced in any graph.
+    A model equals itself only: runtimes keep what they traced for it.
 
     Attributes:
         initial_weights: The weights w_0 as NumPy arrays.

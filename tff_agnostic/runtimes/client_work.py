@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -29,14 +29,16 @@ class ClientWork:
     """What each client does with what the server broadcasts; the results are only ever summed.
 
     Attributes:
+        key: Works with equal keys are equal: what was traced for one serves the other.
         fn: A pure function.
         broadcast_spec: Tensor specs of its first argument.
         client_spec: Tensor specs of one client's examples.
     """
 
-    fn: WorkFn
-    broadcast_spec: Any
-    client_spec: Mapping[str, Any]
+    key: Hashable
+    fn: WorkFn = dataclasses.field(compare=False)
+    broadcast_spec: Any = dataclasses.field(compare=False)
+    client_spec: Mapping[str, Any] = dataclasses.field(compare=False)
 
     @property
     def broadcast_bytes(self) -> int:
@@ -63,7 +65,8 @@ def training_work(
         output = algorithm.client_update(client_input, clients, each)
         return each(lambda of_client: aggregation.encode(of_client, bounds), output)
 
-    return ClientWork(fn, broadcast_spec, algorithm.client_data_spec)
+    key = (algorithm.name, algorithm.client_update, aggregation)
+    return ClientWork(key, fn, broadcast_spec, algorithm.client_data_spec)
 
 
 def evaluation_work(model: Model, num_domains: int, aggregation: Aggregation) -> ClientWork:
@@ -77,7 +80,8 @@ def evaluation_work(model: Model, num_domains: int, aggregation: Aggregation) ->
     weights_spec = tf.nest.map_structure(
         lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights
     )
-    return ClientWork(fn, weights_spec, model.client_data_spec())
+    key = (model, num_domains, aggregation)
+    return ClientWork(key, fn, weights_spec, model.client_data_spec())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The cohort runtime: rounds in this process, on any device, without a call per client to TFF."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Protocol
 
@@ -27,6 +28,8 @@ from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
 from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes, sum_in_order
 from tff_agnostic.runtimes.options import RuntimeOptions
 
+_KEPT_TRACES = 8
+
 
 class MapSum(Protocol):
     """Maps a `ClientWork` over a cohort, and sums."""
@@ -45,6 +48,10 @@ class CohortRuntime:
     def __init__(self, options: RuntimeOptions = RuntimeOptions()) -> None:
         self._options = options
         self._lanes: Optional[Lanes] = None
+        # Trials that differ in their seeds only share what was traced.
+        self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(
+            lambda work: CompiledWork(work, options.xla)
+        )
 
     def __enter__(self) -> "CohortRuntime":
         """Finds the devices.
@@ -78,7 +85,7 @@ class CohortRuntime:
         return []
 
     def _map_sum(self, work: ClientWork) -> "MapSumOnLanes":
-        return MapSumOnLanes(work, self._options, self.running_lanes)
+        return MapSumOnLanes(self._compile(work), self._options, self.running_lanes)
 
     def running_lanes(self) -> Lanes:
         """Returns the threads.
@@ -95,9 +102,9 @@ class MapSumOnLanes:
     """A `MapSum` on the lanes of this process."""
 
     def __init__(
-        self, work: ClientWork, options: RuntimeOptions, lanes: Callable[[], Lanes]
+        self, compiled: CompiledWork, options: RuntimeOptions, lanes: Callable[[], Lanes]
     ) -> None:
-        self.compiled = CompiledWork(work, options.xla)
+        self.compiled = compiled
         self._options = options
         self._lanes = lanes
 

@@ -1,6 +1,7 @@
 """The Ray runtime: the cohort runtime's shards in Ray's workers, on one machine or on many."""
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -18,6 +19,8 @@ from tff_agnostic.runtimes.ray_pool import WorkerPool
 from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_session import ray_session
 
+_KEPT_WORKS = 8
+
 
 class RayRuntime:
     """Runs rounds on Ray's workers; a context manager that owns them, and Ray if it started it.
@@ -34,6 +37,10 @@ class RayRuntime:
         self._stack = contextlib.ExitStack()
         self._pool: Optional[WorkerPool] = None
         self._schedule: Optional[Schedule] = None
+        # Trials that differ in their seeds only share what was traced and sent.
+        self._map_sum = functools.lru_cache(maxsize=_KEPT_WORKS)(
+            lambda work: MapSumOnRay(work, options, self._running)
+        )
 
     def __enter__(self) -> "RayRuntime":
         """Connects to Ray.
@@ -72,9 +79,6 @@ class RayRuntime:
             return []
         events, self._pool.events = self._pool.events, []
         return events
-
-    def _map_sum(self, work: ClientWork) -> MapSumOnRay:
-        return MapSumOnRay(work, self._options, self._running)
 
     def _training_map_sum(self, work: ClientWork) -> MapSum:
         map_sum = self._map_sum(work)

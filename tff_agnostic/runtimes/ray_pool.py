@@ -52,6 +52,8 @@ class WorkerPool:
         # On a GPU, one shard is prepared while the other runs.
         self.lanes = 2 if has_gpu else max(1, int(options.cpus_per_worker))
         self._device = "auto" if has_gpu else "cpu"
+        # A Ray of this process alone has nobody to reserve CPUs from, but maybe another runtime.
+        self._reserved_cpus = 0.0 if options.ray_address == "local" else options.cpus_per_worker
 
     def check_room(self) -> int:
         """Returns how many workers the nodes of this Ray have room for.
@@ -127,7 +129,7 @@ class WorkerPool:
 
     def _new(self, number: int) -> Worker:
         actor = ray.remote(RayWorker).options(
-            num_cpus=self._options.cpus_per_worker,
+            num_cpus=self._reserved_cpus,
             num_gpus=self._options.gpus_per_worker,
             max_concurrency=self.lanes,
             scheduling_strategy="SPREAD",
