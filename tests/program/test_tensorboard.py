@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.core.util import event_pb2
 
 from tests.program.harness import AWKWARD_NAMES
@@ -51,6 +52,17 @@ def test_every_domain_is_a_run_with_the_same_tags(tmp_path):
     assert runs["all"]["update_norm"] == [(t, 0.125) for t in range(1, 5)]
 
 
+def test_tensorboard_reads_them_as_scalars(tmp_path):
+    _write(tmp_path, ("phone",), rounds=2)
+    reader = EventAccumulator(str(tmp_path / "phone")).Reload()
+    tensors = reader.Tensors("train/loss")
+    assert [(t.step, float(tf.make_ndarray(t.tensor_proto))) for t in tensors] == [
+        (1, 0.0),
+        (2, 0.0),
+    ]
+    assert reader.SummaryMetadata("train/loss").plugin_data.plugin_name == "scalars"
+
+
 def test_awkward_names_have_a_run_each_inside_the_folder(tmp_path):
     folder = tmp_path / "tensorboard"
     _write(folder, AWKWARD_NAMES, rounds=1)
@@ -78,14 +90,11 @@ def test_a_file_in_the_way_is_one_line(tmp_path):
 class _FullDisk:
     """A writer whose disk is full."""
 
-    def as_default(self, step: int) -> "_FullDisk":
-        return self
-
-    def __enter__(self) -> None:
-        self._fail()
-
-    def __exit__(self, *args: object) -> None:
+    def __init__(self, path: str) -> None:
         pass
+
+    def write(self, record: bytes) -> None:
+        self._fail()
 
     def close(self) -> None:
         self._fail()
@@ -96,14 +105,14 @@ class _FullDisk:
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(tf.summary, "create_file_writer", lambda path: _FullDisk())
+    monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
     with pytest.raises(UserError) as error, TensorBoardSink(tmp_path / "logs", ("phone",)) as sink:
         sink.write(_row(1, ("phone",)))
     assert str(error.value) == f"{tmp_path / 'logs'}: cannot write: No space left on device"
 
 
 def test_closing_does_not_hide_what_went_wrong_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(tf.summary, "create_file_writer", lambda path: _FullDisk())
+    monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
     with pytest.raises(KeyError), TensorBoardSink(tmp_path, ("phone",)) as sink:
         with pytest.raises(UserError):
             sink.write(_row(1, ("phone",)))
