@@ -123,8 +123,10 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the workers."""
-        for worker in self.workers:
-            ray.kill(worker.actor)
+        # Where somebody else has ended the connection, the workers have ended with it.
+        if ray.is_initialized():
+            for worker in self.workers:
+                ray.kill(worker.actor)
         self.workers = []
 
     def _new(self, number: int) -> Worker:

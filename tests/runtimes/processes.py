@@ -1,0 +1,49 @@
+"""Processes below this one, as /proc shows them."""
+
+import os
+import time
+from pathlib import Path
+from typing import Callable, Optional
+
+
+def descendants(of: Optional[int] = None) -> list[int]:
+    """Returns the process ids of all children, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = []
+    waiting = [os.getpid() if of is None else of]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def title(pid: int) -> str:
+    """Returns the command line of a process, empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
+def resident_mb(pid: int) -> float:
+    """Returns the memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
+    """Waits until a condition holds; returns whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

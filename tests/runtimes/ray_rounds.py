@@ -1,0 +1,61 @@
+"""Rounds that tests of the ray runtime compare between processes; run, it writes the cohort's.
+
+The cohort runtime's bits are those of a process that runs each operation in one thread, which
+TensorFlow has to be told before its first operation: in a test's own process it is too late.
+"""
+
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+
+from tests.computations.harness import random_client, run_rounds, to_numpy
+from tff_agnostic.computations.aggregation import AGGREGATIONS, SecureBounds
+from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.models import logistic_regression
+
+NUM_DOMAINS = 3
+# Features and classes: a model that is run in step, and one that is large enough to be streamed.
+SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
+CASES = [(mode, aggregation) for mode in SIZES for aggregation in AGGREGATIONS]
+OPTIONS = {"max_clients_in_step": 2}
+_PARAMS = AlgorithmParams(LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4))
+
+
+def training(runtime: Any, mode: str, aggregation: str = "plain") -> Any:
+    """Prepares rounds of a model which runs in a mode by default."""
+    algorithm = agnostic_fed_avg(logistic_regression(*SIZES[mode]), NUM_DOMAINS, _PARAMS)
+    return runtime.training(algorithm, AGGREGATIONS[aggregation](SecureBounds(max_examples=50)))
+
+
+def cohort(mode: str, num: int, size: int = 20) -> list[dict[str, np.ndarray]]:
+    """Returns clients of uneven sizes."""
+    rng = np.random.default_rng(num)
+    sizes = rng.integers(size // 2, size, num)
+    return [random_client(rng, int(n), range(NUM_DOMAINS), *SIZES[mode]) for n in sizes]
+
+
+def leaves(state: Any) -> list[np.ndarray]:
+    """Returns the arrays of a structure."""
+    import tensorflow as tf
+
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(to_numpy(state))]
+
+
+def three_rounds(runtime: Any, mode: str, aggregation: str) -> list[np.ndarray]:
+    """Returns the arrays of the last state and of all metrics."""
+    cohorts = [cohort(mode, num) for num in (9, 5, 12)]
+    return leaves(run_rounds(training(runtime, mode, aggregation), cohorts))
+
+
+if __name__ == "__main__":
+    from tff_agnostic.runtimes.cohort import CohortRuntime
+    from tff_agnostic.runtimes.options import RuntimeOptions
+
+    with CohortRuntime(RuntimeOptions(**OPTIONS)) as running:
+        results = {case: three_rounds(running, *case) for case in CASES}
+    with open(sys.argv[1], "wb") as file:
+        pickle.dump(results, file)

@@ -1,0 +1,206 @@
+"""The ray runtime: the cohort runtime's bits, whatever the number of workers and their fate."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tff_agnostic
+from tests.computations.harness import run_rounds
+from tests.runtimes.processes import descendants, resident_mb, title, wait_for
+from tests.runtimes.ray_rounds import (
+    CASES,
+    NUM_DOMAINS,
+    OPTIONS,
+    SIZES,
+    cohort,
+    leaves,
+    three_rounds,
+    training,
+)
+from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+ray = pytest.importorskip("ray")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def _options(num_workers: int) -> RuntimeOptions:
+    # Workers share the CPUs of a small machine.
+    return RuntimeOptions(num_workers=num_workers, cpus_per_worker=0.1, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """One Ray, which the runtimes of this module share: starting it takes seconds."""
+    with RUNTIMES["ray"](_options(1)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def runtimes(local_ray: None) -> Iterator[dict]:
+    """Runtimes by their numbers of workers."""
+    running = {num: RUNTIMES["ray"](_options(num)) for num in (1, 2, 4)}
+    with running[1], running[2], running[4]:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cohort_results(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    path = tmp_path_factory.mktemp("cohort") / "results"
+    subprocess.run(
+        [sys.executable, "-m", "tests.runtimes.ray_rounds", str(path)],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        check=True,
+    )
+    return pickle.loads(path.read_bytes())
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_any_number_of_workers_gives_the_bits_of_the_cohort_runtime(runtimes, cohort_results, case):
+    for runtime in runtimes.values():
+        _assert_identical(three_rounds(runtime, *case), cohort_results[case])
+
+
+def test_an_evaluation_does_too(runtimes, cohort_runtime):
+    clients, model = cohort("vectorised", 7), logistic_regression(*SIZES["vectorised"])
+    arguments = (model, NUM_DOMAINS, PlainSum())
+    expected = leaves(cohort_runtime.evaluation(*arguments)(model.initial_weights, clients))
+    found = runtimes[2].evaluation(*arguments)(model.initial_weights, clients)
+    for a, e in zip(leaves(found), expected):
+        np.testing.assert_allclose(a, e, rtol=1e-5)
+
+
+def test_no_clients_add_up_to_nothing(runtimes):
+    rounds = training(runtimes[2], "vectorised")
+    state, metrics = rounds.next(rounds.initialize(), [])
+    assert metrics["clients"]["contributed"] == 0
+    _assert_identical(leaves(state.weights), leaves(rounds.initialize().weights))
+
+
+def _workers(running: bool) -> list[int]:
+    # Ray gives a worker the name of what it does.
+    name = "ray::RayWorker.run" if running else "ray::RayWorker"
+    return [pid for pid in descendants() if title(pid).startswith(name)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(runtimes):
+    """A training of two workers, its cohorts, and what they lead to."""
+    cohorts = [cohort("streamed", 8, size=300)] * 10
+    rounds = training(runtimes[2], "streamed")
+    return rounds, cohorts, leaves(run_rounds(rounds, cohorts))
+
+
+def _signal_one_that_runs(number: int, signalled: list[int]) -> threading.Thread:
+    def find_and_signal() -> None:
+        if wait_for(lambda: _workers(running=True)):
+            signalled.append(_workers(running=True)[-1])
+            os.kill(signalled[-1], number)
+
+    thread = threading.Thread(target=find_and_signal)
+    thread.start()
+    return thread
+
+
+def test_ten_workers_that_are_killed_change_no_bit(runtimes, undisturbed):
+    rounds, cohorts, expected = undisturbed
+    runtimes[2].take_events()
+    killed: list[int] = []
+    state, metrics = rounds.initialize(), []
+    for clients in cohorts:
+        killer = _signal_one_that_runs(signal.SIGKILL, killed)
+        state, of_round = rounds.next(state, clients)
+        killer.join()
+        metrics.append(of_round)
+    assert len(set(killed)) == 10
+    _assert_identical(leaves((state, metrics)), expected)
+    # The last may have died when its shard was back, which the next round would notice.
+    events = runtimes[2].take_events()
+    assert len(events) >= 9
+    assert all(event.startswith("ray: worker ") and "died" in event for event in events)
+    assert runtimes[2].take_events() == []
+
+
+def test_a_worker_that_is_slow_does_not_hold_up_the_round(runtimes, undisturbed):
+    rounds, cohorts, _ = undisturbed
+    state = rounds.initialize()
+    expected = leaves(rounds.next(state, cohorts[0]))
+    runtimes[2].take_events()
+    stopped: list[int] = []
+    stopper = _signal_one_that_runs(signal.SIGSTOP, stopped)
+    try:
+        found = leaves(rounds.next(state, cohorts[0]))
+        stopper.join()
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    _assert_identical(found, expected)
+    assert any("is slow" in event for event in runtimes[2].take_events())
+    _assert_identical(leaves(rounds.next(state, cohorts[0])), expected)
+
+
+def test_rounds_leave_nothing_in_memory(runtimes):
+    rounds, clients = training(runtimes[1], "streamed"), cohort("streamed", 6)
+    state = rounds.initialize()
+    references = ray._private.worker.global_worker.core_worker.get_all_reference_counts
+    sizes, counts = [], []
+    for _ in range(2):
+        for _ in range(40):
+            state, _ = rounds.next(state, clients)
+        sizes.append(sum(resident_mb(pid) for pid in [os.getpid(), *_workers(running=False)]))
+        wait_for(lambda: not _workers(running=True))
+        counts.append(len(references()))
+    # The states of 40 rounds are 20 MB; references to tasks go with a delay.
+    assert counts[1] < counts[0] + 40
+    assert sizes[1] - sizes[0] < 15
+
+
+def test_more_workers_than_clients_are_an_error(runtimes):
+    rounds = training(runtimes[4], "vectorised")
+    with pytest.raises(UserError, match=r"--num_workers=4: .*--clients_per_round=3"):
+        rounds.next(rounds.initialize(), cohort("vectorised", 3))
+
+
+def test_more_workers_than_there_is_room_for_are_an_error(local_ray):
+    options = RuntimeOptions(num_workers=1000, cpus_per_worker=4)
+    with pytest.raises(UserError, match=r"--num_workers=1000 of --cpus_per_worker=4.* room for"):
+        RUNTIMES["ray"](options).__enter__()
+    with pytest.raises(UserError, match=r"--gpus_per_worker=64.* room for 0"):
+        RUNTIMES["ray"](RuntimeOptions(gpus_per_worker=64)).__enter__()
+
+
+def test_a_worker_with_another_version_is_an_error(local_ray, monkeypatch):
+    monkeypatch.setattr(tff_agnostic, "__version__", "0.0.7")
+    with RUNTIMES["ray"](_options(1)) as runtime:
+        rounds = training(runtime, "streamed")
+        with pytest.raises(UserError, match=r"has tff_agnostic .*, this process has 0\.0\.7") as e:
+            rounds.next(rounds.initialize(), cohort("streamed", 2))
+    assert "\n" not in str(e.value)
+
+
+def test_what_it_prepared_does_not_run_after_its_end(local_ray):
+    with RUNTIMES["ray"](_options(1)) as runtime:
+        rounds = training(runtime, "streamed")
+    with pytest.raises(ExecutionError, match="the Ray runtime is not running"):
+        rounds.next(rounds.initialize(), cohort("streamed", 2))
+
+
+def test_sigterm_is_left_to_the_training_loop(local_ray):
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def _assert_identical(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert len(found) == len(expected)
+    for f, e in zip(found, expected):
+        np.testing.assert_array_equal(f, e)
