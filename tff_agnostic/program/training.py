@@ -8,7 +8,8 @@ import numpy as np
 from tff_agnostic.computations.algorithm import Metrics, ServerState
 from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.data.clients import domain_counts
-from tff_agnostic.data.sampling import check_cohort_size, sample_cohort
+from tff_agnostic.data.cohorts import CohortReader
+from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.program import plots
@@ -85,22 +86,25 @@ class TrainingRun:
             return self._finish(self._rounds(state, stop, show_progress))
 
     def _rounds(self, state: ServerState, stop: StopRequest, show_progress: bool) -> ServerState:
-        total, completed = self._spec.config.rounds, int(state.round_num)
+        config = self._spec.config
+        total, completed = config.rounds, int(state.round_num)
+        clients = self.task.train
         with (
+            CohortReader(clients, config.clients_per_round, config.seed, total) as cohorts,
             TensorBoardSink(self._folder.tensorboard, self.task.domain_names) as tensorboard,
             Progress(self.task, completed, total, show_progress) as progress,
         ):
             for row in self._history.rows:
                 tensorboard.write(row)
             for round_num in range(completed + 1, total + 1):
-                state, metrics = self._round(state, round_num)
+                state, metrics = self._round(state, round_num, cohorts.read(round_num))
                 tensorboard.write(self._record(round_num, state, metrics))
                 for event in self._take_events():
                     progress.note(f"round {round_num}: {event}")
                 progress.show(round_num, metrics)
                 # Asked once: a signal between two questions would be obeyed without saving.
                 stopping = stop.signal_number is not None and round_num < total
-                due = round_num % self._spec.config.checkpoint_every == 0 or round_num == total
+                due = round_num % config.checkpoint_every == 0 or round_num == total
                 if due or stopping:
                     self._save(state)
                 if stopping:
@@ -132,12 +136,10 @@ class TrainingRun:
         ]
         return state
 
-    def _round(self, state: ServerState, round_num: int) -> tuple[ServerState, Metrics]:
-        config = self._spec.config
-        cohort = sample_cohort(
-            self.task.train.client_ids, config.clients_per_round, config.seed, round_num
-        )
-        state, metrics = self._training.next(state, [self.task.train.read(k) for k in cohort])
+    def _round(
+        self, state: ServerState, round_num: int, cohort: Sequence[Examples]
+    ) -> tuple[ServerState, Metrics]:
+        state, metrics = self._training.next(state, cohort)
         clients = metrics["clients"]
         if clients["non_finite"] > 0 and clients["contributed"] == 0:
             raise _diverged(round_num, clients["non_finite"], len(cohort))
