@@ -119,7 +119,7 @@ def local_training(
                     tf.reduce_sum(scale * losses), normalize(client.beta, tf.reduce_sum(scale))
                 )
                 # Scaled here, the gradients come out as steps: no further pass over the weights.
-                objective *= params.learning_rate
+                objective *= params.learning_rate * model.loss_scale
             steps = tape.gradient(
                 objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
@@ -129,7 +129,9 @@ def local_training(
                     model, measured_domains, batch, counted, losses, predictions
                 )
                 sums = tf.nest.map_structure(tf.add, sums, measured)
-            return LocalTraining([_minus(w, s, each) for w, s in zip(trained, steps)], sums)
+            return LocalTraining(
+                [_minus(w, s, model.loss_scale, each) for w, s in zip(trained, steps)], sums
+            )
 
         return each(sgd_step, client_values, order, *state)
 
@@ -179,7 +181,9 @@ class _Client(NamedTuple):
     seed: tf.Tensor
 
 
-def _minus(weight: tf.Tensor, step: Any, each: Each) -> tf.Tensor:
+def _minus(weight: tf.Tensor, step: Any, loss_scale: float, each: Each) -> tf.Tensor:
+    if loss_scale != 1.0:
+        step = tf.convert_to_tensor(step) / loss_scale
     if isinstance(step, tf.IndexedSlices) and not each.in_step:
         # The rows of an embedding that a batch has: the others need not even be read.
         return tf.tensor_scatter_nd_sub(weight, step.indices[:, tf.newaxis], step.values)

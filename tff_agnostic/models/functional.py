@@ -39,6 +39,8 @@ class Model:
         regularizer: trainable weights -> float32 scalar, or None. It is part of every example's
             loss, so that the domain pass and the gradient see the same objective.
         metrics: What to measure beside the loss.
+        loss_scale: What the objective is multiplied by while gradients are taken, so that those of
+            16-bit floats do not vanish; 1 for float32.
     """
 
     initial_weights: ModelWeights
@@ -47,6 +49,7 @@ class Model:
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     regularizer: Optional[Callable[[Weights], tf.Tensor]] = None
     metrics: tuple[Metric, ...] = ()
+    loss_scale: float = 1.0
 
     @property
     def num_parameters(self) -> int:

@@ -6,12 +6,13 @@ cannot be vectorised over clients, refuses to run outside TFF, and leaves dropou
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, Union
+from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.precision import as_float32, current_loss_scale
 
 # Keras' own bookkeeping of a layer's variables; its forward pass never reads them.
 _BOOKKEEPING = frozenset(
@@ -19,6 +20,8 @@ _BOOKKEEPING = frozenset(
 )
 
 Slot = tuple[dict[str, Any], str, Any]
+# With the indices of the weights that it holds, and the dtype in which its layer computes.
+WeightSlot = tuple[Slot, list[int], Optional[str]]
 
 
 def model_from_keras(
@@ -58,7 +61,7 @@ def model_from_keras(
         values = [*weights.trainable, *weights.non_trainable]
         generators = [_StatelessGenerator(seed, i) for i in range(len(random_slots))]
         with _swapped(weight_slots, values), _swapped_each(random_slots, generators):
-            return keras_model(x, training=training)
+            return tf.nest.map_structure(as_float32, keras_model(x, training=training))
 
     penalties = _find_penalties(keras_model, trainable)
 
@@ -75,6 +78,7 @@ def model_from_keras(
         loss=loss,
         regularizer=regularizer if penalties else None,
         metrics=tuple(metrics),
+        loss_scale=current_loss_scale(),
     )
     _refuse_impure_calls(keras_model, model)
     return model
@@ -185,25 +189,26 @@ def _refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
 
 def _find_weight_slots(
     keras_model: tf.keras.Model, weights: Sequence[tf.Variable]
-) -> list[tuple[Slot, list[int]]]:
+) -> list[WeightSlot]:
     """Finds every attribute that holds weights, with the indices of the weights it holds.
 
     A slot is an attribute that holds either one variable or a list of variables.
     """
     index_of = {id(w): i for i, w in enumerate(weights)}
-    slots: list[tuple[Slot, list[int]]] = []
+    slots: list[WeightSlot] = []
     for module in _modules(keras_model):
         attributes = vars(module)
+        dtype = getattr(module, "compute_dtype", None)
         for name, value in attributes.items():
             if name in _BOOKKEEPING:
                 continue
             if id(value) in index_of:
-                slots.append(((attributes, name, value), [index_of[id(value)]]))
+                slots.append(((attributes, name, value), [index_of[id(value)]], dtype))
             elif isinstance(value, (list, tuple)) and value:
                 indices = [index_of.get(id(v), -1) for v in value]
                 if min(indices) >= 0:
-                    slots.append(((attributes, name, value), indices))
-    found = {i for _, indices in slots for i in indices}
+                    slots.append(((attributes, name, value), indices, dtype))
+    found = {i for _, indices, _ in slots for i in indices}
     missing = [w.name for i, w in enumerate(weights) if i not in found]
     if missing:
         raise ValueError(
@@ -211,6 +216,13 @@ def _find_weight_slots(
             f"not: {', '.join(missing)}"
         )
     return slots
+
+
+def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
+    # What Keras does when a layer of mixed precision reads one of its variables.
+    if dtype is None or not value.dtype.is_floating:
+        return value
+    return tf.cast(value, dtype)
 
 
 def _find_penalties(
@@ -245,14 +257,12 @@ def _find_random_slots(keras_model: tf.keras.Model) -> list[Slot]:
 
 
 @contextlib.contextmanager
-def _swapped(
-    slots: Sequence[tuple[Slot, list[int]]], values: Sequence[tf.Tensor]
-) -> Iterator[None]:
+def _swapped(slots: Sequence[WeightSlot], values: Sequence[tf.Tensor]) -> Iterator[None]:
     replacements = []
-    for (_, _, original), indices in slots:
-        chosen = [values[i] for i in indices]
+    for (_, _, original), indices, dtype in slots:
+        chosen = [_in_dtype(values[i], dtype) for i in indices]
         replacements.append(chosen if isinstance(original, (list, tuple)) else chosen[0])
-    with _swapped_each([slot for slot, _ in slots], replacements):
+    with _swapped_each([slot for slot, _, _ in slots], replacements):
         yield
 
 

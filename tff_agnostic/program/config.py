@@ -21,6 +21,7 @@ from tff_agnostic.computations.local_training import NORMALIZERS, LocalTrainingP
 from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.errors import UserError
+from tff_agnostic.models.precision import PRECISIONS
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.settings import setting
@@ -46,6 +47,11 @@ class RunConfig:
         choices=RUNTIMES,
     )
     aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
+    precision: str = setting(
+        "float32",
+        "What layers compute in. Mixed precision is for GPUs and TPUs; weights stay float32.",
+        choices=PRECISIONS,
+    )
     seed: int = setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
     rounds: int = setting(100, "T, communication rounds.", at_least=1)
     clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.data.clients import FirstExamples
+from tff_agnostic.models.precision import computing_in
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext
@@ -40,7 +41,8 @@ class RunSpec:
     def load_task(self) -> Task:
         """Loads the task; see `tasks.registry.load_task`."""
         data_dir = Path(self.data_dir) if self.data_dir is not None else None
-        task = load_task(self.task, self.task_options, TaskContext(self.config.seed, data_dir))
+        with computing_in(self.config.precision):
+            task = load_task(self.task, self.task_options, TaskContext(self.config.seed, data_dir))
         if self.config.max_examples is None:
             return task
         return dataclasses.replace(task, train=FirstExamples(task.train, self.config.max_examples))

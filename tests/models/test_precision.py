@@ -1,0 +1,77 @@
+"""Mixed precision: close to float32, with float32 weights, and restored afterwards."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import EagerTraining, random_client, run_rounds
+from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.models import Model, emnist_cnn, logistic_regression, next_word_lstm
+from tff_agnostic.models.precision import PRECISIONS, computing_in
+
+_MIXED = [name for name in PRECISIONS if name != "float32"]
+
+
+def _rounds(model: Model) -> list[np.ndarray]:
+    params = AlgorithmParams(LocalTrainingParams(learning_rate=0.5, batch_size=4))
+    rng = np.random.default_rng(0)
+    cohorts = [[random_client(rng, n, range(2)) for n in (9, 4)] for _ in range(3)]
+    state, metrics = run_rounds(EagerTraining(agnostic_fed_avg(model, 2, params)), cohorts)
+    assert all(m["clients"]["non_finite"] == 0 for m in metrics)
+    return state.weights.trainable
+
+
+@pytest.mark.parametrize("precision", _MIXED)
+def test_training_is_close_to_that_in_float32(precision):
+    with computing_in(precision):
+        mixed = _rounds(logistic_regression(4, 3))
+    full = _rounds(logistic_regression(4, 3))
+    for a, b in zip(mixed, full):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, atol=0.02)
+        assert not np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("precision", _MIXED)
+@pytest.mark.parametrize("name", ["emnist_cnn", "next_word_lstm"])
+def test_models_compute_in_16_bits_and_give_float32_losses(precision, name):
+    with computing_in(precision):
+        if name == "emnist_cnn":
+            model, x, y = emnist_cnn(10), np.ones([2, 28, 28, 1], np.float32), np.ones([2])
+        else:
+            model = next_word_lstm(30, embedding=4, units=5, sequence_length=6)
+            x, y = np.ones([2, 6], np.int32), np.ones([2, 6])
+    batch = {"x": x, "y": y.astype(np.int32)}
+    weights = [tf.convert_to_tensor(w) for w in model.initial_weights.trainable]
+    weights = model.initial_weights._replace(trainable=weights)
+    losses, predictions = model.example_losses(weights, batch, False, tf.zeros([2], tf.int32))
+    assert losses.dtype == predictions.dtype == tf.float32
+    # Every prediction is a 16-bit number.
+    kind = tf.float16 if precision == "mixed_float16" else tf.bfloat16
+    np.testing.assert_array_equal(tf.cast(tf.cast(predictions, kind), tf.float32), predictions)
+
+
+def test_small_gradients_survive_in_float16():
+    with computing_in("mixed_float16"):
+        model = logistic_regression(1, 2)
+    assert model.loss_scale > 1
+    tiny = dataclasses.replace(model, loss=lambda y, s: 1e-7 * tf.reduce_sum(s, axis=-1))
+    params = AlgorithmParams(LocalTrainingParams(learning_rate=1.0))
+    client = {
+        "x": np.ones([1, 1], np.float32),
+        "y": np.zeros([1], np.int32),
+        "domain_id": np.zeros([1], np.int32),
+    }
+    state, _ = run_rounds(EagerTraining(agnostic_fed_avg(tiny, 1, params)), [[client]])
+    np.testing.assert_allclose(state.weights.trainable[0], -1e-7, rtol=0.01)
+
+
+def test_keras_own_policy_is_restored():
+    before = tf.keras.mixed_precision.global_policy().name
+    with pytest.raises(KeyError), computing_in("mixed_bfloat16"):
+        raise KeyError
+    assert tf.keras.mixed_precision.global_policy().name == before
