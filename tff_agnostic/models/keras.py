@@ -220,7 +220,8 @@ def _find_weight_slots(
 
 def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
     # What Keras does when a layer of mixed precision reads one of its variables.
-    if dtype is None or not value.dtype.is_floating:
+    own = tf.as_dtype(value.dtype)
+    if dtype is None or own == dtype or not own.is_floating:
         return value
     return tf.cast(value, dtype)
 
