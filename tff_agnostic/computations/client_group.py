@@ -11,6 +11,10 @@ from typing import Any, Callable, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
+# What `tf.vectorized_map` is made of. That one would also let arguments have one entry for all,
+# which takes a copy of each argument, and more operations than many a model's step.
+from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
+
 from tff_agnostic.models.functional import Examples
 
 
@@ -29,6 +33,24 @@ class ClientGroup(NamedTuple):
     first_row: tf.Tensor
     num_examples: tf.Tensor
     capacity: tf.Tensor
+
+    def take(self, positions: tf.Tensor) -> Examples:
+        """Returns examples of each client.
+
+        Args:
+            positions: Which, int32 [b] for the same of every client, or [G, b] in a group. In place
+                of those past a client's last example that one is returned: no other row is read.
+
+        Returns:
+            Columns [b, ...], in a group [G, b, ...].
+        """
+        last = tf.maximum(self.num_examples, 1) - 1
+        rows = self.first_row[..., tf.newaxis] + tf.minimum(positions, last[..., tf.newaxis])
+        return tf.nest.map_structure(lambda column: tf.gather(column, rows), dict(self.examples))
+
+    def has(self, positions: tf.Tensor) -> tf.Tensor:
+        """Returns whether each client has an example at positions [b]; boolean [b] or [G, b]."""
+        return positions < self.num_examples[..., tf.newaxis]
 
     def end_rows(self) -> tf.Tensor:
         """Rows of each client's first and last example, int32 [G, 2].
@@ -70,7 +92,11 @@ class _ClientsInStep:
     in_step = True
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return tf.vectorized_map(lambda client: fn(*client), args)
+        num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
+        return pfor(
+            lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
+            num_clients,
+        )
 
 
 one_client: Each = _OneClient()

@@ -134,13 +134,14 @@ def client_output(
 
 def _domain_counts(num_domains: int, clients: ClientGroup, each: Each) -> tf.Tensor:
     positions = tf.range(clients.capacity)
-
-    def of_client(first_row: tf.Tensor, n: tf.Tensor) -> tf.Tensor:
-        rows = first_row + tf.clip_by_value(positions, 0, tf.maximum(n, 1) - 1)
-        ids = tf.gather(clients.examples["domain_id"], rows)
-        return tf.math.unsorted_segment_sum(tf.cast(positions < n, tf.int64), ids, num_domains)
-
-    return each(of_client, clients.first_row, clients.num_examples)
+    domain_ids = clients.take(positions)["domain_id"]
+    return each(
+        lambda ids, counted: tf.math.unsorted_segment_sum(
+            tf.cast(counted, tf.int64), ids, num_domains
+        ),
+        domain_ids,
+        clients.has(positions),
+    )
 
 
 def _no_clients() -> Any:

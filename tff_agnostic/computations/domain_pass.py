@@ -34,15 +34,13 @@ def domain_pass(
         end = tf.minimum(start + batch_size, clients.capacity)
         positions = tf.range(start, end)
 
-        def of_client(first_row: tf.Tensor, n: tf.Tensor) -> DomainSums:
-            rows = first_row + tf.clip_by_value(positions, 0, tf.maximum(n, 1) - 1)
-            batch = tf.nest.map_structure(lambda c: tf.gather(c, rows), dict(clients.examples))
+        def of_client(batch: Examples, counted: tf.Tensor) -> DomainSums:
             losses, predictions = model.example_losses(
                 weights, batch, training=False, seed=tf.zeros([2], tf.int32)
             )
-            return sums_by_domain(model, num_domains, batch, positions < n, losses, predictions)
+            return sums_by_domain(model, num_domains, batch, counted, losses, predictions)
 
-        batch_sums = each(of_client, clients.first_row, clients.num_examples)
+        batch_sums = each(of_client, clients.take(positions), clients.has(positions))
         return end, tf.nest.map_structure(tf.add, sums, batch_sums)
 
     initial = each(lambda _: zero_sums(model, num_domains), clients.num_examples)

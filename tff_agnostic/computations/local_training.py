@@ -10,7 +10,7 @@ from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
 from tff_agnostic.computations.domain_pass import sums_by_domain, zero_sums
 from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
 
 
@@ -91,32 +91,35 @@ def local_training(
         measured_domains: p, to measure losses and metrics per domain in the first epoch.
     """
     normalize = NORMALIZERS[params.normalizer]
-    examples = dict(clients.examples)
 
     def train_batch(epoch: tf.Tensor, start: tf.Tensor, order: tf.Tensor, state: Any) -> Any:
-        positions = tf.range(start, tf.minimum(start + params.batch_size, clients.capacity))
+        end = tf.minimum(start + params.batch_size, clients.capacity)
+        batch = clients.take(order[..., start:end])
+        present = clients.has(tf.range(start, end))
+        # alpha_i of each example's domain i. Past a client's last example it is 0, and so is the
+        # gradient.
+        scale = tf.gather(alpha, batch["domain_id"]) * tf.cast(present, tf.float32)
+        batch_seed = fold_in(fold_in(seed, epoch), start)
 
         def sgd_step(
-            client: _Client, order: tf.Tensor, trained: list[tf.Tensor], sums: Any
+            batch: Examples,
+            present: tf.Tensor,
+            scale: tf.Tensor,
+            beta: tf.Tensor,
+            seed: tf.Tensor,
+            trained: list[tf.Tensor],
+            sums: Any,
         ) -> LocalTraining:
-            # Past a client's last example the scale is 0, and so is the gradient.
-            present = positions < client.num_examples
-            chosen = tf.minimum(tf.gather(order, positions), tf.maximum(client.num_examples, 1) - 1)
-            rows = client.first_row + chosen
-            batch = tf.nest.map_structure(lambda column: tf.gather(column, rows), examples)
-            # alpha_i of each example's domain i
-            scale = tf.gather(alpha, batch["domain_id"]) * tf.cast(present, tf.float32)
-            dropout_seed = stateless_seed(fold_in(fold_in(client.seed, epoch), start))
             with tf.GradientTape() as tape:
                 tape.watch(trained)
                 losses, predictions = model.example_losses(
                     ModelWeights(trained, weights.non_trainable),
                     batch,
                     training=True,
-                    seed=dropout_seed,
+                    seed=stateless_seed(seed),
                 )
                 objective = tf.math.divide_no_nan(
-                    tf.reduce_sum(scale * losses), normalize(client.beta, tf.reduce_sum(scale))
+                    tf.reduce_sum(scale * losses), normalize(beta, tf.reduce_sum(scale))
                 )
                 # Scaled here, the gradients come out as steps: no further pass over the weights.
                 objective *= params.learning_rate * model.loss_scale
@@ -129,11 +132,12 @@ def local_training(
                     model, measured_domains, batch, counted, losses, predictions
                 )
                 sums = tf.nest.map_structure(tf.add, sums, measured)
-            return LocalTraining(
-                [_minus(w, s, model.loss_scale, each) for w, s in zip(trained, steps)], sums
-            )
+            next_trained = [
+                _minus(w, step, model.loss_scale, each) for w, step in zip(trained, steps)
+            ]
+            return LocalTraining(next_trained, sums)
 
-        return each(sgd_step, client_values, order, *state)
+        return each(sgd_step, batch, present, scale, beta, batch_seed, *state)
 
     def train_epoch(epoch: tf.Tensor, state: Any) -> tuple:
         order = _order(clients, fold_in(seed, epoch), params.shuffle)
@@ -147,7 +151,6 @@ def local_training(
         )
         return epoch + 1, state
 
-    client_values = _Client(clients.first_row, clients.num_examples, beta, seed)
     initial = each(
         lambda _: LocalTraining(
             [tf.convert_to_tensor(w) for w in weights.trainable],
@@ -172,13 +175,6 @@ class LocalTraining(NamedTuple):
 
     trained: list[tf.Tensor]
     sums: Any
-
-
-class _Client(NamedTuple):
-    first_row: tf.Tensor
-    num_examples: tf.Tensor
-    beta: tf.Tensor
-    seed: tf.Tensor
 
 
 def _minus(weight: tf.Tensor, step: Any, loss_scale: float, each: Each) -> tf.Tensor:

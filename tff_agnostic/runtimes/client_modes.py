@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Callable, Optional
 
+from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.client_work import CompiledWork, ShardFunction
@@ -11,7 +12,7 @@ from tff_agnostic.runtimes.shards import Shard, streamed_shards, vectorised_shar
 # Up to here a client's step costs less than starting its operations does (measured on CPU).
 _LARGEST_VECTORISED_MODEL_BYTES = 400_000
 _GROUP_BYTES = 64 * 2**20
-_MAX_GROUP = 256
+_MAX_GROUP = 512
 
 Plan = tuple[ShardFunction, list[Shard]]
 
@@ -26,7 +27,11 @@ def _stream(
 def _vectorise(
     compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
-    compiled.trace_vectorised()
+    if compiled.vectorisation_error is not None:
+        raise UserError(
+            "--client_mode=vectorised: TensorFlow cannot vectorise this model, it can be streamed "
+            f"({compiled.vectorisation_error})"
+        )
     sizes = [len(examples["domain_id"]) for examples in cohort]
     most = max_clients_in_step or _largest_group(compiled, max(sizes, default=0))
     return compiled.vectorised, vectorised_shards(sizes, most)
@@ -36,7 +41,8 @@ def _choose(
     compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
     is_small = compiled.work.broadcast_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
-    return (_vectorise if is_small else _stream)(compiled, cohort, max_clients_in_step)
+    in_step = is_small and compiled.vectorisation_error is None
+    return (_vectorise if in_step else _stream)(compiled, cohort, max_clients_in_step)
 
 
 # (work, cohort, most clients of a group) -> how to run a shard, and the shards; a function of its

@@ -34,7 +34,7 @@ class RuntimeOptions:
     max_clients_in_step: Optional[int] = setting(
         None,
         "The most clients that take a step together; if not given, what fits into 64 MB, at most "
-        "256.",
+        "512.",
         at_least=1,
         only_with=_IN_PROCESS,
     )
