@@ -1,9 +1,11 @@
 """What clients do in a round or an evaluation, traced once, for one client or for many in step."""
 
+import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
@@ -162,9 +164,24 @@ class CompiledWork:
                 fn, autograph=False, jit_compile=self._jit_compile
             ).get_concrete_function(self.work.broadcast_spec, clients_spec)
 
-    def trace_vectorised(self) -> None:
-        """Traces what `vectorised` needs."""
-        _ = self._many
+    @functools.cached_property
+    def vectorisation_error(self) -> Optional[str]:
+        """Why TensorFlow cannot vectorise what clients do; None if it can, and it is traced then.
+
+        Loops in a model can be beyond it, such as those of Keras' own recurrent layers.
+        """
+        try:
+            with _quiet_tensorflow():
+                _ = self._many
+        # Converters fail in many ways. What is wrong with the model itself shows without them, too.
+        except Exception as e:
+            return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op)
+        if convolutions:
+            # With a kernel for each client they become grouped convolutions, whose gradients
+            # TensorFlow 2.14 gets wrong on a CPU: other numbers each time, or the end of the process.
+            return f"it has convolutions ({convolutions[0]})"
+        return None
 
     def zeros(self) -> Any:
         """Returns the sum over no clients."""
@@ -190,6 +207,24 @@ class CompiledWork:
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:
         return {name: examples[name] for name in self._columns}
+
+
+def _op_types(traced: Any) -> set[str]:
+    graph = traced.graph.as_graph_def()
+    inner = (node for function in graph.library.function for node in function.node_def)
+    return {node.op for nodes in (graph.node, inner) for node in nodes}
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    # What it logs about operations without a converter is for its developers, and is long.
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _tensors(structure: Any) -> Any:
