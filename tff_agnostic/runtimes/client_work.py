@@ -179,7 +179,7 @@ class CompiledWork:
         convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op)
         if convolutions:
             # With a kernel for each client they become grouped convolutions, whose gradients
-            # TensorFlow 2.14 gets wrong on a CPU: other numbers each time, or the end of the process.
+            # TensorFlow 2.14 gets wrong on a CPU: other numbers each time, or the process aborts.
             return f"it has convolutions ({convolutions[0]})"
         return None
 
