@@ -77,7 +77,7 @@ class Schedule:
                         raise (e.cause if isinstance(e.cause, ExecutionError) else e) from None
                     continue
                 except ray.exceptions.RayError as e:
-                    self._note_loss(task.worker, e)
+                    self._pool.replace(task.worker, "died; its clients run again")
                     if not is_new:
                         continue
                     losses[task.index] += 1
@@ -112,10 +112,6 @@ class Schedule:
         worker.num_running += 1
         ref = submit(worker.actor, index)
         self._tasks[ref] = _Task(worker, round_num, index, time.monotonic())
-
-    def _note_loss(self, worker: Worker, error: Exception) -> None:
-        node = " with its node" if "node" in last_line(error) else ""
-        self._pool.replace(worker, f"died{node}; its clients run again")
 
     def _is_running(self, round_num: int, index: int) -> bool:
         return any(t.round_num == round_num and t.index == index for t in self._tasks.values())
