@@ -1,17 +1,7 @@
 """Where rounds are executed: one protocol, several runtimes."""
 
-from typing import TYPE_CHECKING, Any
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.tff import TffRuntime
 
-if TYPE_CHECKING:
-    from tff_agnostic.runtimes.tff import TffRuntime
-
-__all__ = ["TffRuntime"]
-
-
-def __getattr__(name: str) -> Any:
-    # At the first use: Ray's workers import modules from here, and do without TFF.
-    if name == "TffRuntime":
-        from tff_agnostic.runtimes.tff import TffRuntime
-
-        return TffRuntime
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["CohortRuntime", "RuntimeOptions", "TffRuntime"]
