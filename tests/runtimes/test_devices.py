@@ -1,0 +1,89 @@
+"""Devices that TensorFlow has, and what is said of one that it lacks."""
+
+import pytest
+import tensorflow as tf
+
+from binaries import train
+from tests.binaries.harness import TOY, Caller, Process, python_module
+from tff_agnostic.errors import UserError
+from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
+
+_ABSENT = [kind for kind in ("gpu", "tpu") if not tf.config.list_logical_devices(kind.upper())]
+_HINT = {
+    "gpu": 'a driver and "pip install tensorflow[and-cuda]==2.14.*"',
+    "tpu": "only on its host",
+}
+
+
+class _Logical:
+    """Stands in for what TensorFlow lists."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.device_type = name.split(":")[1]
+
+
+def _pretend(monkeypatch, *names: str) -> None:
+    devices = [_Logical(name) for name in names]
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: [d for d in devices if kind in (None, d.device_type)],
+    )
+
+
+def test_the_cpu_is_always_there():
+    assert DEVICES["cpu"]() == [d.name for d in tf.config.list_logical_devices("CPU")]
+    assert len(DEVICES["cpu"]()) >= 1
+
+
+def test_auto_takes_all_of_the_best_kind(monkeypatch):
+    cpu, gpus = "/device:CPU:0", [f"/device:GPU:{k}" for k in range(2)]
+    _pretend(monkeypatch, cpu)
+    assert DEVICES["auto"]() == [cpu]
+    _pretend(monkeypatch, cpu, *gpus)
+    assert DEVICES["auto"]() == DEVICES["gpu"]() == gpus
+    assert DEVICES["cpu"]() == [cpu]
+    _pretend(monkeypatch, cpu, *gpus, "/device:TPU:0")
+    assert DEVICES["auto"]() == DEVICES["tpu"]() == ["/device:TPU:0"]
+
+
+@pytest.mark.parametrize("kind", ["gpu", "tpu"])
+def test_an_absent_device_is_told_with_what_was_found_and_what_to_do(monkeypatch, kind):
+    _pretend(monkeypatch, "/device:CPU:0", "/device:CPU:1")
+    with pytest.raises(UserError) as error:
+        DEVICES[kind]()
+    message = str(error.value)
+    assert message.startswith(f"--device={kind}: TensorFlow sees no {kind.upper()}, only CPU: ")
+    assert _HINT[kind] in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("kind", _ABSENT)
+def test_a_command_for_an_absent_device_ends_before_it_writes(folder_of_run, kind):
+    message = Caller({}).refused(folder_of_run, train, *TOY, f"--device={kind}")
+    assert message.startswith(f"--device={kind}: TensorFlow sees no {kind.upper()}, only CPU: ")
+    assert _HINT[kind] in message
+
+
+@pytest.mark.skipif("gpu" not in _ABSENT, reason="there is a GPU")
+def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
+    output = tmp_path_factory.mktemp("output")
+    with Process(python_module("train", *TOY, "--device=gpu"), output) as process:
+        outcome = process.outcome()
+    assert outcome.error.startswith("--device=gpu: TensorFlow sees no GPU, only CPU: ")
+    assert {path.name for path in output.iterdir()} == {"out", "err"}
+
+
+@pytest.fixture
+def folder_of_run(tmp_path, monkeypatch):
+    """An empty folder, the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_threads_of_an_operation_may_be_asked_for_too_late():
+    """TensorFlow has begun here: what can be said no more is no error."""
+    tf.zeros([1])
+    one_thread_per_operation()
+    one_thread_per_operation()
