@@ -43,7 +43,8 @@ class RunConfig:
     algorithm: str = setting("agnostic_fed_avg", "What to train with.", choices=ALGORITHMS)
     runtime: str = setting(
         "cohort",
-        "Where rounds are executed: in this process, or in TFF's own runtime, the reference.",
+        "Where rounds are executed: in this process, in Ray's workers, or in TFF's own runtime, the "
+        "reference.",
         choices=RUNTIMES,
     )
     aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
