@@ -132,7 +132,9 @@ def scale_blocks(result: ScaleResult, style: str) -> list[str]:
                 f"{cohort.extra_bytes / _MEGA:.0f}" if cohort.extra_bytes is not None else _UNKNOWN,
             ]
         )
-    blocks = [f"AgnosticFedAvg. {result.cohorts[0].side.description}.", _table(rows, header, style)]
+    each = result.cohorts[0].workload
+    sizes = f"AgnosticFedAvg; {each.examples} examples a client, batch {each.batch_size}."
+    blocks = [sizes, _table(rows, header, style)]
     memory, growth = result.long_run.memory_bytes, result.long_run.growth_bytes
     if growth is not None:
         first, *_, last = memory
