@@ -5,6 +5,7 @@ what happens to each client inside a step goes through an `Each`: a plain call f
 vectorised one for a group.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Protocol
 
@@ -71,6 +72,10 @@ class Each(Protocol):
     def in_step(self) -> bool:
         """Whether there is a leading axis of clients; otherwise there is one client, and none."""
 
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether every batch of a loop has the same size, which XLA needs."""
+
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Returns `fn` of each client's arguments.
 
@@ -81,7 +86,9 @@ class Each(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True)
 class _OneClient:
+    fixed_shapes: bool = False
     in_step = False
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -90,6 +97,7 @@ class _OneClient:
 
 class _ClientsInStep:
     in_step = True
+    fixed_shapes = False
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
@@ -100,7 +108,24 @@ class _ClientsInStep:
 
 
 one_client: Each = _OneClient()
+one_client_in_fixed_shapes: Each = _OneClient(fixed_shapes=True)
 clients_in_step: Each = _ClientsInStep()
+
+
+def batch_positions(
+    start: tf.Tensor, batch_size: int, capacity: tf.Tensor, each: Each
+) -> tf.Tensor:
+    """Returns the positions of a batch among each client's examples, int32 [b].
+
+    Args:
+        start: Of the batch, int32 scalar.
+        batch_size: Of all batches but the last.
+        capacity: The largest number of examples.
+        each: Whether the last batch is shorter, or goes on past the last example.
+    """
+    if each.fixed_shapes:
+        return start + tf.range(tf.minimum(batch_size, capacity))
+    return tf.range(start, tf.minimum(start + batch_size, capacity))
 
 
 def group_of_one(examples: Examples) -> ClientGroup:

@@ -4,7 +4,12 @@ from collections import OrderedDict
 
 import tensorflow as tf
 
-from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
+from tff_agnostic.computations.client_group import (
+    ClientGroup,
+    Each,
+    batch_positions,
+    one_client,
+)
 from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 
@@ -31,8 +36,7 @@ def domain_pass(
     """
 
     def add_batch(start: tf.Tensor, sums: DomainSums) -> tuple[tf.Tensor, DomainSums]:
-        end = tf.minimum(start + batch_size, clients.capacity)
-        positions = tf.range(start, end)
+        positions = batch_positions(start, batch_size, clients.capacity, each)
 
         def of_client(batch: Examples, counted: tf.Tensor) -> DomainSums:
             losses, predictions = model.example_losses(
@@ -41,7 +45,7 @@ def domain_pass(
             return sums_by_domain(model, num_domains, batch, counted, losses, predictions)
 
         batch_sums = each(of_client, clients.take(positions), clients.has(positions))
-        return end, tf.nest.map_structure(tf.add, sums, batch_sums)
+        return start + batch_size, tf.nest.map_structure(tf.add, sums, batch_sums)
 
     initial = each(lambda _: zero_sums(model, num_domains), clients.num_examples)
     _, sums = tf.while_loop(

@@ -6,7 +6,12 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
+from tff_agnostic.computations.client_group import (
+    ClientGroup,
+    Each,
+    batch_positions,
+    one_client,
+)
 from tff_agnostic.computations.domain_pass import sums_by_domain, zero_sums
 from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
 from tff_agnostic.errors import UserError
@@ -93,9 +98,10 @@ def local_training(
     normalize = NORMALIZERS[params.normalizer]
 
     def train_batch(epoch: tf.Tensor, start: tf.Tensor, order: tf.Tensor, state: Any) -> Any:
-        end = tf.minimum(start + params.batch_size, clients.capacity)
-        batch = clients.take(order[..., start:end])
-        present = clients.has(tf.range(start, end))
+        positions = batch_positions(start, params.batch_size, clients.capacity, each)
+        present = clients.has(positions)
+        last = clients.capacity - 1
+        batch = clients.take(tf.gather(order, tf.minimum(positions, last), axis=-1))
         # alpha_i of each example's domain i. Past a client's last example it is 0, and so is the
         # gradient.
         scale = tf.gather(alpha, batch["domain_id"]) * tf.cast(present, tf.float32)

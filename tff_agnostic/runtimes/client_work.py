@@ -18,6 +18,7 @@ from tff_agnostic.computations.client_group import (
     group_of_many,
     group_of_one,
     one_client,
+    one_client_in_fixed_shapes,
 )
 from tff_agnostic.computations.evaluation import evaluate_clients, evaluation_bounds
 from tff_agnostic.models.functional import Examples, Model
@@ -141,8 +142,10 @@ class CompiledWork:
 
     @functools.cached_property
     def _one(self) -> Any:
+        each = one_client_in_fixed_shapes if self._jit_compile else one_client
+
         def one(broadcast: Any, examples: Any) -> Any:
-            return self.work.fn(broadcast, group_of_one(examples), one_client)
+            return self.work.fn(broadcast, group_of_one(examples), each)
 
         return self._trace(one, self._columns)
 
@@ -170,6 +173,8 @@ class CompiledWork:
 
         Loops in a model can be beyond it, such as those of Keras' own recurrent layers.
         """
+        if self._jit_compile:
+            return "XLA cannot compile it so"
         try:
             with _quiet_tensorflow():
                 _ = self._many

@@ -45,7 +45,11 @@ class RuntimeOptions:
         at_least=1,
         only_with=("runtime", ("cohort",)),
     )
-    xla: bool = setting(False, "Whether XLA compiles what clients do.", only_with=_IN_PROCESS)
+    xla: bool = setting(
+        False,
+        "Whether XLA compiles what clients do, which are then streamed.",
+        only_with=_IN_PROCESS,
+    )
     ray_address: str = setting(
         "local",
         "Which Ray runs clients: local starts one for this command, on this machine's loopback "
