@@ -43,7 +43,7 @@ class RunConfig:
     algorithm: str = setting("agnostic_fed_avg", "What to train with.", choices=ALGORITHMS)
     runtime: str = setting(
         "cohort",
-        "Where rounds are executed: in this process, in Ray's workers, or in TFF's own runtime, the "
+        "Where rounds are executed: in this process, in Ray's workers, or in TFF's runtime, the "
         "reference.",
         choices=RUNTIMES,
     )
