@@ -96,7 +96,8 @@ def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(folder):
         assert len(processes_of(str(of_ray))) > 1
     finally:
         parent.kill()
-        parent.communicate()
+        output, _ = parent.communicate()
+    assert output.endswith("train and compare go on with --resume)\n")
     assert wait_for(lambda: not of_ray.exists())
     assert processes_of(str(of_ray)) == []
 

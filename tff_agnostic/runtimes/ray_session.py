@@ -102,16 +102,13 @@ def _folder_of_processes() -> Iterator[str]:
         [sys.executable, "-ES", ray_warden.__file__, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
         yield folder
     finally:
-        assert warden.stdin is not None
-        warden.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            warden.wait(_WARDEN_SECONDS)
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            warden.communicate(b"goodbye", timeout=_WARDEN_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
 

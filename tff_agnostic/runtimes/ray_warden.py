@@ -53,7 +53,19 @@ def end_processes_of(folder: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def main(folder: str) -> None:
+    """Waits for the end of the process that uses the Ray in `folder`, and cleans up after it."""
+    said_goodbye = sys.stdin.buffer.read() != b""
+    end_processes_of(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if not said_goodbye:
+        # Where Ray's own processes die, Ray ends the one that uses it at once, without a word.
+        print(
+            "error: the command was killed, or ended by Ray because Ray's own processes were "
+            "(nothing that was saved is lost; train and compare go on with --resume)",
+            file=sys.stderr,
+        )
+
+
 if __name__ == "__main__":
-    sys.stdin.buffer.read()
-    end_processes_of(sys.argv[1])
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    main(sys.argv[1])
