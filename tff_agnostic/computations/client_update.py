@@ -6,7 +6,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from tff_agnostic.computations.client_group import ClientGroup, Each, one_client
-from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.domain_pass import add_at, domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
 from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.computations.structures import (
@@ -59,13 +59,7 @@ def client_update(
     seed = client_seeds(round_seed, clients)
     # w^k
     trained, _ = local_training(model, params, weights, clients, alpha, beta, seed, each)
-    return each(
-        lambda *of_client: client_output(weights, *of_client),
-        trained,
-        beta,
-        sums,
-        clients.num_examples,
-    )
+    return client_outputs(weights, trained, beta, sums, clients, each)
 
 
 def client_update_without_domain_pass(
@@ -81,19 +75,13 @@ def client_update_without_domain_pass(
     Losses and metrics are those of the first epoch, each example's before its batch's step.
     """
     weights, alpha, round_seed = client_input
-    counts = _domain_counts(num_domains, clients, each)
+    counts = _domain_counts(num_domains, clients)
     beta = each(lambda n_k: client_weight(alpha, n_k), counts)
     seed = client_seeds(round_seed, clients)
     trained, sums = local_training(
         model, params, weights, clients, alpha, beta, seed, each, measured_domains=num_domains
     )
-    return each(
-        lambda *of_client: client_output(weights, *of_client),
-        trained,
-        beta,
-        sums,
-        clients.num_examples,
-    )
+    return client_outputs(weights, trained, beta, sums, clients, each)
 
 
 def client_weight(alpha: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
@@ -101,23 +89,28 @@ def client_weight(alpha: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(alpha * tf.cast(counts, tf.float32))
 
 
-def client_output(
+def client_outputs(
     weights: ModelWeights,
     trained: list[tf.Tensor],
     beta: tf.Tensor,
     sums: DomainSums,
-    num_examples: tf.Tensor,
+    clients: ClientGroup,
+    each: Each,
 ) -> ClientOutput:
-    """CLIENT line 13: what one client returns, or zeros if any of it is not finite."""
-    weighted_delta = [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
+    """CLIENT line 13: what each client returns, or zeros if any of it is not finite."""
+
+    def of_client(trained: list[tf.Tensor], beta: tf.Tensor, sums: DomainSums) -> Any:
+        weighted_delta = [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
+        finite = all_finite([weighted_delta, beta, sums.losses, sums.metric_sums])
+        return weighted_delta, finite
+
+    weighted_delta, is_finite = each(of_client, trained, beta, sums)
+    is_empty = tf.equal(clients.num_examples, 0)
+    is_finite |= is_empty
     output = ClientOutput(
-        weighted_delta, beta, sums.losses, sums.counts, sums.metric_sums, _no_clients()
+        weighted_delta, beta, sums.losses, sums.counts, sums.metric_sums, _no_clients(beta)
     )
-    is_empty = tf.equal(num_examples, 0)
-    is_finite = is_empty | all_finite([weighted_delta, beta, sums.losses, sums.metric_sums])
-    kept = tf.nest.map_structure(
-        lambda value: tf.where(is_finite & ~is_empty, value, tf.zeros_like(value)), output
-    )
+    kept = _zeros_unless(is_finite & ~is_empty, output)
 
     def one_if(condition: tf.Tensor) -> tf.Tensor:
         return tf.cast(condition, tf.int64)
@@ -132,18 +125,29 @@ def client_output(
     )
 
 
-def _domain_counts(num_domains: int, clients: ClientGroup, each: Each) -> tf.Tensor:
-    positions = tf.range(clients.capacity)
-    domain_ids = clients.take(positions)["domain_id"]
-    return each(
-        lambda ids, counted: tf.math.unsorted_segment_sum(
-            tf.cast(counted, tf.int64), ids, num_domains
-        ),
-        domain_ids,
-        clients.has(positions),
+def _zeros_unless(is_kept: tf.Tensor, output: ClientOutput) -> ClientOutput:
+    """Returns an output with zeros in place of all values of clients that are not kept."""
+
+    def masked(value: tf.Tensor) -> tf.Tensor:
+        rank_difference = value.shape.rank - is_kept.shape.rank
+        shape = tf.concat([tf.shape(is_kept), [1] * rank_difference], axis=0)
+        return tf.where(tf.reshape(is_kept, shape), value, tf.zeros_like(value))
+
+    # Nearly always all are kept, and then nothing need be copied.
+    return tf.cond(
+        tf.reduce_all(is_kept),
+        lambda: output,
+        lambda: tf.nest.map_structure(masked, output),
     )
 
 
-def _no_clients() -> Any:
-    zero = tf.constant(0, tf.int64)
-    return ClientCounts(zero, zero, zero, zero)
+def _domain_counts(num_domains: int, clients: ClientGroup) -> tf.Tensor:
+    positions = tf.range(clients.capacity)
+    ids, counted = clients.take(positions)["domain_id"], clients.has(positions)
+    shape = tf.concat([tf.shape(clients.num_examples), [num_domains]], axis=0)
+    return add_at(tf.zeros(shape, tf.int64), ids, tf.cast(counted, tf.int64))
+
+
+def _no_clients(beta: tf.Tensor) -> ClientCounts:
+    zeros = tf.zeros_like(beta, tf.int64)
+    return ClientCounts(zeros, zeros, zeros, zeros)

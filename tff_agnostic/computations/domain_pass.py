@@ -1,6 +1,7 @@
 """CLIENT lines 2 to 6 of Algorithm 1 (Ro et al. 2021): losses and counts of each domain."""
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -37,64 +38,92 @@ def domain_pass(
 
     def add_batch(start: tf.Tensor, sums: DomainSums) -> tuple[tf.Tensor, DomainSums]:
         positions = batch_positions(start, batch_size, clients.capacity, each)
+        batch = clients.take(positions)
 
-        def of_client(batch: Examples, counted: tf.Tensor) -> DomainSums:
+        def of_client(batch: Examples) -> Measures:
             losses, predictions = model.example_losses(
                 weights, batch, training=False, seed=tf.zeros([2], tf.int32)
             )
-            return sums_by_domain(model, num_domains, batch, counted, losses, predictions)
+            return measures(model, batch, losses, predictions)
 
-        batch_sums = each(of_client, clients.take(positions), clients.has(positions))
-        return start + batch_size, tf.nest.map_structure(tf.add, sums, batch_sums)
+        counted = clients.has(positions)
+        next_sums = add_by_domain(sums, batch["domain_id"], counted, each(of_client, batch))
+        return start + batch_size, next_sums
 
-    initial = each(lambda _: zero_sums(model, num_domains), clients.num_examples)
     _, sums = tf.while_loop(
-        lambda start, _: start < clients.capacity, add_batch, (tf.constant(0), initial)
+        lambda start, _: start < clients.capacity,
+        add_batch,
+        (tf.constant(0), zero_sums(model, num_domains, clients)),
     )
     return sums
 
 
-def zero_sums(model: Model, num_domains: int) -> DomainSums:
-    """Returns the sums over no examples."""
-    zeros = tf.zeros([num_domains])
+class Measures(NamedTuple):
+    """What is measured of each of n examples.
+
+    Attributes:
+        losses: float32 [n].
+        metrics: Numerator and denominator of each metric, float32 [n].
+    """
+
+    losses: tf.Tensor
+    metrics: "OrderedDict[str, MetricSums]"
+
+
+def measures(model: Model, batch: Examples, losses: tf.Tensor, predictions: tf.Tensor) -> Measures:
+    """Returns the measures of one client's batch, from its losses and predictions."""
+    return Measures(
+        losses,
+        OrderedDict(
+            (metric.name, MetricSums(*metric.per_example(batch["y"], predictions)))
+            for metric in model.metrics
+        ),
+    )
+
+
+def zero_sums(model: Model, num_domains: int, clients: ClientGroup) -> DomainSums:
+    """Returns each client's sums over no examples: values [p], in a group [G, p]."""
+    shape = tf.concat([tf.shape(clients.num_examples), [num_domains]], axis=0)
+    zeros = tf.zeros(shape)
     return DomainSums(
         losses=zeros,
-        counts=tf.zeros([num_domains], tf.int64),
+        counts=tf.zeros(shape, tf.int64),
         metric_sums=OrderedDict((m.name, MetricSums(zeros, zeros)) for m in model.metrics),
     )
 
 
-def sums_by_domain(
-    model: Model,
-    num_domains: int,
-    batch: Examples,
-    counted: tf.Tensor,
-    losses: tf.Tensor,
-    predictions: tf.Tensor,
+def add_by_domain(
+    sums: DomainSums, domain_id: tf.Tensor, counted: tf.Tensor, batch: Measures
 ) -> DomainSums:
-    """Returns the sums of a batch.
+    """Adds the measures of a batch to the sums of each client.
 
     Args:
-        model: For its metrics.
-        num_domains: p.
-        batch: n examples.
-        counted: Which of them count, boolean [n].
-        losses: Their losses, float32 [n].
-        predictions: The model's predictions for them.
+        sums: Values [p], in a group [G, p].
+        domain_id: int32 [b], in a group [G, b].
+        counted: Which examples count, boolean in the same shape.
+        batch: Measures in the same shape.
     """
 
-    def by_domain(values: tf.Tensor) -> tf.Tensor:
-        values = tf.where(counted, values, tf.zeros_like(values))
-        return tf.math.unsorted_segment_sum(values, batch["domain_id"], num_domains)
+    def add(total: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        return add_at(total, domain_id, tf.where(counted, values, tf.zeros_like(values)))
 
     return DomainSums(
-        losses=by_domain(losses),
-        counts=by_domain(tf.ones(tf.shape(batch["domain_id"]), tf.int64)),
-        metric_sums=OrderedDict(
-            (
-                metric.name,
-                MetricSums(*map(by_domain, metric.per_example(batch["y"], predictions))),
-            )
-            for metric in model.metrics
-        ),
+        losses=add(sums.losses, batch.losses),
+        counts=add(sums.counts, tf.cast(counted, tf.int64)),
+        metric_sums=tf.nest.map_structure(add, sums.metric_sums, batch.metrics),
     )
+
+
+def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Adds values [b] to the entries of their domains in a total [p]; in a group [G, b], [G, p].
+
+    What it touches is as much as there are examples, however many domains there are.
+    """
+    num_domains = tf.shape(total)[-1]
+    # All clients' totals lie end to end.
+    first = tf.range(tf.size(total) // num_domains) * num_domains
+    positions = tf.reshape(first, tf.shape(total)[:-1])[..., tf.newaxis] + domain_id
+    flat = tf.tensor_scatter_nd_add(
+        tf.reshape(total, [-1]), tf.reshape(positions, [-1, 1]), tf.reshape(values, [-1])
+    )
+    return tf.reshape(flat, tf.shape(total))

@@ -12,7 +12,7 @@ from tff_agnostic.computations.client_group import (
     batch_positions,
     one_client,
 )
-from tff_agnostic.computations.domain_pass import sums_by_domain, zero_sums
+from tff_agnostic.computations.domain_pass import add_by_domain, measures, zero_sums
 from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
@@ -109,13 +109,11 @@ def local_training(
 
         def sgd_step(
             batch: Examples,
-            present: tf.Tensor,
             scale: tf.Tensor,
             beta: tf.Tensor,
             seed: tf.Tensor,
             trained: list[tf.Tensor],
-            sums: Any,
-        ) -> LocalTraining:
+        ) -> tuple[list[tf.Tensor], Any]:
             with tf.GradientTape() as tape:
                 tape.watch(trained)
                 losses, predictions = model.example_losses(
@@ -132,18 +130,18 @@ def local_training(
             steps = tape.gradient(
                 objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            if measured_domains is not None:
-                counted = present & tf.equal(epoch, 0)
-                measured = sums_by_domain(
-                    model, measured_domains, batch, counted, losses, predictions
-                )
-                sums = tf.nest.map_structure(tf.add, sums, measured)
             next_trained = [
                 _minus(w, step, model.loss_scale, each) for w, step in zip(trained, steps)
             ]
-            return LocalTraining(next_trained, sums)
+            is_measured = measured_domains is not None
+            return next_trained, measures(model, batch, losses, predictions) if is_measured else ()
 
-        return each(sgd_step, batch, present, scale, beta, batch_seed, *state)
+        trained, measured = each(sgd_step, batch, scale, beta, batch_seed, state.trained)
+        sums = state.sums
+        if measured_domains is not None:
+            counted = present & tf.equal(epoch, 0)
+            sums = add_by_domain(sums, batch["domain_id"], counted, measured)
+        return LocalTraining(trained, sums)
 
     def train_epoch(epoch: tf.Tensor, state: Any) -> tuple:
         order = _order(clients, fold_in(seed, epoch), params.shuffle)
@@ -157,12 +155,9 @@ def local_training(
         )
         return epoch + 1, state
 
-    initial = each(
-        lambda _: LocalTraining(
-            [tf.convert_to_tensor(w) for w in weights.trainable],
-            () if measured_domains is None else zero_sums(model, measured_domains),
-        ),
-        clients.num_examples,
+    initial = LocalTraining(
+        each(lambda _: [tf.convert_to_tensor(w) for w in weights.trainable], clients.num_examples),
+        () if measured_domains is None else zero_sums(model, measured_domains, clients),
     )
     _, final = tf.while_loop(
         lambda epoch, _: epoch < params.epochs, train_epoch, (tf.constant(0), initial)
