@@ -27,6 +27,7 @@ from tff_agnostic.runtimes.client_work import (
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
 from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes, sum_in_order
 from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _KEPT_TRACES = 8
 
@@ -59,6 +60,7 @@ class CohortRuntime:
         Raises:
             UserError: If there is none of the kind that was asked for.
         """
+        end_quietly()
         one_thread_per_operation()
         devices = DEVICES[self._options.device]()
         self._lanes = Lanes(devices, self._options.lanes or default_num_lanes(devices))

@@ -1,13 +1,11 @@
 """The Ray runtime: the cohort runtime's shards in Ray's workers, on one machine or on many."""
 
-import atexit
 import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import ray
-import tensorflow_federated as tff
 
 from tff_agnostic.computations.aggregation import Aggregation
 from tff_agnostic.computations.algorithm import FederatedAlgorithm
@@ -20,6 +18,7 @@ from tff_agnostic.runtimes.ray_map_sum import MapSumOnRay
 from tff_agnostic.runtimes.ray_pool import WorkerPool
 from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_session import ray_session
+from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _KEPT_WORKS = 8
 
@@ -58,8 +57,7 @@ class RayRuntime:
             self._pool.check_room()
             self._schedule = Schedule(self._pool)
             self._stack = stack.pop_all()
-        atexit.unregister(_drop_default_context)
-        atexit.register(_drop_default_context)
+        end_quietly()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -102,9 +100,3 @@ class RayRuntime:
         if self._pool is None or self._schedule is None or not ray.is_initialized():
             raise ExecutionError("the Ray runtime is not running")
         return self._pool, self._schedule
-
-
-def _drop_default_context() -> None:
-    # Where Ray was used, Python ends in an order in which the destructor of TFF's own context
-    # fails, loudly, if it is left until then.
-    tff.framework.set_default_context(tff.test.create_runtime_error_context())
