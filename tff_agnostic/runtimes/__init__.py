@@ -1,7 +1,20 @@
 """Where rounds are executed: one protocol, several runtimes."""
 
-from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.tff import TffRuntime
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tff_agnostic.runtimes.cohort import CohortRuntime
+    from tff_agnostic.runtimes.options import RuntimeOptions
+    from tff_agnostic.runtimes.tff import TffRuntime
 
 __all__ = ["CohortRuntime", "RuntimeOptions", "TffRuntime"]
+
+_MODULES = {"CohortRuntime": "cohort", "RuntimeOptions": "options", "TffRuntime": "tff"}
+
+
+def __getattr__(name: str) -> Any:
+    # At the first use: Ray's workers import modules from here, and do without TFF.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
