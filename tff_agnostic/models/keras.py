@@ -52,6 +52,7 @@ def model_from_keras(
     tf.keras.utils.set_random_seed(seed)
     keras_model = build()
     _refuse_stateful_layers(keras_model)
+    _avoid_fused_normalization(keras_model)
     trainable = list(keras_model.trainable_weights)
     non_trainable = list(keras_model.non_trainable_weights)
     weight_slots = _find_weight_slots(keras_model, trainable + non_trainable)
@@ -143,6 +144,16 @@ def _refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
                 f"layer {module.name!r} has an activity regularizer; only weight regularizers are "
                 "part of the objective"
             )
+
+
+def _avoid_fused_normalization(keras_model: tf.keras.Model) -> None:
+    # The CPU kernel of TensorFlow 2.14 (oneDNN's) keeps values of a call in itself: threads that
+    # run it at once, as lanes do, write to each other's memory.
+    for module in _modules(keras_model):
+        if isinstance(module, tf.keras.layers.LayerNormalization):
+            module._fused = False
+        if isinstance(module, tf.keras.layers.BatchNormalization):
+            module.fused = False
 
 
 def _refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
