@@ -13,6 +13,7 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
+from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams
 from tff_agnostic.computations.fed_avg import build_fed_avg, fed_avg, fed_avg_target_only
 from tff_agnostic.computations.local_training import LocalTrainingParams
@@ -57,6 +58,40 @@ def test_uniform_against_the_reference_with_a_constant_scale(normalizer):
         state, _ = training.next(state, cohort)
         for actual, expected in zip(state.weights.trainable, w):
             np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
+    """An example's loss is x w and w starts at 4; batches of one example, steps of 1.
+
+    The first batch, x = 1, has the loss 4 and makes w = 3; the second one, x = 2, has the loss 6.
+    """
+    local = LocalTrainingParams(1.0, epochs=epochs, batch_size=1, normalizer="batch", shuffle=False)
+    training = EagerTraining(fed_avg(linear_model(initial=4.0), 3, AlgorithmParams(local)))
+    _, metrics = training.next(training.initialize(), [make_client([1, 2], [0, 1])])
+    np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 6, 0])
+    np.testing.assert_array_equal(metrics["client_work"]["train"]["num_examples"], [1, 1, 0])
+    # AgnosticFedAvg needs the losses at w, which a pass of its own gives.
+    training = EagerTraining(agnostic_fed_avg(linear_model(initial=4.0), 3, AlgorithmParams(local)))
+    _, metrics = training.next(training.initialize(), [make_client([1, 2], [0, 1])])
+    np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 8, 0])
+
+
+def test_losses_are_measured_for_every_example_whatever_the_batches():
+    """With a learning rate of almost nothing, they are those at w, in every algorithm."""
+    rng = np.random.default_rng(5)
+    cohort = [random_client(rng, n, range(3)) for n in (7, 4, 0, 1)]
+    found = []
+    for batch_size in (1, 3, 100):
+        local = LocalTrainingParams(1e-12, epochs=2, batch_size=batch_size)
+        params = AlgorithmParams(local, target_domain=1)
+        for algorithm in (fed_avg, fed_avg_target_only, agnostic_fed_avg):
+            training = EagerTraining(algorithm(logistic_regression(4, 3), 3, params))
+            found.append(training.next(training.initialize(), cohort)[1]["client_work"]["train"])
+    for measured in found[1:]:
+        assert_all_close(measured["loss"], found[0]["loss"])
+        np.testing.assert_array_equal(measured["num_examples"], found[0]["num_examples"])
+    assert sum(found[0]["num_examples"]) == 12
 
 
 def test_target_only_trains_on_its_domain_only():

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_agnostic.data.clients import (
+    FirstExamples,
     InMemoryClients,
     check_labels,
     checked_examples,
@@ -166,3 +167,36 @@ def test_domain_counts_are_summed_over_clients():
         }
     )
     np.testing.assert_array_equal(domain_counts(clients, 5), [1, 1, 4, 0, 0])
+
+
+def test_the_first_examples_of_each_client_are_kept():
+    clients = FirstExamples(InMemoryClients({"b": _columns(), "a": _columns()}), 2)
+    assert list(clients.client_ids) == ["a", "b"]
+    found = clients.read("b")
+    assert list(found) == list(_columns())
+    for name, column in _columns().items():
+        np.testing.assert_array_equal(found[name], column[:2])
+    np.testing.assert_array_equal(domain_counts(clients, 3), [2, 0, 2])
+
+
+@pytest.mark.parametrize("max_examples", [3, 4, 2**31 - 1])
+def test_clients_with_fewer_examples_are_whole(max_examples):
+    clients = FirstExamples(InMemoryClients({"a": _columns()}), max_examples)
+    for name, column in clients.read("a").items():
+        np.testing.assert_array_equal(column, _columns()[name])
+
+
+def test_the_first_examples_of_a_mapping_of_arrays():
+    x = {
+        "tokens": np.arange(9, dtype=np.int32).reshape(3, 3),
+        "more": {"weight": np.arange(3, dtype=np.float32)},
+    }
+    found = FirstExamples(InMemoryClients({"a": _columns(x=x)}), 1).read("a")["x"]
+    np.testing.assert_array_equal(found["tokens"], [[0, 1, 2]])
+    np.testing.assert_array_equal(found["more"]["weight"], [0])
+
+
+def test_an_empty_client_has_no_first_examples():
+    empty = {name: column[:0] for name, column in _columns().items()}
+    found = FirstExamples(InMemoryClients({"a": empty}), 5).read("a")
+    assert [len(column) for column in found.values()] == [0, 0, 0]

@@ -87,3 +87,19 @@ def test_tasks_are_loaded_with_the_seed_and_the_options():
     other_seed = resolve("toy_regression", {"seed": 5}, {"num_clients": 3}).load_task()
     assert first.tolist() == spec.load_task().train.read("client_000")["y"].tolist()
     assert first.tolist() != other_seed.train.read("client_000")["y"].tolist()
+
+
+def test_training_clients_are_cut_to_their_first_examples_and_test_clients_are_not():
+    whole = resolve("toy_regression", {}, {"num_clients": 3}).load_task()
+    task = resolve("toy_regression", {"max_examples": 2}, {"num_clients": 3}).load_task()
+    assert list(task.train.client_ids) == list(whole.train.client_ids)
+    for client_id in whole.train.client_ids:
+        found, expected = task.train.read(client_id), whole.train.read(client_id)
+        assert {name: c.tolist() for name, c in found.items()} == {
+            name: c[:2].tolist() for name, c in expected.items()
+        }
+    for client_id in whole.test.client_ids:
+        expected = whole.test.read(client_id)
+        assert {name: c.tolist() for name, c in task.test.read(client_id).items()} == {
+            name: c.tolist() for name, c in expected.items()
+        }
