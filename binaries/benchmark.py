@@ -3,6 +3,7 @@
 Example: ./run benchmark --workload=emnist_cnn --peers=fedjax,pfl
 """
 
+import dataclasses
 import datetime
 import shlex
 import sys
@@ -62,26 +63,27 @@ def main(argv: Sequence[str]) -> None:
     path = output_folder()
     make_folder(path / "logs")
     print(f"{', '.join(names)}, {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds: {path}")
-    workloads = [
-        compare(WORKLOADS[name], [*ours, *peers], protocol(path, name))
-        for name in names
-        if name != _SCALE
-    ]
-    scale = measure_scale(ours[0], ScalePlan(), protocol(path, _SCALE)) if _SCALE in names else None
-    finish(
-        Report(
-            command=shlex.join(["./run", "benchmark", *sys.argv[1:]]),
-            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
-            machine=Machine.here(),
-            protocol=(
-                f"Medians of {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds, in turn; "
-                f"runtime {flags.FLAGS.runtime}."
-            ),
-            workloads=workloads,
-            scale=scale,
+    report = Report(
+        command=shlex.join(["./run", "benchmark", *sys.argv[1:]]),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
+        machine=Machine.here(),
+        protocol=(
+            f"Medians of {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds, in turn; "
+            f"runtime {flags.FLAGS.runtime}."
         ),
-        path,
+        workloads=[],
+        scale=None,
     )
+    for name in names:
+        if name == _SCALE:
+            scale = measure_scale(ours[0], ScalePlan(), protocol(path, name))
+            report = dataclasses.replace(report, scale=scale)
+        else:
+            compared = compare(WORKLOADS[name], [*ours, *peers], protocol(path, name))
+            report = dataclasses.replace(report, workloads=[*report.workloads, compared])
+        # After each: the next one may be interrupted.
+        write(report, path)
+    finish(report, path)
 
 
 def chosen_peers() -> list[SideSpec]:
@@ -131,14 +133,18 @@ def protocol(path: Path, name: str) -> Protocol:
     )
 
 
+def write(report: Report, path: Path) -> None:
+    """Writes benchmark.json and benchmark.md."""
+    write_json(path / "benchmark.json", report.to_json())
+    write_text(path / "benchmark.md", report.markdown())
+
+
 def finish(report: Report, path: Path) -> None:
-    """Prints the tables and writes benchmark.json and benchmark.md.
+    """Prints the tables.
 
     Raises:
         SystemExit: With status 1 if a side failed.
     """
-    write_json(path / "benchmark.json", report.to_json())
-    write_text(path / "benchmark.md", report.markdown())
     print(f"\n{report.text()}\n\ntables: {path / 'benchmark.md'}, {path / 'benchmark.json'}")
     failed = report.failures()
     for line in failed:
