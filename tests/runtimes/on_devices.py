@@ -1,0 +1,61 @@
+"""Prints the bits of some rounds on a number of logical devices, as JSON.
+
+A process of its own: TensorFlow takes logical devices only before it starts.
+"""
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.computations.harness import random_client
+from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+_DOMAINS = 3
+
+
+def main(num_devices: int) -> None:
+    _split_the_cpu(num_devices)
+    found: dict[str, Any] = {"devices": len(tf.config.list_logical_devices())}
+    for mode in ("streamed", "vectorised"):
+        with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+            lanes = runtime.running_lanes()
+            shards = range(20 * lanes.num_lanes)
+            used = set(lanes.map_in_order(lambda _: tf.zeros([1]).device, shards))
+            found[mode] = {"bits": _bits_of_rounds(runtime), "devices": len(used)}
+    print(json.dumps(found))
+
+
+def _split_the_cpu(num_devices: int) -> None:
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    logical = [tf.config.LogicalDeviceConfiguration()] * num_devices
+    tf.config.set_logical_device_configuration(cpu, logical)
+
+
+def _bits_of_rounds(runtime: CohortRuntime) -> str:
+    model = logistic_regression(4, 3)
+    local = LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4)
+    algorithm = agnostic_fed_avg(model, _DOMAINS, AlgorithmParams(local))
+    training = runtime.training(algorithm, PlainSum())
+    evaluate = runtime.evaluation(model, _DOMAINS, PlainSum())
+    rng = np.random.default_rng(0)
+    state, results = training.initialize(), []
+    for _ in range(2):
+        cohort = [random_client(rng, n, range(_DOMAINS)) for n in rng.integers(12, size=40)]
+        state, metrics = training.next(state, cohort)
+        results += [state, metrics, evaluate(state.weights, cohort)]
+    leaves = [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(results)]
+    return hashlib.sha256(b"".join(leaves)).hexdigest()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,156 @@
+"""How the clients of a cohort run, and the choice where nobody says it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import assert_all_close, assert_identical, random_client
+from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.fed_avg import fed_avg
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, logistic_regression, model_from_keras
+from tff_agnostic.runtimes.client_modes import CLIENT_MODES
+from tff_agnostic.runtimes.client_work import CompiledWork, training_work
+from tff_agnostic.runtimes.shards import streamed_shards
+
+
+class _Work:
+    """What clients of an algorithm do, and what is broadcast to them."""
+
+    def __init__(self, model: Model) -> None:
+        local = LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4)
+        algorithm = fed_avg(model, 3, AlgorithmParams(local))
+        self.broadcast = algorithm.prepare(algorithm.initialize())
+        specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.broadcast)
+        self.compiled = CompiledWork(training_work(algorithm, PlainSum(), specs))
+
+    def plan(self, mode, cohort, max_clients_in_step=None):
+        return CLIENT_MODES[mode](self.compiled, cohort, max_clients_in_step)
+
+    def sums(self, mode, cohort, max_clients_in_step=None):
+        """Returns the sum of each shard."""
+        run, shards = self.plan(mode, cohort, max_clients_in_step)
+        return [run(self.broadcast, [cohort[k] for k in shard]) for shard in shards]
+
+
+@pytest.fixture(scope="module")
+def small() -> _Work:
+    return _Work(logistic_regression(4, 3))
+
+
+@pytest.fixture(scope="module")
+def large() -> _Work:
+    """More weights than clients would train in step."""
+    return _Work(logistic_regression(4000, 50))
+
+
+def _cohort(*sizes: int, num_features: int = 4):
+    rng = np.random.default_rng(0)
+    return [random_client(rng, size, range(3), num_features) for size in sizes]
+
+
+def test_every_mode_gives_the_same_sum(small):
+    cohort = _cohort(9, 0, 1, 14, 6)
+    expected = _total(small.sums("streamed", cohort))
+    for mode in CLIENT_MODES:
+        for most in (None, 1, 2):
+            assert_all_close(_total(small.sums(mode, cohort, most)), expected)
+
+
+def test_streamed_clients_stay_in_their_order(small):
+    for num in (1, 3, 40):
+        _, shards = small.plan("streamed", _cohort(*range(num)))
+        assert shards == streamed_shards(num)
+
+
+def test_vectorised_groups_are_as_large_as_allowed(small):
+    cohort = _cohort(*[5] * 10)
+    assert [len(shard) for shard in small.plan("vectorised", cohort, 4)[1]] == [4, 4, 2]
+    assert [len(shard) for shard in small.plan("vectorised", cohort, 1)[1]] == [1] * 10
+    assert [len(shard) for shard in small.plan("vectorised", cohort)[1]] == [10]
+
+
+def test_groups_shrink_where_clients_or_models_are_large(small, large):
+    """Of 2 MB clients, or of models with a thousand times the weights, fewer fit."""
+    sizes = [5] * 300
+    of_small = small.plan("vectorised", _cohort(*sizes))[1]
+    of_large = large.plan("vectorised", _cohort(*sizes, num_features=4000))[1]
+    of_many_rows = small.plan("vectorised", _cohort(*[100_000] * 20))[1]
+    assert max(map(len, of_small)) > 100
+    assert max(map(len, of_large)) < 100
+    assert max(map(len, of_many_rows)) < 20
+    # One client has to run, however large it is.
+    assert small.plan("vectorised", _cohort(3_000_000))[1] == [(0,)]
+
+
+def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
+    cohort, large_cohort = _cohort(9, 4, 1), _cohort(9, 4, 1, num_features=4000)
+    assert small.plan("auto", cohort, 2)[1] == small.plan("vectorised", cohort, 2)[1]
+    assert large.plan("auto", large_cohort)[1] == streamed_shards(3)
+    for found, expected in zip(
+        large.sums("auto", large_cohort), large.sums("streamed", large_cohort)
+    ):
+        assert_identical(found, expected)
+
+
+@pytest.mark.parametrize("mode", list(CLIENT_MODES))
+def test_a_cohort_without_clients_has_no_shards(small, mode):
+    assert small.plan(mode, [])[1] == []
+
+
+def _keras_work(*layers: tf.keras.layers.Layer, features: tuple[int, ...]) -> _Work:
+    def build() -> tf.keras.Model:
+        return tf.keras.Sequential([tf.keras.Input(features), *layers, tf.keras.layers.Dense(3)])
+
+    return _Work(
+        model_from_keras(
+            build,
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+            example_spec={
+                "x": tf.TensorSpec([None, *features], tf.float32),
+                "y": tf.TensorSpec([None], tf.int32),
+            },
+        )
+    )
+
+
+def _cohort_of(features: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
+    cohort = _cohort(5, 2, num_features=int(np.prod(features)))
+    return [{**client, "x": client["x"].reshape(-1, *features)} for client in cohort]
+
+
+@pytest.mark.parametrize(
+    ("layer", "features"),
+    [
+        (lambda: tf.keras.layers.LSTM(2), (3, 2)),
+        (lambda: tf.keras.layers.Conv1D(2, 2), (3, 2)),
+    ],
+    ids=["Keras LSTM", "convolution"],
+)
+def test_what_tensorflow_cannot_vectorise_is_streamed_without_a_word(layer, features, capfd):
+    layers = (layer(), tf.keras.layers.Flatten())
+    work, cohort = _keras_work(*layers, features=features), _cohort_of(features)
+    capfd.readouterr()
+    found = _total(work.sums("auto", cohort))
+    assert capfd.readouterr().err == ""
+    assert_identical(found, _total(work.sums("streamed", cohort)))
+    with pytest.raises(UserError) as error:
+        work.plan("vectorised", cohort)
+    message = str(error.value)
+    assert message.startswith("--client_mode=vectorised: TensorFlow cannot vectorise this model, ")
+    assert "\n" not in message
+
+
+def test_dropout_is_vectorised_without_a_word(capfd):
+    layers = (tf.keras.layers.Dropout(0.5), tf.keras.layers.GaussianNoise(0.1))
+    work, cohort = _keras_work(*layers, features=(4,)), _cohort(5, 2, 0, 9)
+    capfd.readouterr()
+    found = _total(work.sums("vectorised", cohort))
+    assert capfd.readouterr().err == ""
+    assert_all_close(found, _total(work.sums("streamed", cohort)))
+
+
+def _total(sums):
+    return tf.nest.map_structure(lambda *values: sum(np.asarray(v) for v in values), *sums)

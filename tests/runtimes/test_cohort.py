@@ -1,0 +1,368 @@
+"""The cohort runtime: structures, traces, memory, devices, its end; test_parity has its numbers."""
+
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.computations.harness import (
+    EagerTraining,
+    assert_all_close,
+    assert_identical,
+    linear_model,
+    random_client,
+    run_rounds,
+)
+from tests.models import keras_zoo
+from tff_agnostic.computations.aggregation import PlainSum, SecureSum
+from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations.algorithm import AlgorithmParams, ServerState
+from tff_agnostic.computations.evaluation import EvaluationOutput
+from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.models import Model, logistic_regression, model_from_keras
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+_ROOT = Path(__file__).parents[2]
+_MODES = ["streamed", "vectorised"]
+_PARAMS = AlgorithmParams(LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4))
+
+
+def _algorithm(model: Any = None):
+    return agnostic_fed_avg(logistic_regression(4, 3) if model is None else model, 3, _PARAMS)
+
+
+def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [random_client(rng, int(rng.integers(size)), range(3)) for _ in range(num)]
+
+
+@pytest.fixture(scope="module", params=_MODES)
+def runtime(request):
+    with CohortRuntime(RuntimeOptions(client_mode=request.param, max_clients_in_step=2)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def training(runtime):
+    return runtime.training(_algorithm(), PlainSum())
+
+
+def test_rounds_follow_the_pure_functions(training):
+    cohorts = [_cohort(seed, num=1 + 7 * seed) for seed in range(6)]
+    state, _ = run_rounds(training, cohorts)
+    expected, _ = run_rounds(EagerTraining(_algorithm()), cohorts)
+    assert_all_close(state, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_states_and_metrics_are_made_of_numpy_arrays(training):
+    state, metrics = training.next(training.initialize(), _cohort())
+    for found in (training.initialize(), state):
+        assert isinstance(found, ServerState)
+        assert isinstance(found.weights, ModelWeights)
+        assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(found))
+    assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(metrics))
+
+
+def test_an_evaluation_is_made_of_numpy_arrays(runtime):
+    model = logistic_regression(4, 3)
+    output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, _cohort())
+    assert isinstance(output, EvaluationOutput)
+    assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(output))
+
+
+def test_an_empty_cohort_is_a_sum_of_zeros(runtime):
+    """Before any other cohort, so that nothing has been traced."""
+    training = runtime.training(_algorithm(), PlainSum())
+    state = training.initialize()
+    after, metrics = training.next(state, [])
+    assert_identical(after.weights, state.weights)
+    assert sum(metrics["clients"].values()) == 0
+    model = logistic_regression(4, 3)
+    output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, [])
+    assert all(np.all(leaf == 0) for leaf in tf.nest.flatten(output))
+
+
+def test_the_order_of_a_clients_columns_does_not_matter(training):
+    state, cohort = training.initialize(), _cohort()
+    reordered = [{key: c[key] for key in ("domain_id", "y", "x")} for c in cohort]
+    with_extra = [{**c, "comment": np.array(["of", "any", "type"])} for c in cohort]
+    expected = training.next(state, cohort)
+    assert_identical(training.next(state, reordered), expected)
+    assert_identical(training.next(state, with_extra), expected)
+
+
+def test_nothing_that_is_handed_over_changes(training):
+    state, cohort = training.initialize(), _cohort()
+    copies = tf.nest.map_structure(np.copy, (state, cohort))
+    training.next(state, cohort)
+    assert_identical((state, cohort), copies)
+
+
+def test_rounds_and_evaluations_may_take_turns(runtime, training):
+    model = logistic_regression(4, 3)
+    evaluate = runtime.evaluation(model, 3, PlainSum())
+    expected, _ = run_rounds(training, [_cohort(0), _cohort(1)])
+    state = training.initialize()
+    for seed in range(2):
+        evaluate(state.weights, _cohort(7))
+        state, _ = training.next(state, _cohort(seed))
+    assert_identical(state, expected)
+
+
+def test_a_state_read_from_a_file_is_a_state(training):
+    """A checkpoint gives arrays in the state's structure."""
+    state, _ = training.next(training.initialize(), _cohort())
+    restored = tf.nest.pack_sequence_as(state, [np.array(v) for v in tf.nest.flatten(state)])
+    assert_identical(training.next(restored, _cohort(1)), training.next(state, _cohort(1)))
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_it_can_be_entered_again(mode):
+    runtime = CohortRuntime(RuntimeOptions(client_mode=mode))
+    training = runtime.training(_algorithm(), PlainSum())
+    results = []
+    for _ in range(2):
+        with runtime:
+            results.append(run_rounds(training, [_cohort()]))
+    assert_identical(results[0], results[1])
+
+
+def test_what_it_prepared_does_not_run_after_its_end():
+    with CohortRuntime() as runtime:
+        training = runtime.training(_algorithm(), PlainSum())
+        evaluation = runtime.evaluation(logistic_regression(4, 3), 3, PlainSum())
+        state = training.initialize()
+    for call in (
+        lambda: training.next(state, _cohort()),
+        lambda: training.next(state, []),
+        lambda: evaluation(state.weights, _cohort()),
+    ):
+        with pytest.raises(ExecutionError, match=r"^the cohort runtime is not running$"):
+            call()
+
+
+def test_it_leaves_the_context_of_tff_alone():
+    stack = tff.framework.get_context_stack()
+    before = stack.current
+    with CohortRuntime() as runtime:
+        assert stack.current is before
+        runtime.training(_algorithm(), SecureSum())
+        assert stack.current is before
+
+
+def test_an_exception_in_a_round_leaves_the_runtime_usable(runtime, training):
+    state, cohort = training.initialize(), _cohort()
+    expected = training.next(state, cohort)
+    # A domain out of range, which datasets refuse.
+    wrong = {**cohort[0], "domain_id": np.full(len(cohort[0]["y"]), 99, np.int32)}
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        training.next(state, [*cohort, wrong])
+    assert_identical(training.next(state, cohort), expected)
+
+
+def test_secure_sums_are_checked_as_in_tff(runtime, tff_runtime):
+    secure = runtime.training(_algorithm(), SecureSum()).security
+    assert secure == tff_runtime.training(_algorithm(), SecureSum()).security
+    assert secure is not None
+    assert runtime.training(_algorithm(), PlainSum()).security is None
+
+
+class _InTheClear(SecureSum):
+    """Promises secure sums, and makes plain ones."""
+
+    def federated_sum(self, encoded: Any, bounds: Any) -> Any:
+        return tff.federated_sum(encoded)
+
+
+def test_sums_that_are_not_secure_are_refused_where_they_are_promised(runtime, tff_runtime):
+    with pytest.raises(UserError):
+        runtime.training(_algorithm(), _InTheClear())
+    with pytest.raises(UserError):
+        runtime.evaluation(logistic_regression(4, 3), 3, _InTheClear())
+
+
+def _counting_model() -> tuple[Model, list[int]]:
+    """A model that notes when it is traced."""
+    model, traces = linear_model(), []
+
+    def predict(weights: Any, x: Any, training: bool, seed: Any) -> Any:
+        traces.append(1)
+        return model.predict(weights, x, training, seed)
+
+    counting = Model(model.initial_weights, model.example_spec, predict, model.loss)
+    return counting, traces
+
+
+def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(sum(sizes))
+    columns = [random_client(rng, n, range(3), num_features=1) for n in sizes]
+    return [{**c, "x": c["x"][:, 0]} for c in columns]
+
+
+@pytest.mark.parametrize("mode", ["auto", *_MODES])
+def test_no_round_and_no_evaluation_is_traced_again(mode):
+    model, traces = _counting_model()
+    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+        training = runtime.training(_algorithm(model), PlainSum())
+        evaluate = runtime.evaluation(model, 3, PlainSum())
+
+        def run(state: Any, *sizes: int) -> Any:
+            cohort = _scalar_cohort(*sizes)
+            evaluate(state.weights, cohort)
+            return training.next(state, cohort)[0]
+
+        state = run(training.initialize(), 5)
+        first = len(traces)
+        assert first > 0
+        for sizes in ((5,), (7, 1), (0,), (), (100, 3, 3, 20, 1), tuple(range(40))):
+            state = run(state, *sizes)
+        assert len(traces) == first
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
+    model, traces = _counting_model()
+    local = _PARAMS.local_training
+    params = AlgorithmParams(local, target_domain=1)
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+
+        def weights_and_traces(params: AlgorithmParams) -> tuple[Any, int]:
+            before = len(traces)
+            training = runtime.training(ALGORITHMS[name](model, 3, params), PlainSum())
+            state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
+            return state.weights, len(traces) - before
+
+        first, num_first = weights_and_traces(params)
+        assert num_first > 0
+        again, num_again = weights_and_traces(dataclasses.replace(params, seed=5))
+        assert num_again == 0
+        # Of a linear loss the order of the examples changes nothing.
+        assert_all_close(again, first)
+        faster = dataclasses.replace(local, learning_rate=1.0)
+        other, num_other = weights_and_traces(dataclasses.replace(params, local_training=faster))
+        assert num_other > 0
+        assert not np.allclose(other.trainable[0], first.trainable[0])
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_memory_does_not_grow_with_the_rounds(mode):
+    """Leaking a round's state would be 24 MB over these rounds, its clients' data 115 MB."""
+    rng = np.random.default_rng(0)
+    cohort = [random_client(rng, 60, range(3), num_features=400, num_classes=50) for _ in range(4)]
+    model = logistic_regression(400, 50)
+    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=2)) as runtime:
+        training = runtime.training(agnostic_fed_avg(model, 3, AlgorithmParams()), PlainSum())
+        evaluate = runtime.evaluation(model, 3, PlainSum())
+        state = training.initialize()
+        for _ in range(100):
+            state, _ = training.next(state, cohort)
+        before = _resident_mb()
+        for k in range(300):
+            state, _ = training.next(state, cohort)
+            if k % 10 == 0:
+                evaluate(state.weights, cohort)
+        gc.collect()
+        assert _resident_mb() - before < 20
+
+
+def _resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _normalized_dense() -> tf.keras.Model:
+    inputs = tf.keras.Input([5])
+    normalized = tf.keras.layers.LayerNormalization()(inputs)
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(normalized))
+
+
+def _normalized_images() -> tf.keras.Model:
+    inputs = tf.keras.Input([4, 4, 2])
+    normalized = tf.keras.layers.BatchNormalization(trainable=False)(inputs)
+    flat = tf.keras.layers.Flatten()(normalized)
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(flat))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"), [(_normalized_dense, [5]), (_normalized_images, [4, 4, 2])]
+)
+def test_lanes_share_no_kernel_that_keeps_values_of_a_call(build, shape):
+    """TensorFlow's fused normalisation does: run by two threads at once, it ended the process."""
+    kind = keras_zoo.classification(build, shape)
+    model = model_from_keras(
+        kind.build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec}
+    )
+    for training in (True, False):
+        traced = tf.function(
+            lambda x, t=training: model.predict(model.initial_weights, x, t, [0, 0])
+        )
+        operations = traced.get_concrete_function(kind.x_spec).graph.get_operations()
+        assert not any("FusedBatchNorm" in operation.type for operation in operations)
+
+
+class _FullLanes:
+    """Lanes on whose device no memory is left."""
+
+    def map_in_order(self, fn: Any, items: Any) -> Iterator[Any]:
+        yield from ()
+        message = "OOM when allocating tensor with shape[20,4096]\n\nHint: a long one"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+
+class _RuntimeOfFullLanes(CohortRuntime):
+    def running_lanes(self) -> Any:
+        return _FullLanes()
+
+
+def test_memory_that_runs_out_is_one_line_that_says_what_to_lower():
+    training = _RuntimeOfFullLanes().training(_algorithm(), PlainSum())
+    with pytest.raises(ExecutionError) as error:
+        training.next(training.initialize(), _cohort())
+    assert str(error.value) == (
+        "out of memory on a device: lower --lanes, --max_clients_in_step, --batch_size or "
+        "--max_examples: OOM when allocating tensor with shape[20,4096]"
+    )
+
+
+@pytest.fixture(scope="module")
+def on_devices() -> dict[int, Any]:
+    """What rounds give on one, two and four logical devices."""
+    processes = {
+        num: subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.runtimes.on_devices", str(num)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        for num in (1, 2, 4)
+    }
+    outputs = {num: process.communicate() for num, process in processes.items()}
+    for num, process in processes.items():
+        assert process.returncode == 0, outputs[num][1]
+    return {num: json.loads(out.splitlines()[-1]) for num, (out, _) in outputs.items()}
+
+
+@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize("num", [2, 4])
+def test_the_number_of_devices_changes_no_bit(on_devices, mode, num):
+    assert on_devices[num][mode]["bits"] == on_devices[1][mode]["bits"]
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+def test_every_device_takes_part(on_devices, num):
+    assert on_devices[num]["devices"] == num
+    assert [on_devices[num][mode]["devices"] for mode in _MODES] == [num, num]
