@@ -1,5 +1,6 @@
 """This package's side of a benchmark: one algorithm on one runtime."""
 
+import dataclasses
 from typing import Callable
 
 from tff_agnostic.benchmarking.side import Side
@@ -33,7 +34,8 @@ def main() -> None:
     """Runs the rounds that are asked for."""
     side = Side.from_command_line()
     workload = side.workload
-    model = MODELS[workload.model](workload)
+    # Losses are all that the algorithm needs, and all that any peer measures while it trains.
+    model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
     params = AlgorithmParams(
         local_training=LocalTrainingParams(
             learning_rate=workload.learning_rate,
