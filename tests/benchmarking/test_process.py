@@ -95,8 +95,10 @@ def _sleepers(pid):
 
 
 _DRIVER = """
-import sys
+import signal, sys
 from pathlib import Path
+# A shell that runs tests in the background has SIGINT ignored, by its children too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.benchmarking.harness import process
 with process("daemon", Path(sys.argv[1])) as side:
     side.ready()
@@ -122,7 +124,7 @@ def test_nothing_stays_when_the_driver_is_ended(tmp_path, number):
         pids = [guard, *descendants(guard)]
         assert len(pids) >= 4
         driver.send_signal(number)
-        driver.wait()
+        driver.wait(timeout=60)
         wait_until(lambda: not any(map(is_running, pids)))
 
 
