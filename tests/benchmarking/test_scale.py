@@ -1,5 +1,7 @@
 """How rounds grow: comparisons with the base, and the memory of a long run."""
 
+import pytest
+
 from tests.benchmarking.harness import TINY, command, protocol
 from tff_agnostic.benchmarking.scale import ScalePlan, measure_scale
 
@@ -24,7 +26,7 @@ def test_cohorts_are_compared_with_the_second(tmp_path):
     base = result.cohorts[1]
     assert (base.linear, base.extra_bytes) == (1.0, 0)
     for cohort in result.cohorts:
-        assert cohort.linear == cohort.side.median / base.side.median
+        assert cohort.linear == pytest.approx(cohort.side.median / base.side.median)
         assert cohort.extra_bytes == cohort.side.peak_bytes[0] - base.side.peak_bytes[0]
 
 
