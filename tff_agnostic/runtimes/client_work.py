@@ -183,8 +183,8 @@ class CompiledWork:
             return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op)
         if convolutions:
-            # With a kernel for each client they become grouped convolutions, whose gradients
-            # TensorFlow 2.14 gets wrong on a CPU: other numbers each time, or the process aborts.
+            # With a kernel for each client they become grouped convolutions: on several lanes of a
+            # CPU a round was seen to give other numbers each time.
             return f"it has convolutions ({convolutions[0]})"
         return None
 
