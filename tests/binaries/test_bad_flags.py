@@ -70,6 +70,16 @@ _VALUES = [
     (["--max_examples=0"], "--max_examples: expected at least 1, found 0"),
     (["--lanes=0"], "--lanes: expected at least 1, found 0"),
     (["--lanes=two"], "flag --lanes=two: invalid literal for int() with base 10: 'two'"),
+    (
+        ["--max_clients_in_step=2", "--client_mode=streamed"],
+        "--max_clients_in_step has no effect with --client_mode=streamed",
+    ),
+    (["--max_clients_in_step=2", "--xla"], "--max_clients_in_step has no effect with --xla"),
+    (
+        ["--client_mode=vectorised", "--xla"],
+        "--client_mode=vectorised: XLA compiles streamed clients only",
+    ),
+    (["--device=tpu"], "--device=tpu: expected --xla with it, without which no TPU runs"),
     (["--max_clients_in_step=0"], "--max_clients_in_step: expected at least 1, found 0"),
     (["--seed=-1"], "--seed: expected at least 0, found -1"),
     (["--evaluate_every=0"], "--evaluate_every: expected at least 1, found 0"),

@@ -44,8 +44,10 @@ def test_auto_takes_all_of_the_best_kind(monkeypatch):
     _pretend(monkeypatch, cpu, *gpus)
     assert DEVICES["auto"]() == DEVICES["gpu"]() == gpus
     assert DEVICES["cpu"]() == [cpu]
-    _pretend(monkeypatch, cpu, *gpus, "/device:TPU:0")
-    assert DEVICES["auto"]() == DEVICES["tpu"]() == ["/device:TPU:0"]
+    # A TPU has to be asked for: it runs nothing without XLA.
+    _pretend(monkeypatch, cpu, "/device:TPU:0")
+    assert DEVICES["auto"]() == [cpu]
+    assert DEVICES["tpu"]() == ["/device:TPU:0"]
 
 
 @pytest.mark.parametrize("kind", ["gpu", "tpu"])
@@ -61,7 +63,7 @@ def test_an_absent_device_is_told_with_what_was_found_and_what_to_do(monkeypatch
 
 @pytest.mark.parametrize("kind", _ABSENT)
 def test_a_command_for_an_absent_device_ends_before_it_writes(folder_of_run, kind):
-    message = Caller({}).refused(folder_of_run, train, *TOY, f"--device={kind}")
+    message = Caller({}).refused(folder_of_run, train, *TOY, f"--device={kind}", "--xla")
     assert message.startswith(f"--device={kind}: TensorFlow sees no {kind.upper()}, only CPU: ")
     assert _HINT[kind] in message
 

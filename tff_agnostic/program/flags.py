@@ -12,8 +12,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig, check_effective
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.settings import check_effective as check_effective_settings
+from tff_agnostic.runtimes.options import RuntimeOptions, check_options
 from tff_agnostic.tasks.registry import TASKS
 
 _DEFAULT_TASK = "digits"
@@ -66,7 +65,7 @@ def runtime_options(runtime: str) -> RuntimeOptions:
     """
     given = _given(RuntimeOptions)
     options = RuntimeOptions(**given)
-    check_effective_settings(dataclasses.fields(RuntimeOptions), {"runtime": runtime}, given)
+    check_options(options, runtime, given)
     return options
 
 

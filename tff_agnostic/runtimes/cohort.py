@@ -120,10 +120,11 @@ class MapSumOnLanes:
         )
         try:
             total = sum_in_order(partial_sums, self.compiled.add)
-        except tf.errors.ResourceExhaustedError as e:
+        except (tf.errors.ResourceExhaustedError, MemoryError) as e:
+            reason = (str(e).splitlines() or [type(e).__name__])[0]
             raise ExecutionError(
-                "out of memory on a device: lower --lanes, --max_clients_in_step, --batch_size or "
-                f"--max_examples: {e.message.splitlines()[0]}"
+                "out of memory: lower --lanes, --max_clients_in_step, --batch_size or "
+                f"--max_examples: {reason}"
             ) from e
         return self.compiled.zeros() if total is None else total
 

@@ -27,10 +27,7 @@ def _all(kind: str) -> list[str]:
 
 
 def _best() -> list[str]:
-    for kind in ("TPU", "GPU"):
-        if tf.config.list_logical_devices(kind):
-            return _all(kind)
-    return _all("CPU")
+    return _all("GPU" if tf.config.list_logical_devices("GPU") else "CPU")
 
 
 DEVICES = Registry(

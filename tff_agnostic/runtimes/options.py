@@ -1,11 +1,13 @@
 """How a runtime executes: nothing here changes what is computed."""
 
 import dataclasses
-from typing import Optional
+from collections.abc import Mapping
+from typing import Any, Optional
 
+from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.devices import DEVICES
-from tff_agnostic.settings import check_values, setting
+from tff_agnostic.settings import check_effective, check_values, setting
 
 _IN_PROCESS = ("runtime", ("cohort", "ray"))
 _ON_RAY = ("runtime", ("ray",))
@@ -20,7 +22,7 @@ class RuntimeOptions:
 
     device: str = setting(
         "auto",
-        "What clients run on; auto is every TPU or else GPU that TensorFlow sees, or else the CPU.",
+        "What clients run on; auto is every GPU that TensorFlow sees, or else the CPU.",
         choices=DEVICES,
         only_with=("runtime", ("cohort",)),
     )
@@ -79,3 +81,24 @@ class RuntimeOptions:
     def __post_init__(self) -> None:
         """Raises a `UserError` that names the flag if a value is out of range."""
         check_values(self)
+
+
+def check_options(options: RuntimeOptions, runtime: str, given: Mapping[str, Any]) -> None:
+    """Refuses options that were given and have no effect, or cannot go together.
+
+    Args:
+        options: All of them.
+        runtime: Name of the runtime that they are for.
+        given: Those that the user gave.
+
+    Raises:
+        UserError: Naming the first such flag.
+    """
+    check_effective(dataclasses.fields(options), {"runtime": runtime}, given)
+    if options.xla and options.client_mode == "vectorised":
+        raise UserError("--client_mode=vectorised: XLA compiles streamed clients only")
+    if options.max_clients_in_step and (options.xla or options.client_mode == "streamed"):
+        streamed = "--xla" if options.xla else "--client_mode=streamed"
+        raise UserError(f"--max_clients_in_step has no effect with {streamed}")
+    if options.device == "tpu" and not options.xla:
+        raise UserError("--device=tpu: expected --xla with it, without which no TPU runs")

@@ -1,4 +1,4 @@
-"""The protocol of runtimes, and every runtime by name."""
+"""The protocol of runtimes."""
 
 from collections.abc import Sequence
 from typing import Any, Optional, Protocol

@@ -32,8 +32,8 @@ def vectorised_shards(sizes: Sequence[int], max_clients: int) -> list[Shard]:
         max_clients: The most clients of a shard.
 
     Returns:
-        Shards of nearly equal numbers of clients; in each, padding is at most a quarter of the
-        rows, or about 2,000 rows.
+        As few shards as there have to be, or some more: in each, padding is at most a quarter of
+        the rows, or about 2,000 rows.
     """
     if not sizes:
         return []
