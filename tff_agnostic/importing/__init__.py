@@ -1,0 +1,1 @@
+"""Import of public formats into a client store: readers, splits, vocabulary, report."""
