@@ -1,0 +1,108 @@
+"""The SQLite format of client stores: TFF's tables, and ours beside them.
+
+TFF's (`tff.simulation.datasets`): `examples` holds a row per example, a serialized
+`tf.train.Example`, and `client_metadata` a row per client and split. TFF reads our stores, and
+these modules read TFF's, which lack our tables:
+
+    client_domains  how many examples of each domain a client has
+    vocabulary      the words of a text store and their counts, most frequent first
+    tff_agnostic    one row: a JSON description; written last
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Optional
+
+FORMAT_VERSION = 1
+# The feature that names an example's domain.
+DOMAIN = "domain"
+# The feature that holds a sentence, its words separated by single spaces.
+TOKENS = "tokens"
+LABEL = "label"
+
+TEXT = "text"
+FEATURES = "features"
+KINDS = (TEXT, FEATURES)
+
+TFF_TABLES = """
+CREATE TABLE examples (
+  split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
+CREATE TABLE client_metadata (
+  client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
+"""
+OWN_TABLES = """
+CREATE TABLE client_domains (
+  split_name TEXT NOT NULL, client_id TEXT NOT NULL, domain TEXT NOT NULL,
+  num_examples INTEGER NOT NULL);
+CREATE TABLE vocabulary (rank INTEGER PRIMARY KEY, word TEXT NOT NULL, count INTEGER NOT NULL);
+CREATE TABLE tff_agnostic (description TEXT NOT NULL);
+"""
+# Where a client's rows are found, by TFF's queries too.
+INDICES = """
+CREATE INDEX examples_by_client ON examples (client_id, split_name);
+CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
+CREATE INDEX domains_by_split ON client_domains (split_name, client_id);
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One feature of every example.
+
+    Attributes:
+        dtype: "string", "int64" or "float32", as in a `tf.train.Example`.
+        shape: Shape of one example's value.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreDescription:
+    """What a store holds.
+
+    Attributes:
+        kind: "text" or "features"; None in a store that TFF wrote.
+        features: The features of every example, by name.
+        domains: Names of all domains, sorted; empty in a store that TFF wrote.
+        class_names: Names of the classes that labels count, if they have any.
+        source: Where it came from, for people.
+    """
+
+    kind: Optional[str]
+    features: Mapping[str, Feature]
+    domains: tuple[str, ...] = ()
+    class_names: Optional[tuple[str, ...]] = None
+    source: str = ""
+
+    def to_json(self) -> str:
+        """Returns the text that the table `tff_agnostic` holds."""
+        return json.dumps({"version": FORMAT_VERSION, **dataclasses.asdict(self)}, sort_keys=True)
+
+
+def description_from_json(text: str) -> StoreDescription:
+    """Returns the description that `StoreDescription.to_json` wrote.
+
+    Raises:
+        ValueError: If it is of another version, or not a description.
+    """
+    value: Any = json.loads(text)
+    version = value.get("version") if isinstance(value, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(f"expected a store of version {FORMAT_VERSION}, found {version!r}")
+    try:
+        names = value["class_names"]
+        return StoreDescription(
+            kind=value["kind"],
+            features={
+                name: Feature(feature["dtype"], tuple(feature["shape"]))
+                for name, feature in value["features"].items()
+            },
+            domains=tuple(value["domains"]),
+            class_names=None if names is None else tuple(names),
+            source=value["source"],
+        )
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ValueError(f"expected the description of a store, found another one ({e!r})") from e

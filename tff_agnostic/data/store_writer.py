@@ -1,0 +1,246 @@
+"""Writes client stores, in one pass over records that come in any order."""
+
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+
+from tff_agnostic.data.records import Record, Value
+from tff_agnostic.data.store_format import (
+    DOMAIN,
+    INDICES,
+    KINDS,
+    OWN_TABLES,
+    TFF_TABLES,
+    Feature,
+    StoreDescription,
+)
+from tff_agnostic.errors import UserError
+
+# Rows between two calls of SQLite.
+_ROWS_AT_ONCE = 1000
+
+
+class StoreWriter:
+    """A store in the making; a context manager.
+
+    Rows go to a temporary file beside `path`, are sorted by client there (on the disk, in bounded
+    memory), and come into place with `finish`, all at once. Without it nothing is left behind.
+
+    Args:
+        path: The store's file.
+
+    Attributes:
+        counts: Examples so far, by (split, domain).
+
+    Raises:
+        UserError: If there is a file at `path`, or none can be made there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            raise UserError(f"{path}: expected no file there yet: stores are not overwritten")
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._path = path
+        self._unsorted = _Scratch(path, "unsorted")
+        self._sorted = _Scratch(path, "sorted")
+        self._features: dict[str, Feature] = {}
+        self._rows: list[tuple[str, str, str, bytes]] = []
+        self._connection: Optional[sqlite3.Connection] = None
+
+    def __enter__(self) -> "StoreWriter":
+        """Makes the temporary file."""
+        self._connection = self._unsorted.create()
+        self._connection.executescript(
+            "CREATE TABLE rows (split_name TEXT, client_id TEXT, domain TEXT, proto BLOB);"
+        )
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Removes what is temporary."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._unsorted.remove()
+        self._sorted.remove()
+
+    def add(self, split: str, record: Record) -> None:
+        """Adds an example.
+
+        Raises:
+            ValueError: If its features differ from those of the first one in name, type or shape.
+            UserError: If the disk is full.
+        """
+        features = {**record.features, DOMAIN: record.domain}
+        self._check(features)
+        self.counts[split, record.domain] += 1
+        self._rows.append((split, record.client, record.domain, _serialized(features)))
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._flush()
+
+    def finish(
+        self,
+        kind: str,
+        vocabulary: Optional[Mapping[str, int]] = None,
+        class_names: Optional[Sequence[str]] = None,
+        source: str = "",
+    ) -> None:
+        """Sorts, describes the store, and puts it in its place.
+
+        Args:
+            kind: "text" or "features".
+            vocabulary: Words and their counts, the most frequent first.
+            class_names: Names of the classes that labels count.
+            source: Where it came from, for people.
+
+        Raises:
+            UserError: If there is no example, or the file cannot be written.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
+        self._flush()
+        if not self.counts:
+            raise UserError(f"{self._path}: expected at least one example to store, found none")
+        description = StoreDescription(
+            kind=kind,
+            features=self._features,
+            domains=tuple(sorted({domain for _, domain in self.counts})),
+            class_names=None if class_names is None else tuple(class_names),
+            source=source,
+        )
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        with self._sorted.errors():
+            self._write_sorted(description, vocabulary or {})
+            self._sorted.move_to(self._path)
+
+    def _write_sorted(self, description: StoreDescription, vocabulary: Mapping[str, int]) -> None:
+        connection = self._sorted.create()
+        try:
+            connection.executescript(TFF_TABLES + OWN_TABLES)
+            connection.execute("ATTACH ? AS unsorted", [str(self._unsorted.path)])
+            # rowid keeps a client's examples in the order in which they came.
+            connection.execute(
+                "INSERT INTO examples SELECT split_name, client_id, proto FROM unsorted.rows "
+                "ORDER BY split_name, client_id, rowid"
+            )
+            connection.execute(
+                "INSERT INTO client_domains SELECT split_name, client_id, domain, COUNT(*) "
+                "FROM unsorted.rows GROUP BY split_name, client_id, domain"
+            )
+            connection.execute(
+                "INSERT INTO client_metadata SELECT client_id, split_name, SUM(num_examples) "
+                "FROM client_domains GROUP BY split_name, client_id"
+            )
+            connection.executemany(
+                "INSERT INTO vocabulary VALUES (?, ?, ?)",
+                ((rank, word, n) for rank, (word, n) in enumerate(vocabulary.items(), start=1)),
+            )
+            connection.executescript(INDICES)
+            connection.execute("INSERT INTO tff_agnostic VALUES (?)", [description.to_json()])
+            connection.commit()
+        finally:
+            connection.close()
+
+    def _flush(self) -> None:
+        assert self._connection is not None
+        with self._unsorted.errors():
+            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?)", self._rows)
+            self._connection.commit()
+        self._rows = []
+
+    def _check(self, features: Mapping[str, Value]) -> None:
+        found = {name: _feature(name, value) for name, value in features.items()}
+        if not self._features:
+            self._features = found
+        elif found != self._features:
+            different = next(
+                name
+                for name in (*self._features, *found)
+                if found.get(name) != self._features.get(name)
+            )
+            raise ValueError(
+                f"{different}: expected {self._features.get(different, 'no such feature')}, as in "
+                f"the first example, found {found.get(different, 'none')}"
+            )
+
+
+class _Scratch:
+    """A temporary SQLite file beside a store's path."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._store = path
+        self.path = path.with_name(f".{path.name}.{os.getpid()}.{what}.tmp")
+
+    def create(self) -> sqlite3.Connection:
+        with self.errors():
+            # What a process with this id left when it was killed.
+            self.path.unlink(missing_ok=True)
+            connection = sqlite3.connect(self.path)
+            # A crash leaves no store anyway: no journal is needed to go back.
+            connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;")
+            return connection
+
+    def errors(self) -> "_StoreErrors":
+        return _StoreErrors(self._store)
+
+    def move_to(self, path: Path) -> None:
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())
+        try:
+            # Unlike a rename, a link does not replace what another process put there meanwhile.
+            os.link(self.path, path)
+        except FileExistsError:
+            raise UserError(f"{path}: another process made a file there meanwhile") from None
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class _StoreErrors:
+    """Turns errors of SQLite and of the file system into a `UserError` that names the store."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+        if isinstance(error, (sqlite3.Error, OSError)):
+            raise UserError(f"{self._path}: cannot write the store: {error}") from error
+
+
+def _feature(name: str, value: Value) -> Feature:
+    if isinstance(value, str):
+        return Feature("string")
+    array = np.asarray(value)
+    if array.dtype.kind in "iub":
+        return Feature("int64", array.shape)
+    if array.dtype.kind == "f":
+        return Feature("float32", array.shape)
+    raise ValueError(f"{name}: expected text or numbers, found {type(value).__name__}")
+
+
+def _serialized(features: Mapping[str, Value]) -> bytes:
+    # Imported here: whoever only checks flags need not wait for TensorFlow.
+    from tensorflow.core.example import example_pb2
+
+    example = example_pb2.Example()
+    for name, value in features.items():
+        feature = example.features.feature[name]
+        if isinstance(value, str):
+            feature.bytes_list.value.append(value.encode())
+        else:
+            array = np.asarray(value).ravel()
+            values = (
+                feature.float_list.value if array.dtype.kind == "f" else feature.int64_list.value
+            )
+            values.extend(array.tolist())
+    # Equal records give equal bytes.
+    return bytes(example.SerializeToString(deterministic=True))
