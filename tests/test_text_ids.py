@@ -1,0 +1,18 @@
+"""The ids of texts."""
+
+import pytest
+
+from tff_agnostic.data import text_ids as of_data
+from tff_agnostic.text_ids import TokenIds
+
+
+def test_ids_are_those_of_tffs_stack_overflow_baseline():
+    ids = TokenIds(10_000)
+    assert (ids.pad, ids.oov, ids.bos, ids.eos, ids.num_ids) == (0, 10_001, 10_002, 10_003, 10_004)
+    assert of_data.TokenIds is TokenIds
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_vocabulary_has_words(size):
+    with pytest.raises(ValueError, match=f"expected at least 1 word, found {size}"):
+        TokenIds(size)
