@@ -1,0 +1,146 @@
+"""An import: one pass over a source into a store."""
+
+import dataclasses
+import shlex
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS
+from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing.domains import DomainNames
+from tff_agnostic.importing.files import input_paths
+from tff_agnostic.importing.formats import Format
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.reading import ReadLog, RecordError
+from tff_agnostic.importing.registry import FORMATS
+from tff_agnostic.importing.report import ImportReport, VocabularySummary, summarise
+from tff_agnostic.importing.splits import TRAIN, Splits, parse_shares
+from tff_agnostic.importing.vocabulary import WordCounts
+from tff_agnostic.settings import check_effective
+
+_TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """An import that has been checked, as far as that is possible without reading.
+
+    Attributes:
+        options: What to do.
+        given: Names of the options that the user gave.
+        format: The format to read.
+        paths: The input.
+        output: The store to write.
+    """
+
+    options: ImportOptions
+    given: Container[str]
+    format: Format
+    paths: list[Path]
+    output: Path
+
+    def num_bytes(self) -> int:
+        """Returns the size of all files that will be read."""
+        return sum(path.stat().st_size for path in self.format.find_inputs(self.paths))
+
+    def run(self, log: ReadLog) -> ImportReport:
+        """Reads everything, and writes the store.
+
+        Raises:
+            UserError: If the input is not as it has to be; there is no store then.
+        """
+        words = WordCounts()
+        kind = None
+        with StoreWriter(self.output) as writer:
+            for split, record in self._records(log):
+                if kind is None:
+                    kind = self._kind(record)
+                if kind == TEXT and split == TRAIN:
+                    words.add(str(record.features[TOKENS]).split(" "))
+                writer.add(split, record)
+            self._check_result(writer, log)
+            vocabulary = words.top(self.options.vocabulary_size) if kind == TEXT else None
+            writer.finish(
+                kind or FEATURES,
+                vocabulary=vocabulary,
+                class_names=self._class_names(),
+                source=f"{self.options.format}: {shlex.join(path.name for path in self.paths)}",
+            )
+        summary = None
+        if vocabulary is not None:
+            summary = VocabularySummary.of(vocabulary, words)
+        return summarise(self.output, self.options.format, log, summary)
+
+    def _records(self, log: ReadLog) -> Iterator[tuple[str, Record]]:
+        options = self.options
+        splits = Splits(
+            parse_shares(options.split), options.split_by, options.seed, "split" in self.given
+        )
+        domains = DomainNames(options.domain_names)
+        for example in self.format.read(options, self.paths, log):
+            try:
+                record = domains.named(example)
+            except RecordError as e:
+                log.bad(e, example.record.client)
+                continue
+            log.keep(record.client)
+            yield splits.split_of(example), record
+
+    def _kind(self, record: Record) -> str:
+        if TOKENS in record.features:
+            return TEXT
+        for name in _TEXT_ONLY:
+            if name in self.given:
+                raise UserError(f"--{name} has no effect: the source holds numbers, no text")
+        return FEATURES
+
+    def _check_result(self, writer: StoreWriter, log: ReadLog) -> None:
+        source = ", ".join(map(str, self.paths))
+        if not writer.counts:
+            raise UserError(f"{source}: expected examples, found none{_left_out(log)}")
+        if not any(split == TRAIN for split, _ in writer.counts):
+            raise UserError(
+                f"{source}: expected clients to train on, found none: all "
+                f"{sum(writer.counts.values())} examples are in other splits"
+            )
+
+    def _class_names(self) -> Optional[list[str]]:
+        return list(self.options.class_names) or None
+
+
+def checked_import(options: ImportOptions, given: Container[str]) -> Import:
+    """Returns the import that the options describe.
+
+    Raises:
+        UserError: If an option is missing, out of range or without effect, the input does not
+            exist, or the output does.
+    """
+    if not options.format:
+        raise UserError(f"--format: expected one of {', '.join(FORMATS)}, found none")
+    format_ = FORMATS[options.format]
+    fields = dataclasses.fields(ImportOptions)
+    values = {field.name: getattr(options, field.name) for field in fields}
+    check_effective(fields, values, {name: None for name in values if name in given})
+    paths = input_paths(options.input)
+    if not options.output:
+        raise UserError("--output: expected the store to write, found none")
+    output = Path(options.output)
+    if not output.parent.is_dir():
+        raise UserError(f"--output: expected a folder at {output.parent}, found none")
+    if output.exists():
+        raise UserError(f"--output: {output} is there already: stores are not overwritten")
+    if options.split_by == "group" and not format_.has_groups:
+        raise UserError(f"--split_by=group: {options.format} has no groups")
+    parse_shares(options.split)
+    format_.check(options)
+    return Import(options, given, format_, paths, output)
+
+
+def _left_out(log: ReadLog) -> str:
+    if not log.skipped:
+        return ""
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in log.skipped.most_common())
+    return f" ({log.num_records} records left out: {reasons})"

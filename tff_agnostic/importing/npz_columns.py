@@ -1,0 +1,94 @@
+"""Arrays of .npz files, read in blocks of rows instead of at once."""
+
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tff_agnostic.errors import UserError
+
+_SUFFIX = ".npy"
+
+
+class NpzColumns:
+    """The arrays of an .npz file; all that are read together have the same number of rows.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: If it is no .npz file, or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError, EOFError) as e:
+            raise self._damaged(e) from e
+        names = [name for name in self._zip.namelist() if name.endswith(_SUFFIX)]
+        self.names = [name[: -len(_SUFFIX)] for name in names]
+
+    def blocks(
+        self, names: Sequence[str], num_rows: int
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Yields the compressed size read so far, and the next rows of each array.
+
+        Args:
+            names: Which arrays.
+            num_rows: Rows of a block.
+
+        Raises:
+            UserError: If an array is damaged, holds objects, or they differ in length.
+        """
+        try:
+            columns = {name: _Column(self._zip, name) for name in names}
+            lengths = {name: column.num_rows for name, column in columns.items()}
+            if len(set(lengths.values())) > 1:
+                found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+                raise UserError(f"{self._path}: expected arrays of one length, found {found}")
+            total = next(iter(lengths.values()))
+            compressed = sum(self._zip.getinfo(name + _SUFFIX).compress_size for name in names)
+            for start in range(0, total, num_rows):
+                size = min(num_rows, total - start)
+                rows = {name: column.next_rows(size) for name, column in columns.items()}
+                yield compressed * (start + size) // total, rows
+        except UserError:
+            raise
+        except Exception as e:  # There is no list of what zip and npy raise on arbitrary bytes.
+            raise self._damaged(e) from e
+
+    def _damaged(self, error: Exception) -> UserError:
+        found = " ".join(str(error).split()) or type(error).__name__
+        return UserError(
+            f"{self._path}: expected an .npz file of plain arrays, found a damaged or another file "
+            f"({found})"
+        )
+
+
+class _Column:
+    def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
+        self._file: Any = archive.open(name + _SUFFIX)
+        version = np.lib.format.read_magic(self._file)
+        read_header = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran_order, self._dtype = read_header(self._file)
+        if self._dtype.hasobject:
+            raise ValueError(f"{name} holds pickled objects, which are refused")
+        if not shape or (fortran_order and len(shape) > 1):
+            raise ValueError(f"{name} is a single value or an array in Fortran order")
+        self.num_rows = int(shape[0])
+        self._row_shape = shape[1:]
+
+    def next_rows(self, count: int) -> np.ndarray:
+        size = count * math.prod(self._row_shape) * self._dtype.itemsize
+        content = self._file.read(size)
+        if len(content) < size:
+            raise EOFError("it ends early")
+        return np.frombuffer(content, self._dtype).reshape(count, *self._row_shape)

@@ -1,0 +1,160 @@
+"""The options of an import: one frozen dataclass, from which the flags are made."""
+
+import dataclasses
+from typing import Optional
+
+from tff_agnostic import settings
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import setting
+
+SPLIT_NAMES = ("train", "heldout", "test")
+
+_TABLES = ("csv", "jsonl", "parquet")
+_NAMED_COLUMNS = ("npz", *_TABLES)
+_MAY_BE_TEXT = ("stackexchange", "text_folders", "leaf", *_TABLES)
+
+# Values of flags that choose one of few; the entries are what help texts say of them.
+SPLIT_BY: Registry[str] = Registry(
+    "way to split",
+    {
+        "client": "a client is in one split",
+        "group": "a group, e.g. a film or a thread, is in one split",
+        "example": "each client's examples are split",
+    },
+)
+CASES: Registry[str] = Registry(
+    "case", {"keep": "as it is", "lower": "lower case", "upper": "upper case"}
+)
+PUNCTUATION: Registry[str] = Registry(
+    "treatment of punctuation", {"keep": "words of their own", "drop": "left out"}
+)
+TOKENIZERS: Registry[str] = Registry(
+    "tokenizer",
+    {
+        "spaces": "the text is tokenised: words are what stands between spaces",
+        "words": "punctuation is taken apart, except apostrophes and hyphens inside words",
+    },
+)
+BAD_RECORDS: Registry[str] = Registry(
+    "treatment of bad records",
+    {"fail": "the first one ends the import", "skip": "they are left out, and counted by reason"},
+)
+
+
+def _formats(*names: str) -> tuple[str, tuple[str, ...]]:
+    return ("format", names)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportOptions:
+    """Everything that determines a store, beside the files that it is made from.
+
+    Every field is a flag of the same name; its help text is in the field's metadata.
+    """
+
+    format: str = setting("", "Format of the input.")
+    input: tuple[str, ...] = setting((), "Files or folders to read, comma-separated.")
+    output: str = setting("", "The store to write, a new file.")
+    report: Optional[str] = setting(None, "Also write the report as JSON to this file.")
+    seed: int = setting(0, "Seeds the splits, and dealing to clients.", at_least=0)
+    bad_records: str = setting(
+        "fail",
+        "What becomes of a record with a label, feature or domain that cannot be.",
+        choices=BAD_RECORDS,
+    )
+    split: tuple[str, ...] = setting(
+        ("train:0.8", "heldout:0.1", "test:0.1"),
+        "Shares of the splits. Where the source says what is for testing, these are shares of the "
+        "rest, and all of it is for training if they are not given.",
+    )
+    split_by: str = setting("client", "What is kept together.", choices=SPLIT_BY)
+    vocabulary_size: int = setting(
+        10000,
+        "K: how many words of the training clients are kept.",
+        at_least=1,
+        only_with=_formats(*_MAY_BE_TEXT),
+    )
+    domain_names: tuple[str, ...] = setting(
+        (),
+        "VALUE:NAME of every domain, or VALUE where it is the name; others are bad records.",
+    )
+    domain_name: Optional[str] = setting(
+        None,
+        "Name of the only domain, where the source has none.",
+        only_with=_formats("leaf", "idx", *_NAMED_COLUMNS),
+    )
+    domains_file: Optional[str] = setting(
+        None, "CSV with a line CLIENT,DOMAIN for each client.", only_with=_formats("leaf")
+    )
+    client_column: Optional[str] = setting(
+        None, "Column with the client's id.", only_with=_formats(*_NAMED_COLUMNS)
+    )
+    domain_column: Optional[str] = setting(
+        None, "Column with the domain.", only_with=_formats(*_NAMED_COLUMNS)
+    )
+    group_column: Optional[str] = setting(
+        None, "Column with what --split_by=group keeps together.", only_with=_formats(*_TABLES)
+    )
+    label_column: Optional[str] = setting(
+        None, "Column with the label. [npz: y]", only_with=_formats(*_NAMED_COLUMNS)
+    )
+    feature_columns: tuple[str, ...] = setting(
+        (), "Columns with numbers, comma-separated. [npz: x]", only_with=_formats(*_NAMED_COLUMNS)
+    )
+    text_column: Optional[str] = setting(
+        None,
+        "Column with text; LEAF: position of the text in a list of strings.",
+        only_with=_formats("leaf", *_TABLES),
+    )
+    feature_name: Optional[str] = setting(
+        None,
+        "Name of the features in the store. [pixels for images of bytes, otherwise x]",
+        only_with=_formats("leaf", *_NAMED_COLUMNS),
+    )
+    feature_shape: tuple[int, ...] = setting(
+        (),
+        "Shape of an example's features, if not a vector, e.g. 28,28.",
+        only_with=_formats("leaf", *_TABLES),
+    )
+    class_names: tuple[str, ...] = setting(
+        (),
+        "Names of the classes in the order of their numbers; labels may be either. Without it "
+        "labels are numbers.",
+        only_with=_formats("leaf", "idx", *_NAMED_COLUMNS),
+    )
+    classes: tuple[int, ...] = setting(
+        (),
+        "Labels to keep, which become 0, 1, ... in this order. [all]",
+        only_with=_formats("idx"),
+    )
+    num_clients: int = setting(
+        100, "Clients that the examples are dealt to.", at_least=1, only_with=_formats("idx")
+    )
+    sentences_per_client: int = setting(
+        0,
+        "Sentences of a passage that is a client; 0: the whole file is one.",
+        at_least=0,
+        only_with=_formats("text_folders"),
+    )
+    tokenizer: Optional[str] = setting(
+        None,
+        "How text becomes words. [text_folders: spaces, otherwise words]",
+        choices=TOKENIZERS,
+        only_with=_formats("text_folders", "leaf", *_TABLES),
+    )
+    case: str = setting(
+        "keep",
+        "Case of words.",
+        choices=CASES,
+        only_with=_formats("text_folders", "leaf", *_TABLES),
+    )
+    punctuation: str = setting(
+        "keep",
+        "Words without a letter or digit.",
+        choices=PUNCTUATION,
+        only_with=_formats("text_folders", "leaf", *_TABLES),
+    )
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` that names the flag if a value is out of range."""
+        settings.check_values(self)

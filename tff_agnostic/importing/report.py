@@ -1,0 +1,271 @@
+"""What an import made: counts per split and domain, overlap, what was left out, skewness."""
+
+import contextlib
+import dataclasses
+import itertools
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tabulate import tabulate
+
+from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.splits import TRAIN
+from tff_agnostic.importing.vocabulary import WordCounts
+
+# A larger matrix cannot be read any more; the JSON report has it all.
+_MAX_MATRIX = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """How much there is of something."""
+
+    clients: int
+    examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitSummary:
+    """What one split holds.
+
+    Attributes:
+        total: All of it.
+        domains: By domain; a client with examples of several counts in each.
+        clients_by_num_domains: How many clients have examples of that many domains.
+        shared: How many clients have examples of both domains of a pair.
+    """
+
+    total: Count
+    domains: Mapping[str, Count]
+    clients_by_num_domains: Mapping[int, int]
+    shared: Mapping[tuple[str, str], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Skewness:
+    """s(Lambda || m) of Mohri et al. 2019, eq. 4, where Lambda is the whole simplex.
+
+    Attributes:
+        value: m / m_k of the rarest domain k; p when all p domains are as frequent.
+        rarest: That domain.
+        num_domains: p.
+    """
+
+    value: float
+    rarest: str
+    num_domains: int
+
+    def meaning(self) -> str:
+        """Returns what it means for the choice of domains."""
+        text = (
+            f"Skewness s(Lambda || m) on the training split: {self.value:.1f}, from {self.rarest}; "
+            f"{self.num_domains} equally frequent domains would have {self.num_domains}."
+        )
+        if self.value > 10 * self.num_domains:
+            text += (
+                f" It is large: {self.rarest} has so few examples that no bound on its loss is "
+                "worth much; merge it with a domain that is like it, or collect more."
+            )
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularySummary:
+    """What became of the words of the training clients.
+
+    Attributes:
+        size: Words kept.
+        different: Different words.
+        coverage: Share of all occurrences that the kept words have.
+        rarest_count: Occurrences of the rarest word that was kept.
+        max_undercount: By how much counts may be too small; 0 if they are exact.
+    """
+
+    size: int
+    different: int
+    coverage: float
+    rarest_count: int
+    max_undercount: int
+
+    @classmethod
+    def of(cls, kept: Mapping[str, int], words: WordCounts) -> "VocabularySummary":
+        """Returns the summary of a vocabulary and all words that it was chosen from."""
+        return cls(
+            size=len(kept),
+            different=len(words),
+            coverage=sum(kept.values()) / max(1, words.total()),
+            rarest_count=min(kept.values(), default=0),
+            max_undercount=words.max_undercount,
+        )
+
+    def text(self) -> str:
+        """Returns a line for people."""
+        line = (
+            f"Vocabulary: {self.size} of {self.different} words of the training clients, "
+            f"{self.coverage:.1%} of what they wrote; the rarest occurs {self.rarest_count} times."
+        )
+        if self.max_undercount:
+            line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
+        return line
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportReport:
+    """What an import made.
+
+    Attributes:
+        store: The file.
+        format: Of the source.
+        num_records: Records that were read.
+        splits: What each split holds.
+        skipped: Records that were left out, by reason.
+        clients_without_examples: Clients of which nothing was kept.
+        skewness: Of the training split.
+        vocabulary: Of a text store.
+    """
+
+    store: Path
+    format: str
+    num_records: int
+    splits: Mapping[str, SplitSummary]
+    skipped: Mapping[str, int]
+    clients_without_examples: int
+    skewness: Skewness
+    vocabulary: Optional[VocabularySummary]
+
+    def text(self) -> str:
+        """Returns tables and sentences for people."""
+        parts = [self._counts_table()]
+        if len(self._domains()) > 1:
+            parts.append(self._overlap_table())
+        left_out = [[reason, count] for reason, count in self.skipped.items()]
+        if self.clients_without_examples:
+            left_out.append(["clients of which nothing was kept", self.clients_without_examples])
+        if left_out:
+            parts.append(
+                f"Left out, of {self.num_records} records:\n" + tabulate(left_out, tablefmt="plain")
+            )
+        if self.vocabulary is not None:
+            parts.append(self.vocabulary.text())
+        parts.append(self.skewness.meaning())
+        return "\n\n".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the same as JSON values."""
+        return {
+            "store": str(self.store),
+            "format": self.format,
+            "records": self.num_records,
+            "splits": {name: _split_json(split) for name, split in self.splits.items()},
+            "skipped": dict(self.skipped),
+            "clients_without_examples": self.clients_without_examples,
+            "skewness": dataclasses.asdict(self.skewness),
+            "vocabulary": self.vocabulary and dataclasses.asdict(self.vocabulary),
+        }
+
+    def _domains(self) -> list[str]:
+        return sorted({domain for split in self.splits.values() for domain in split.domains})
+
+    def _counts_table(self) -> str:
+        rows: list[list[Any]] = []
+        for name, split in self.splits.items():
+            total = split.total
+            rows += [
+                [name, domain, n.clients, n.examples, f"{n.examples / total.examples:.1%}"]
+                for domain, n in split.domains.items()
+            ]
+            rows.append([name, "all", total.clients, total.examples, ""])
+        return tabulate(rows, headers=["split", "domain", "clients", "examples", "share"])
+
+    def _overlap_table(self) -> str:
+        domains = self._domains()
+        lines = []
+        for name, split in self.splits.items():
+            several = sum(n for k, n in split.clients_by_num_domains.items() if k > 1)
+            lines.append(
+                f"{several} of the {split.total.clients} clients of {name} have examples of more "
+                "than one domain."
+            )
+        train = self.splits[TRAIN]
+        if len(domains) > _MAX_MATRIX or not train.shared:
+            return "\n".join(lines)
+        rows = [[a, *(_clients_with(train, a, b) for b in domains)] for a in domains]
+        title = f"\nClients of {TRAIN} with examples of both domains:\n"
+        return "\n".join(lines) + "\n" + title + tabulate(rows, headers=["", *domains])
+
+
+def summarise(
+    store: Path, format_: str, log: ReadLog, vocabulary: Optional[VocabularySummary]
+) -> ImportReport:
+    """Returns the report of a finished store."""
+    with contextlib.closing(
+        sqlite3.connect(store.absolute().as_uri() + "?mode=ro", uri=True)
+    ) as db:
+        names = [row[0] for row in db.execute("SELECT DISTINCT split_name FROM client_metadata")]
+        ordered = sorted(names, key=lambda name: (name != TRAIN, name))
+        splits = {name: _summary_of(db, name) for name in ordered}
+    return ImportReport(
+        store=store,
+        format=format_,
+        num_records=log.num_records,
+        splits=splits,
+        skipped=dict(log.skipped.most_common()),
+        clients_without_examples=log.clients_without_examples(),
+        skewness=skewness({d: n.examples for d, n in splits[TRAIN].domains.items()}),
+        vocabulary=vocabulary,
+    )
+
+
+def skewness(examples: Mapping[str, int]) -> Skewness:
+    """Returns the skewness for the numbers of examples by domain, all positive."""
+    rarest = min(examples, key=lambda domain: (examples[domain], domain))
+    return Skewness(sum(examples.values()) / examples[rarest], rarest, len(examples))
+
+
+def _summary_of(db: sqlite3.Connection, split: str) -> SplitSummary:
+    domains = {
+        domain: Count(clients, examples)
+        for domain, clients, examples in db.execute(
+            "SELECT domain, COUNT(*), SUM(num_examples) FROM client_domains WHERE split_name = ? "
+            "GROUP BY domain ORDER BY domain",
+            [split],
+        )
+    }
+    by_number: Counter[int] = Counter()
+    shared: Counter[tuple[str, str]] = Counter()
+    rows = db.execute(
+        "SELECT client_id, domain FROM client_domains WHERE split_name = ? ORDER BY client_id",
+        [split],
+    )
+    for _, group in itertools.groupby(rows, key=lambda row: row[0]):
+        own = sorted(domain for _, domain in group)
+        by_number[len(own)] += 1
+        shared.update(itertools.combinations(own, 2))
+    return SplitSummary(
+        total=Count(sum(by_number.values()), sum(n.examples for n in domains.values())),
+        domains=domains,
+        clients_by_num_domains=dict(sorted(by_number.items())),
+        shared=dict(sorted(shared.items())),
+    )
+
+
+def _clients_with(split: SplitSummary, a: str, b: str) -> int:
+    if a == b:
+        return split.domains[a].clients if a in split.domains else 0
+    return split.shared.get((min(a, b), max(a, b)), 0)
+
+
+def _split_json(split: SplitSummary) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(split.total),
+        "domains": {name: dataclasses.asdict(count) for name, count in split.domains.items()},
+        "clients_by_number_of_domains": {
+            str(k): n for k, n in split.clients_by_num_domains.items()
+        },
+        "clients_in_both": [
+            {"domains": list(pair), "clients": n} for pair, n in split.shared.items()
+        ],
+    }

@@ -1,0 +1,178 @@
+"""Dumps of Stack Exchange and Stack Overflow: `Posts.xml`.
+
+A client is the owner of posts, a domain what the post is, an example one of its sentences.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+from xml.etree.ElementTree import ParseError
+
+from tff_agnostic.data.records import Record, Value
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import files
+from tff_agnostic.importing.formats import Format
+from tff_agnostic.importing.html_text import html_blocks
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.sentences import sentences_of
+
+_TYPES = {"1": "question", "2": "answer"}
+_EXPECTED = "the Posts.xml of a Stack Exchange dump"
+
+
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
+    """Yields the sentences of all posts, one post in memory at a time.
+
+    With several files the clients are SITE/OWNER, otherwise OWNER; the site is the folder's name.
+
+    Raises:
+        UserError: If a file is not such a dump, or holds entities or a document type.
+    """
+    dumps = list(find_inputs(paths))
+    for path in dumps:
+        prefix = f"{path.resolve().parent.name}/" if len(dumps) > 1 else ""
+        for number, attributes in _rows(path, log):
+            yield from _sentences(attributes, prefix, path, number, log)
+
+
+def find_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the dumps: files as they are, in a folder every Posts.xml below.
+
+    Raises:
+        UserError: If there is none, or two are of sites of one name.
+    """
+    found = files.expand(paths, ("Posts.xml", "Posts.xml.gz"))
+    sites: dict[str, Path] = {}
+    for path in found:
+        site = path.resolve().parent.name
+        if site in sites:
+            raise UserError(
+                f"{path}: expected a folder of its own for each site, found another {site}: "
+                f"{sites[site]}"
+            )
+        sites[site] = path
+    return found
+
+
+def _rows(path: Path, log: ReadLog) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yields the number and the attributes of each row."""
+    # Imported here, like every library of one format: they take time to load.
+    from defusedxml import ElementTree
+    from defusedxml.common import DefusedXmlException
+
+    with files.open_input(path, log) as file:
+        parser = ElementTree.DefusedXMLParser(forbid_dtd=True)
+        try:
+            events = ElementTree.iterparse(file, ("start", "end"), parser, forbid_dtd=True)
+            _, root = next(events)
+            if root.tag != "posts":
+                raise UserError(f"{path}: expected {_EXPECTED}, found <{root.tag}>")
+            number = 0
+            for event, element in events:
+                if event == "end" and element is not root:
+                    number += 1
+                    yield number, element.attrib
+                    # The root would otherwise keep every row of the file.
+                    root.clear()
+        except ParseError as e:
+            raise _malformed(path, e, parser) from e
+        except DefusedXmlException as e:
+            raise UserError(
+                f"{path}: expected {_EXPECTED}, found a document type or entity declaration, "
+                f"which are refused ({type(e).__name__})"
+            ) from e
+
+
+def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:
+    line, column = error.position
+    if not path.name.endswith(".gz"):
+        with open(path, "rb") as file:
+            wrong = _wrong_byte(file, max(0, parser.parser.ErrorByteIndex))
+        if wrong is not None:
+            return files.not_utf8(path, *wrong)
+    return UserError(f"{path}:{line}: expected XML, found {error.msg.split(':')[0]} at {column}")
+
+
+def _wrong_byte(file: IO[bytes], offset: int) -> "tuple[int, int] | None":
+    file.seek(offset)
+    try:
+        # A character has at most four bytes; one that is cut off at the end is no error.
+        file.read(4).decode("utf-8")
+    except UnicodeDecodeError as e:
+        if e.start == 0:
+            return offset, e.object[0]
+    return None
+
+
+def _sentences(
+    attributes: Mapping[str, str], prefix: str, path: Path, number: int, log: ReadLog
+) -> Iterator[SourceExample]:
+    log.num_records += 1
+    owner = attributes.get("OwnerUserId")
+    client = None if owner is None else prefix + owner
+    kind = _TYPES.get(attributes.get("PostTypeId", ""))
+    post = attributes.get("Id", "")
+    try:
+        if not post or "PostTypeId" not in attributes or "Body" not in attributes:
+            raise RecordError(
+                f"{path} row {number}",
+                "post without Id, PostTypeId or Body",
+                f"expected Id, PostTypeId and Body, found {', '.join(attributes) or 'nothing'}",
+            )
+        score = _score(attributes.get("Score", "0"), path, number)
+    except RecordError as e:
+        log.bad(e, client)
+        return
+    if kind is None:
+        log.skip("neither question nor answer", client)
+        return
+    if client is None:
+        log.skip("post without owner")
+        return
+    shared: dict[str, Value] = {
+        "creation_date": _date(attributes.get("CreationDate", "")),
+        "score": score,
+        "tags": _tags(attributes.get("Tags", "")),
+        "title": attributes.get("Title", ""),
+        "type": kind,
+    }
+    group = prefix + attributes.get("ParentId", post)
+    any_sentence = False
+    for k, tokens in enumerate(
+        sentence for block in html_blocks(attributes["Body"]) for sentence in sentences_of(block)
+    ):
+        any_sentence = True
+        record = Record(client, kind, {"tokens": tokens, **shared})
+        yield SourceExample(record, f"{prefix}{post}#{k}", group)
+    if not any_sentence:
+        log.skip("post without text", client)
+
+
+def _score(text: str, path: Path, number: int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RecordError(
+            f"{path} row {number}",
+            "score that is no whole number",
+            f"expected a whole number as Score, found {text!r}",
+        ) from None
+
+
+def _date(text: str) -> str:
+    """Returns a date as TFF's data have it."""
+    return f"{text.replace('T', ' ')} UTC" if text else ""
+
+
+def _tags(text: str) -> str:
+    """Returns tags separated by "|", from <a><b> or, in newer dumps, |a|b|."""
+    return text.replace("><", "|").strip("<>|")
+
+
+FORMAT = Format(
+    summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains question and answer",
+    read=read,
+    find_inputs=find_inputs,
+    has_groups=True,
+)

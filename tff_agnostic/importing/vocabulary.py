@@ -1,0 +1,51 @@
+"""Counting words in bounded memory."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+_MAX_WORDS = 4_000_000
+
+
+class WordCounts:
+    """Counts words; when there are too many different ones, the rarest are forgotten.
+
+    A forgotten word that comes again starts at zero: its count is then too small by at most
+    `max_undercount`.
+
+    Args:
+        max_words: How many different words are held at most.
+
+    Attributes:
+        max_undercount: By how much any count may be too small; 0 means that all are exact.
+    """
+
+    def __init__(self, max_words: int = _MAX_WORDS) -> None:
+        self.max_undercount = 0
+        self._max_words = max_words
+        self._counts: Counter[str] = Counter()
+
+    def add(self, words: Iterable[str]) -> None:
+        """Counts words."""
+        self._counts.update(words)
+        if len(self._counts) > self._max_words:
+            self._forget()
+
+    def top(self, size: int) -> dict[str, int]:
+        """Returns the most frequent words with their counts, ties in alphabetical order."""
+        order = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        return dict(order[:size])
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def total(self) -> int:
+        """Returns how many words were counted and not forgotten."""
+        return sum(self._counts.values())
+
+    def _forget(self) -> None:
+        """Forgets the rarest, so that at most half of the places are taken."""
+        threshold = sorted(self._counts.values(), reverse=True)[self._max_words // 2]
+        self._counts = Counter(
+            {word: count for word, count in self._counts.items() if count > threshold}
+        )
+        self.max_undercount += threshold
