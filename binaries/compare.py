@@ -19,6 +19,7 @@ from tff_agnostic.program.comparison import Comparison, run_trials
 from tff_agnostic.program.config import check_effective, config_names
 from tff_agnostic.program.files import make_folder, write_json, write_text
 from tff_agnostic.program.flags import (
+    data,
     data_dir,
     define_config_flags,
     define_runtime_flags,
@@ -97,7 +98,7 @@ def trial_specs() -> dict[str, list[RunSpec]]:
         own = {**given, **overrides[algorithm], "algorithm": algorithm}
         first_seed = own.get("seed", 0)
         specs[algorithm] = [
-            resolve(task, {**own, "seed": first_seed + k}, options, data_dir())
+            resolve(task, {**own, "seed": first_seed + k}, options, data_dir(), data())
             for k in range(flags.FLAGS.trials)
         ]
         check_effective(specs[algorithm][0].config, overrides[algorithm])

@@ -13,9 +13,10 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.config import check_effective
-from tff_agnostic.program.evaluation_report import evaluation_report
+from tff_agnostic.program.evaluator import Evaluator
 from tff_agnostic.program.files import write_json
 from tff_agnostic.program.flags import (
+    data,
     data_dir,
     define_config_flags,
     define_runtime_flags,
@@ -26,7 +27,6 @@ from tff_agnostic.program.flags import (
 )
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec, resolve
-from tff_agnostic.program.training import read_all
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _CONFIG_FLAGS = (
@@ -61,14 +61,14 @@ def main(argv: Sequence[str]) -> None:
     trained = folder.spec()
     spec = evaluated_spec(trained)
     task = spec.load_task()
+    folder.check_fingerprint(task.fingerprint)
     config = spec.config
     options = runtime_options(config.runtime)
     # The weights alone: the task may have other domains than the one that was trained on.
     weights = checkpoint.restore_weights(task.model.initial_weights, flags.FLAGS.checkpoint)
     with RUNTIMES[config.runtime](options) as runtime:
         evaluate = runtime.evaluation(task.model, task.num_domains, config.build_aggregation())
-        summed = evaluate(weights, read_all(task))
-    report = evaluation_report(task.model, task.domain_names, summed)
+        report = Evaluator(task, evaluate)(weights, on_all=True)
     print(f"{config.algorithm} after round {checkpoint.round_num}, on {spec.task}")
     print(report.table())
     if flags.FLAGS.output:
@@ -103,10 +103,10 @@ def evaluated_spec(trained: RunSpec) -> RunSpec:
     given = given_config()
     same_task = name == trained.task
     options = {**(trained.task_options if same_task else {}), **given_task_options(name)}
-    folder = data_dir()
-    if folder is None and same_task and trained.data_dir is not None:
-        folder = Path(trained.data_dir)
-    spec = resolve(name, {**dataclasses.asdict(trained.config), **given}, options, folder)
+    folder, store = data_dir(), data()
+    if same_task and folder is None and store is None:
+        folder, store = (Path(p) if p else None for p in (trained.data_dir, trained.data))
+    spec = resolve(name, {**dataclasses.asdict(trained.config), **given}, options, folder, store)
     check_effective(spec.config, given)
     return spec
 

@@ -1,9 +1,10 @@
-"""Server optimizers by name, all from `tff.learning.optimizers`."""
+"""Server optimizers by name; all have the interface of `tff.learning.optimizers`."""
 
 from typing import Callable
 
 import tensorflow_federated as tff
 
+from tff_agnostic.computations.nesterov import Nesterov
 from tff_agnostic.registry import Registry
 
 
@@ -19,6 +20,13 @@ def _momentum(
 ) -> tff.learning.optimizers.Optimizer:
     del epsilon
     return tff.learning.optimizers.build_sgdm(learning_rate, momentum=momentum)
+
+
+def _nesterov(
+    learning_rate: float, momentum: float, epsilon: float
+) -> tff.learning.optimizers.Optimizer:
+    del epsilon
+    return Nesterov(learning_rate, momentum)
 
 
 def _adagrad(
@@ -44,5 +52,12 @@ def _yogi(
 OptimizerBuilder = Callable[[float, float, float], tff.learning.optimizers.Optimizer]
 SERVER_OPTIMIZERS: Registry[OptimizerBuilder] = Registry(
     "server optimizer",
-    {"sgd": _sgd, "momentum": _momentum, "adagrad": _adagrad, "adam": _adam, "yogi": _yogi},
+    {
+        "sgd": _sgd,
+        "momentum": _momentum,
+        "nesterov": _nesterov,
+        "adagrad": _adagrad,
+        "adam": _adam,
+        "yogi": _yogi,
+    },
 )

@@ -1,7 +1,7 @@
 """Client datasets: a client is a dict of NumPy arrays "x", "y" and "domain_id"."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -69,12 +69,83 @@ def _first_rows(columns: Mapping[str, Any], max_rows: int) -> dict[str, Any]:
     }
 
 
-def domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray:
-    """Returns the number of examples of each domain over all clients, int64 [p]."""
-    counts = np.zeros([num_domains], np.int64)
-    for client_id in clients.client_ids:
-        counts += np.bincount(clients.read(client_id)["domain_id"], minlength=num_domains)
-    return counts
+class SelectedClients:
+    """Some of the clients of another dataset.
+
+    Args:
+        clients: The other dataset.
+        client_ids: Which of its clients.
+    """
+
+    def __init__(self, clients: ClientDataset, client_ids: Iterable[str]) -> None:
+        self._clients = clients
+        self._ids = sorted(client_ids)
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Every client's id, sorted."""
+        return self._ids
+
+    def read(self, client_id: str) -> Examples:
+        """Returns one client's examples."""
+        return self._clients.read(client_id)
+
+    def client_domain_counts(self) -> Optional[np.ndarray]:
+        """See `CountedClients`."""
+        counts = known_counts(self._clients)
+        if counts is None:
+            return None
+        row_of = {client_id: row for row, client_id in enumerate(self._clients.client_ids)}
+        return counts[[row_of[client_id] for client_id in self._ids]]
+
+
+@runtime_checkable
+class CountedClients(ClientDataset, Protocol):
+    """A dataset that may know its counts without reading the clients."""
+
+    def client_domain_counts(self) -> Optional[np.ndarray]:
+        """Returns the examples of each client and domain, int64 [clients, p]; None if not known."""
+
+
+def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
+    """Returns what `CountedClients.client_domain_counts` does; None if the dataset has none."""
+    return clients.client_domain_counts() if isinstance(clients, CountedClients) else None
+
+
+def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray:
+    """Returns the examples of each client and domain, int64 [clients, p].
+
+    Reads every client of a dataset that does not know.
+    """
+    known = known_counts(clients)
+    if known is not None:
+        return known
+    return np.array(
+        [
+            np.bincount(clients.read(client_id)["domain_id"], minlength=num_domains)
+            for client_id in clients.client_ids
+        ],
+        np.int64,
+    ).reshape(-1, num_domains)
+
+
+def domain_counts(
+    clients: ClientDataset, num_domains: int, max_reads: Optional[int] = None
+) -> np.ndarray:
+    """Returns the number of examples of each domain over all clients, [p].
+
+    Args:
+        clients: The clients.
+        num_domains: p.
+        max_reads: If more clients than this would have to be read, that many are, evenly spaced
+            among the sorted ids, and their counts scaled up.
+    """
+    ids = clients.client_ids
+    if max_reads is None or len(ids) <= max_reads or known_counts(clients) is not None:
+        return client_domain_counts(clients, num_domains).sum(axis=0)
+    chosen = [ids[i] for i in np.linspace(0, len(ids) - 1, max_reads).astype(int)]
+    sample = client_domain_counts(SelectedClients(clients, chosen), num_domains)
+    return sample.sum(axis=0) * (len(ids) / len(chosen))
 
 
 def checked_examples(

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Optional
+
+import numpy as np
 
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import sample_cohort
@@ -16,12 +19,20 @@ class CohortReader:
         clients_per_round: c.
         seed: Seed of the run; see `sample_cohort`.
         last_round: The run's last round, after which there is nothing to read.
+        strata: See `sample_cohort`.
     """
 
     def __init__(
-        self, clients: ClientDataset, clients_per_round: int, seed: int, last_round: int
+        self,
+        clients: ClientDataset,
+        clients_per_round: int,
+        seed: int,
+        last_round: int,
+        strata: Optional[np.ndarray] = None,
     ) -> None:
         self._clients = clients
+        self._client_ids = clients.client_ids
+        self._strata = strata
         self._clients_per_round = clients_per_round
         self._seed = seed
         self._last_round = last_round
@@ -49,6 +60,6 @@ class CohortReader:
 
     def _read(self, round_num: int) -> list[Examples]:
         cohort = sample_cohort(
-            self._clients.client_ids, self._clients_per_round, self._seed, round_num
+            self._client_ids, self._clients_per_round, self._seed, round_num, self._strata
         )
         return [self._clients.read(client_id) for client_id in cohort]

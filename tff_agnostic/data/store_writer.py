@@ -183,7 +183,9 @@ class _Scratch:
             self.path.unlink(missing_ok=True)
             connection = sqlite3.connect(self.path)
             # A crash leaves no store anyway: no journal is needed to go back.
-            connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;")
+            connection.executescript(
+                "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+            )
             return connection
 
     def errors(self) -> "_StoreErrors":
@@ -197,6 +199,9 @@ class _Scratch:
             os.link(self.path, path)
         except FileExistsError:
             raise UserError(f"{path}: another process made a file there meanwhile") from None
+        except OSError:
+            # Not every file system has links.
+            self.path.rename(path)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -20,12 +20,14 @@ from tff_agnostic.computations.domain_weights import (
 from tff_agnostic.computations.local_training import NORMALIZERS, LocalTrainingParams
 from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
+from tff_agnostic.data.sampling import domain_strata
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import PRECISIONS
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.settings import setting
 
+COHORT_SAMPLINGS = Registry("cohort sampling", {"uniform": None, "stratified": domain_strata})
 _AGNOSTIC = ("algorithm", ("agnostic_fed_avg",))
 _TARGET_ONLY = ("algorithm", ("fed_avg_target_only",))
 _SECURE = ("aggregation", ("secure",))
@@ -56,6 +58,12 @@ class RunConfig:
     seed: int = setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
     rounds: int = setting(100, "T, communication rounds.", at_least=1)
     clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
+    cohort_sampling: str = setting(
+        "uniform",
+        "How a round's clients are drawn: uniformly, or so that every domain has its share of them "
+        "(a client's domain being that of most of its examples). Without replacement in both cases.",
+        choices=COHORT_SAMPLINGS,
+    )
     client_learning_rate: float = setting(0.1, "gamma_w of the clients' SGD.", positive=True)
     client_epochs: int = setting(1, "E, passes over a client's data in a round.", at_least=1)
     batch_size: int = setting(20, "B, examples of one SGD step.", at_least=1)
@@ -73,10 +81,10 @@ class RunConfig:
     server_learning_rate: float = setting(1.0, "Of the server optimizer.", positive=True)
     server_momentum: float = setting(
         0.9,
-        "Momentum, or beta_1 of adam and yogi.",
+        "Momentum (also nesterov's), or beta_1 of adam and yogi.",
         at_least=0.0,
         below=1.0,
-        only_with=("server_optimizer", ("momentum", "adam", "yogi")),
+        only_with=("server_optimizer", ("momentum", "nesterov", "adam", "yogi")),
     )
     server_epsilon: float = setting(
         1e-3, "Of adam, yogi and adagrad.", positive=True, only_with=_ADAPTIVE
@@ -128,6 +136,12 @@ class RunConfig:
         32, "Bits of one quantised value.", at_least=2, below=41, only_with=_SECURE
     )
     evaluate_every: int = setting(10, "Rounds between evaluations on the test clients.", at_least=1)
+    evaluation_clients: Optional[int] = setting(
+        None,
+        "How many test clients evaluations between rounds use, the same in all of them; all if not "
+        "given. The one after the last round uses all.",
+        at_least=1,
+    )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1)
     keep_checkpoints: int = setting(2, "How many of the newest checkpoints stay.", at_least=1)
 

@@ -14,6 +14,7 @@ from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions, check_options
 from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import option_flag
 
 _DEFAULT_TASK = "digits"
 _EXPECTED: dict[type, str] = {
@@ -25,13 +26,16 @@ _EXPECTED: dict[type, str] = {
 
 
 def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
-    """Defines --task, --data_dir and every option of every task."""
+    """Defines --task, --data_dir, --data and every option of every task."""
     summaries = "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
     flags.DEFINE_string("task", default, f"What to learn: {summaries}")
     flags.DEFINE_string("data_dir", None, "Folder with the files of tasks that read some.")
+    flags.DEFINE_string(
+        "data", None, "Client store, as import_data makes it, of tasks that read one."
+    )
     for task, spec in TASKS.items():
         for field in dataclasses.fields(spec.options):
-            _define(f"{task}_{field.name}", field, f"{field.metadata['help']} [{field.default}]")
+            _define(option_flag(task, field), field, f"{field.metadata['help']} [{field.default}]")
 
 
 def define_config_flags(names: Optional[Container[str]] = None) -> None:
@@ -77,7 +81,7 @@ def run_spec_from_flags() -> RunSpec:
     """
     task = flags.FLAGS.task
     given = given_config()
-    spec = resolve(task, given, given_task_options(task), data_dir())
+    spec = resolve(task, given, given_task_options(task), data_dir(), data())
     check_effective(spec.config, given)
     return spec
 
@@ -89,8 +93,12 @@ def given_config() -> dict[str, Any]:
 
 def data_dir() -> Optional[Path]:
     """Returns the folder of --data_dir, if it was given."""
-    value = flags.FLAGS.data_dir
-    return Path(value) if value is not None else None
+    return _path(flags.FLAGS.data_dir)
+
+
+def data() -> Optional[Path]:
+    """Returns the client store of --data, if it was given."""
+    return _path(flags.FLAGS.data)
 
 
 def parsed_value(name: str, value: Any) -> Any:
@@ -128,13 +136,18 @@ def given_task_options(task: str) -> dict[str, Any]:
     options = {}
     for name, spec in TASKS.items():
         for field in dataclasses.fields(spec.options):
-            value = values[f"{name}_{field.name}"]
+            flag = option_flag(name, field)
+            value = values[flag]
             if value is None:
                 continue
             if name != task:
-                raise UserError(f"--{name}_{field.name} has no effect with --task={task}")
+                raise UserError(f"--{flag} has no effect with --task={task}")
             options[field.name] = value
     return options
+
+
+def _path(text: Optional[str]) -> Optional[Path]:
+    return Path(text) if text is not None else None
 
 
 def _given(settings: type) -> dict[str, Any]:

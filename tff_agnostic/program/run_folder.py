@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.json"
+        self.fingerprint = path / "fingerprint.json"
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
         self.checkpoints = path / "checkpoints"
@@ -80,8 +81,28 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def write_config(self, spec: RunSpec) -> None:
-        """Makes the folder that of `spec`."""
+    def check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
+        """Checks that the task is made of what the folder's run was trained on; writes nothing.
+
+        Args:
+            fingerprint: `Task.fingerprint`.
+
+        Raises:
+            UserError: If the run there was trained on something else, such as another vocabulary.
+        """
+        there = read_json(self.fingerprint) if self.fingerprint.exists() else fingerprint
+        for name in sorted({*fingerprint, *there}):
+            if fingerprint.get(name) != there.get(name):
+                raise UserError(
+                    f"{self.path}: expected the {name} that the run there was trained with "
+                    f"({there.get(name)}), found another one ({fingerprint.get(name)})"
+                )
+
+    def write_config(self, spec: RunSpec, fingerprint: Mapping[str, str]) -> None:
+        """Makes the folder that of `spec`, of a task with `fingerprint`."""
+        if fingerprint:
+            write_json(self.fingerprint, dict(fingerprint))
+        # Last: where it is, the folder belongs to a run.
         write_json(self.config, spec.flags())
 
     def spec(self) -> RunSpec:

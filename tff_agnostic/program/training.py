@@ -14,7 +14,9 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.program import plots
 from tff_agnostic.program.checkpoints import CheckpointFolder
-from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
+from tff_agnostic.program.config import COHORT_SAMPLINGS
+from tff_agnostic.program.evaluation_report import EvaluationReport
+from tff_agnostic.program.evaluator import Evaluator, check_readable
 from tff_agnostic.program.files import read_json, write_json
 from tff_agnostic.program.history import History
 from tff_agnostic.program.interrupts import StopRequest
@@ -25,6 +27,9 @@ from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.tensorboard import TensorBoardSink
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
+
+# How many clients are read before the first round, if what they hold is not known otherwise.
+_MAX_READS = 2000
 
 
 class TrainingRun:
@@ -50,9 +55,8 @@ class TrainingRun:
         folder.check(spec, resume)
         self.task: Task = spec.load_task()
         check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
-        # A client that cannot be read is better found now than after hours of training; those of
-        # `train` are read for the expected counts.
-        read_all(self.task)
+        check_readable(self.task.test, _MAX_READS)
+        folder.check_fingerprint(self.task.fingerprint)
         params = config.algorithm_params(
             self.task.domain_names, _expected_counts(self.task, config.clients_per_round)
         )
@@ -61,7 +65,12 @@ class TrainingRun:
         self._take_events = runtime.take_events
         self._training = runtime.training(algorithm, aggregation)
         self.security = self._training.security
-        self._evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
+        self._evaluator = Evaluator(
+            self.task,
+            runtime.evaluation(self.task.model, self.task.num_domains, aggregation),
+            config.evaluation_clients,
+            config.seed,
+        )
         self._history = History(folder.metrics)
         self._checkpoints = CheckpointFolder(folder.checkpoints, config.keep_checkpoints)
 
@@ -81,16 +90,17 @@ class TrainingRun:
             # Again: another process may have been faster.
             self._folder.check(self._spec, self._resume)
             state = self._start()
-            self._folder.write_config(self._spec)
+            self._folder.write_config(self._spec, self.task.fingerprint)
             self._history.write()
             return self._finish(self._rounds(state, stop, show_progress))
 
     def _rounds(self, state: ServerState, stop: StopRequest, show_progress: bool) -> ServerState:
         config = self._spec.config
         total, completed = config.rounds, int(state.round_num)
-        clients = self.task.train
+        clients, find_strata = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
+        strata = find_strata(clients, self.task.num_domains) if find_strata else None
         with (
-            CohortReader(clients, config.clients_per_round, config.seed, total) as cohorts,
+            CohortReader(clients, config.clients_per_round, config.seed, total, strata) as cohorts,
             TensorBoardSink(self._folder.tensorboard, self.task.domain_names) as tensorboard,
             Progress(self.task, completed, total, show_progress) as progress,
         ):
@@ -156,16 +166,16 @@ class TrainingRun:
         return round_num % config.evaluate_every == 0 or round_num == config.rounds
 
     def evaluate(self, state: ServerState) -> EvaluationReport:
-        """Evaluates a state on the test clients.
+        """Evaluates a state on the test clients: all of them after the run's last round.
 
         Raises:
             UserError: If the model has diverged.
         """
-        clients = read_all(self.task)
-        summed = self._evaluation(state.weights, clients)
-        report = evaluation_report(self.task.model, self.task.domain_names, summed)
+        is_last = int(state.round_num) == self._spec.config.rounds
+        report = self._evaluator(state.weights, on_all=is_last)
+        num_clients = sum(report.clients.values())
         if report.clients["non_finite"] > 0 and report.clients["evaluated"] == 0:
-            raise _diverged(int(state.round_num), report.clients["non_finite"], len(clients))
+            raise _diverged(int(state.round_num), report.clients["non_finite"], num_clients)
         return report
 
     def _save(self, state: ServerState) -> None:
@@ -197,11 +207,6 @@ class TrainingRun:
         return {name: float(last[f"lambda/{name}"]) for name in self.task.domain_names}
 
 
-def read_all(task: Task) -> Sequence[Examples]:
-    """Returns the examples of every test client."""
-    return [task.test.read(client_id) for client_id in task.test.client_ids]
-
-
 def _diverged(round_num: int, num_non_finite: int, num_clients: int) -> UserError:
     return UserError(
         f"round {round_num}: the model has diverged: no client returned finite numbers "
@@ -211,7 +216,7 @@ def _diverged(round_num: int, num_non_finite: int, num_clients: int) -> UserErro
 
 
 def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:
-    totals = domain_counts(task.train, task.num_domains)
+    totals = domain_counts(task.train, task.num_domains, _MAX_READS)
     expected = totals * (clients_per_round / len(task.train.client_ids))
     # A domain that no training client has never meets its count; any positive number will do.
     return tuple(float(count) for count in np.where(totals > 0, expected, 1.0))

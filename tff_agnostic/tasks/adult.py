@@ -14,7 +14,7 @@ from tff_agnostic.data.partition import even_partition
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.logistic import logistic_regression
 from tff_agnostic.tasks.adult_columns import CATEGORIES, COLUMNS
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, option
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 
 _DOMAIN_NAMES = ("doctorate", "non-doctorate")
 _LABELS = {"<=50K": 0, ">50K": 1}
@@ -140,5 +140,5 @@ TASK = TaskSpec(
         "window": 5,
         "evaluate_every": 20,
     },
-    reads_data_dir=True,
+    data_dir=Use.REQUIRED,
 )

@@ -13,7 +13,7 @@ from typing import Any
 from tff_agnostic.data.npz_clients import NpzClients
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.logistic import logistic_regression
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,5 +70,5 @@ TASK = TaskSpec(
     options=ClientFilesOptions,
     load=load,
     defaults={},
-    reads_data_dir=True,
+    data_dir=Use.REQUIRED,
 )

@@ -2,12 +2,23 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Callable, Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
-from tff_agnostic.tasks import adult, client_files, digits, toy_regression
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
+from tff_agnostic.tasks import (
+    adult,
+    client_files,
+    digits,
+    emnist,
+    fashion_mnist,
+    spanish_keyboard,
+    stackoverflow,
+    toy_regression,
+    two_domain_lm,
+)
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
 TASKS: Registry[TaskSpec] = Registry(
     "task",
@@ -16,6 +27,11 @@ TASKS: Registry[TaskSpec] = Registry(
         "toy_regression": toy_regression.TASK,
         "adult": adult.TASK,
         "client_files": client_files.TASK,
+        "emnist": emnist.TASK,
+        "stackoverflow": stackoverflow.TASK,
+        "spanish_keyboard": spanish_keyboard.TASK,
+        "fashion_mnist": fashion_mnist.TASK,
+        "two_domain_lm": two_domain_lm.TASK,
     },
 )
 
@@ -33,14 +49,26 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
             the data is malformed.
     """
     spec = TASKS[name]
-    if spec.reads_data_dir and context.data_dir is None:
-        raise UserError(f"--task={name} reads files: give their folder with --data_dir")
-    if context.data_dir is not None:
-        if not spec.reads_data_dir:
-            raise UserError(f"--data_dir has no effect with --task={name}, which reads no files")
-        if not context.data_dir.is_dir():
-            raise UserError(f"--data_dir: expected a folder, found none at {context.data_dir}")
+    _check_path(name, "data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)
+    _check_path(name, "data", "client store", spec.data, context.data, Path.is_file)
     known = Registry(f"option of {name}", {f.name: f for f in dataclasses.fields(spec.options)})
     for option in options:
         _ = known[option]
     return spec.load(spec.options(**options), context)
+
+
+def _check_path(
+    task: str,
+    flag: str,
+    what: str,
+    use: Use,
+    path: Optional[Path],
+    is_there: Callable[[Path], bool],
+) -> None:
+    if path is None:
+        if use is Use.REQUIRED:
+            raise UserError(f"--task={task} reads a {what}: name it with --{flag}")
+    elif use is Use.NO:
+        raise UserError(f"--{flag} has no effect with --task={task}, which reads no {what}")
+    elif not is_there(path):
+        raise UserError(f"--{flag}: expected a {what}, found none at {path}")

@@ -1,6 +1,7 @@
 """What a task is."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -27,6 +28,8 @@ class Task:
             course over the rounds belongs into metrics.csv.
         figures: Figures of this task, by file name without suffix, drawn from the columns of
             metrics.csv.
+        fingerprint: What the trained weights depend on beside flags, such as the vocabulary of the
+            data, by name; a run is resumed and evaluated only where these are the same.
     """
 
     domain_names: tuple[str, ...]
@@ -35,6 +38,7 @@ class Task:
     model: Model
     tracked_weights: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     figures: Mapping[str, DrawFigure] = dataclasses.field(default_factory=dict)
+    fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def num_domains(self) -> int:
@@ -49,10 +53,20 @@ class TaskContext:
     Attributes:
         seed: Seed of the run, for splits and generated data.
         data_dir: Folder with the task's files, for tasks that read some.
+        data: The client store, for tasks that read one.
     """
 
     seed: int
     data_dir: Optional[Path] = None
+    data: Optional[Path] = None
+
+
+class Use(enum.Enum):
+    """Whether a task reads something that a flag names."""
+
+    NO = enum.auto()
+    OPTIONAL = enum.auto()
+    REQUIRED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +80,8 @@ class TaskSpec:
         load: (options, context) -> task.
         defaults: Fields of `RunConfig` that this task sets, for every algorithm.
         algorithm_defaults: The same for single algorithms, by name.
-        reads_data_dir: Whether `data_dir` is needed.
+        data_dir: Whether the task reads the folder --data_dir.
+        data: Whether the task reads the client store --data.
     """
 
     summary: str
@@ -74,9 +89,24 @@ class TaskSpec:
     load: Callable[[Any, TaskContext], Task]
     defaults: Mapping[str, Any]
     algorithm_defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    reads_data_dir: bool = False
+    data_dir: Use = Use.NO
+    data: Use = Use.NO
 
 
-def option(default: Any, help_: str) -> Any:
-    """Declares a field of a task's options."""
-    return dataclasses.field(default=default, metadata={"help": help_})
+def option(default: Any, help_: str, flag: Optional[str] = None, is_path: bool = False) -> Any:
+    """Declares a field of a task's options.
+
+    Args:
+        default: The default.
+        help_: The flag's help text.
+        flag: The flag's name; TASK_FIELD if None.
+        is_path: Whether it names a file, which is the same file however it is named.
+    """
+    return dataclasses.field(
+        default=default, metadata={"help": help_, "flag": flag, "is_path": is_path}
+    )
+
+
+def option_flag(task: str, field: dataclasses.Field) -> str:
+    """Returns the name of the flag of an option."""
+    return field.metadata.get("flag") or f"{task}_{field.name}"

@@ -1,0 +1,230 @@
+"""Reads client stores, our own and those that TFF wrote, one client at a time."""
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.data.store_format import (
+    Feature,
+    StoreDescription,
+    description_from_json,
+)
+from tff_agnostic.errors import UserError
+
+_TFF_TABLES = {
+    "examples": {"split_name", "client_id", "serialized_example_proto"},
+    "client_metadata": {"client_id", "split_name", "num_examples"},
+}
+# Seconds to wait for a process that writes to the file.
+_PATIENCE = 5.0
+
+
+class Store:
+    """A store, opened read-only; may be used by several threads and processes at once.
+
+    Args:
+        path: The SQLite file.
+
+    Attributes:
+        path: The file.
+        description: What the store holds; of a store that TFF wrote, what its first example has.
+
+    Raises:
+        UserError: If the file is missing, damaged, not a store, or an import that did not end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._local = threading.local()
+        self._check_file()
+        self._data_version: Optional[tuple[int, int]] = None
+        self._data_version = self._version()
+        self.description = self._read_description()
+
+    def splits(self) -> tuple[str, ...]:
+        """Returns the names of the splits, sorted."""
+        rows = self._query("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
+        return tuple(row[0] for row in rows)
+
+    def client_ids(self, split: str) -> list[str]:
+        """Returns the ids of a split's clients, sorted.
+
+        Raises:
+            UserError: If there are none.
+        """
+        rows = self._query(
+            "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", [split]
+        )
+        if not rows:
+            raise UserError(
+                f"{self.path}: expected clients in split {split}, found the splits "
+                f"{', '.join(self.splits()) or '(none)'}"
+            )
+        return sorted(row[0] for row in rows)
+
+    def domain_counts(self, split: str) -> Optional[dict[str, dict[str, int]]]:
+        """Returns {CLIENT: {DOMAIN: examples}} of a split; None in a store that TFF wrote."""
+        if self.description.kind is None:
+            return None
+        counts: dict[str, dict[str, int]] = {}
+        for client, domain, n in self._query(
+            "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
+            [split],
+        ):
+            counts.setdefault(client, {})[domain] = n
+        return counts
+
+    def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
+        """Returns the most frequent words, the most frequent first.
+
+        Args:
+            size: How many; all if None.
+
+        Raises:
+            UserError: If the store has none.
+        """
+        if self.description.kind is None:
+            raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
+        rows = self._query(
+            "SELECT word FROM vocabulary ORDER BY rank LIMIT ?", [-1 if size is None else size]
+        )
+        if not rows:
+            raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
+        return tuple(row[0] for row in rows)
+
+    def read(self, split: str, client_id: str) -> list[bytes]:
+        """Returns the serialized examples of one client.
+
+        Raises:
+            UserError: If the file was changed since it was opened, is locked or damaged.
+        """
+        rows = self._query(
+            "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?",
+            [client_id, split],
+        )
+        if self._version() != self._data_version:
+            raise UserError(
+                f"{self.path}: the store was changed while it was read: let what writes to it end, "
+                "and start again"
+            )
+        return [row[0] for row in rows]
+
+    def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with self._errors():
+            return self._connection().execute(sql, parameters).fetchall()
+
+    def _connection(self) -> sqlite3.Connection:
+        # SQLite's connections must not be carried into another thread, or through a fork.
+        if getattr(self._local, "pid", None) != os.getpid():
+            uri = self.path.absolute().as_uri() + "?mode=ro"
+            self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
+            self._local.pid = os.getpid()
+        connection: sqlite3.Connection = self._local.connection
+        return connection
+
+    def _version(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.path)
+        except OSError as e:
+            raise UserError(f"{self.path}: the store is gone ({e.strerror})") from e
+        return status.st_mtime_ns, status.st_size
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as e:
+            if "locked" in str(e):
+                raise UserError(f"{self.path}: another process is writing to the store") from e
+            raise UserError(f"{self.path}: cannot read the store: {e}") from e
+        except sqlite3.DatabaseError as e:
+            raise UserError(
+                f"{self.path}: expected an SQLite file, found a damaged one: {e}"
+            ) from e
+
+    def _check_file(self) -> None:
+        if not self.path.is_file():
+            raise UserError(f"--data: expected a client store, found no file at {self.path}")
+        tables = {row[0] for row in self._query("SELECT name FROM sqlite_master")}
+        for table, columns in _TFF_TABLES.items():
+            found = {row[1] for row in self._query(f"PRAGMA table_info({table})")}
+            if table not in tables or not columns <= found:
+                raise UserError(
+                    f"{self.path}: expected a client store with the table {table} "
+                    f"({', '.join(sorted(columns))}), found {', '.join(sorted(found)) or 'none'}"
+                )
+
+    def _read_description(self) -> StoreDescription:
+        is_ours = self._query("SELECT name FROM sqlite_master WHERE name = 'tff_agnostic'")
+        if is_ours:
+            rows = self._query("SELECT description FROM tff_agnostic")
+            if not rows:
+                raise UserError(f"{self.path}: expected a complete store, found one half-written")
+            try:
+                return description_from_json(rows[0][0])
+            except ValueError as e:
+                raise UserError(f"{self.path}: {e}") from e
+        first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1")
+        if not first:
+            raise UserError(f"{self.path}: expected examples, found none")
+        return StoreDescription(kind=None, features=_features_of(first[0][0], self.path))
+
+
+def parse_examples(
+    serialized: Sequence[bytes], features: Mapping[str, Feature], where: str
+) -> dict[str, np.ndarray]:
+    """Parses `tf.train.Example`s.
+
+    Args:
+        serialized: n examples.
+        features: What to take from them.
+        where: Whose they are, for messages.
+
+    Returns:
+        A column of each feature, [n, *shape]; strings are bytes in object arrays.
+
+    Raises:
+        UserError: If an example is damaged, or lacks a feature in that type and shape.
+    """
+    spec = {
+        name: tf.io.FixedLenFeature(feature.shape, tf.as_dtype(feature.dtype))
+        for name, feature in features.items()
+    }
+    try:
+        # The operation runs on CPUs only.
+        with tf.device("CPU:0"):
+            columns = tf.io.parse_example(tf.constant(list(serialized), tf.string), spec)
+    except tf.errors.InvalidArgumentError as e:
+        message = " ".join((e.message or str(e)).split())
+        expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
+        raise UserError(f"{where}: expected examples with {expected}, found: {message}") from e
+    return {name: column.numpy() for name, column in columns.items()}
+
+
+def vocabulary_digest(words: Sequence[str]) -> str:
+    """Returns a short name of a vocabulary: equal for equal words in equal order only."""
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def _features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
+    try:
+        example = tf.train.Example.FromString(serialized)
+    except Exception as e:  # protobuf's own error type differs between its implementations.
+        raise UserError(f"{path}: expected tf.train.Examples, found something else ({e})") from e
+    names = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
+    features = {}
+    for name, feature in sorted(example.features.feature.items()):
+        kind = feature.WhichOneof("kind")
+        if kind is None:
+            continue
+        length = len(getattr(feature, kind).value)
+        features[name] = Feature(names[kind], () if length == 1 else (length,))
+    return features

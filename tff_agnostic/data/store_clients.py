@@ -1,0 +1,68 @@
+"""The clients of one split of a store, as a client dataset."""
+
+from collections.abc import Mapping, Sequence
+from typing import Callable, Optional
+
+import numpy as np
+
+from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store_format import Feature
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import Examples
+
+# (client id, columns) -> examples, the columns being those of the features asked for.
+ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
+
+
+class StoreClients:
+    """Clients of a split; reading one touches its rows only.
+
+    Args:
+        store: The store.
+        split: Name of the split.
+        features: The features to parse.
+        to_examples: Makes a client's examples of its columns.
+        domain_names: Names of the task's domains, in the order of their ids.
+
+    Raises:
+        UserError: If the split has no clients.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        split: str,
+        features: Mapping[str, Feature],
+        to_examples: ToExamples,
+        domain_names: Sequence[str],
+    ) -> None:
+        self._store = store
+        self._split = split
+        self._features = features
+        self._to_examples = to_examples
+        self._domain_names = domain_names
+        self._ids = store.client_ids(split)
+        self._known = frozenset(self._ids)
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Every client's id, sorted."""
+        return self._ids
+
+    def read(self, client_id: str) -> Examples:
+        """Returns one client's examples; see `ClientDataset.read`."""
+        where = f"{self._store.path}: client {client_id}"
+        serialized = self._store.read(self._split, client_id) if client_id in self._known else []
+        if not serialized:
+            raise UserError(f"{where}: expected examples in split {self._split}, found none")
+        return self._to_examples(client_id, parse_examples(serialized, self._features, where))
+
+    def client_domain_counts(self) -> Optional[np.ndarray]:
+        """Returns the examples of each client and domain, int64 [clients, p]; None if not known."""
+        counts = self._store.domain_counts(self._split)
+        if counts is None:
+            return None
+        return np.array(
+            [[counts[client].get(name, 0) for name in self._domain_names] for client in self._ids],
+            np.int64,
+        )

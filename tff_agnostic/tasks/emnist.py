@@ -1,0 +1,141 @@
+"""EMNIST: handwritten characters; the writers are high-school students or census employees.
+
+As in appendix C of Ro et al. 2021: the CNN and the hyperparameters of Reddi et al. 2021, with Adam
+at the server. The domains are a client partition. Without --data the data are TFF's, where writers
+2100 to 2599 are the high-school ones (NIST special database 19, hsf_4); a store of import_data
+names the domain of each example.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Optional
+
+import numpy as np
+
+from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
+from tff_agnostic.data.store import Store
+from tff_agnostic.data.store_clients import StoreClients
+from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.emnist_cnn import emnist_cnn
+from tff_agnostic.models.functional import Examples
+from tff_agnostic.tasks.stored import (
+    TEST_SPLIT_HELP,
+    TRAIN_SPLIT,
+    DomainsOf,
+    domains_by_name,
+    labels_of,
+    open_store,
+)
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.tff_datasets import emnist_store
+
+HIGH_SCHOOL, CENSUS = "high_school", "census"
+_DOMAIN_NAMES = (HIGH_SCHOOL, CENSUS)
+_HIGH_SCHOOL_WRITERS = range(2100, 2600)
+_PIXELS = "pixels"
+_FEATURES = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
+# TFF's names for the splits of a given number of classes.
+_TFF_SPLITS = {62: "all_", 10: "digits_only_"}
+
+
+@dataclasses.dataclass(frozen=True)
+class EmnistOptions:
+    """Options of the task."""
+
+    num_classes: int = option(62, "62 for digits and letters, 10 for digits.")
+    high_school_writers: Optional[int] = option(
+        None, "How many high-school writers are trained on, drawn by the seed; all if not given."
+    )
+    test_split: str = option("test", TEST_SPLIT_HELP)
+
+
+def load(options: EmnistOptions, context: TaskContext) -> Task:
+    """Returns the task.
+
+    Raises:
+        UserError: If the data are missing or do not fit, or an option is out of range.
+    """
+    if options.num_classes < 2:
+        raise UserError(f"--emnist_num_classes: expected at least 2, found {options.num_classes}")
+    path = context.data if context.data is not None else emnist_store(context.data_dir)
+    store = open_store(path, "emnist", _FEATURES)
+    names_domains = DOMAIN in store.description.features
+    features = {**_FEATURES, **({DOMAIN: Feature("string")} if names_domains else {})}
+    domains_of = domains_by_name(_DOMAIN_NAMES, path) if names_domains else _domains_by_writer(path)
+
+    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
+        where = f"{path}: client {client_id}"
+        return {
+            "x": columns[_PIXELS][..., np.newaxis],
+            "y": labels_of(columns, options.num_classes, where),
+            "domain_id": domains_of(client_id, columns),
+        }
+
+    def clients(split: str) -> StoreClients:
+        name = _split_name(store, split, options.num_classes)
+        return StoreClients(store, name, features, to_examples, _DOMAIN_NAMES)
+
+    return Task(
+        domain_names=_DOMAIN_NAMES,
+        train=_thinned(clients(TRAIN_SPLIT), options.high_school_writers, context.seed),
+        test=clients(options.test_split),
+        model=emnist_cnn(options.num_classes, seed=context.seed),
+        fingerprint={"classes": str(options.num_classes)},
+    )
+
+
+def _split_name(store: Store, split: str, num_classes: int) -> str:
+    theirs = _TFF_SPLITS.get(num_classes, "") + split
+    return theirs if theirs in store.splits() else split
+
+
+def _domains_by_writer(path: object) -> DomainsOf:
+    def domains_of(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        # Ids are like f2103_04: writer 2103.
+        number = client_id[1:].partition("_")[0]
+        if not number.isdigit():
+            raise UserError(
+                f"{path}: expected ids of TFF's EMNIST such as f2103_04 in a store that does not "
+                f"name the domains, found the client {client_id!r}"
+            )
+        domain = 0 if int(number) in _HIGH_SCHOOL_WRITERS else 1
+        return np.full([len(columns[LABEL])], domain, np.int32)
+
+    return domains_of
+
+
+def _thinned(clients: ClientDataset, keep: Optional[int], seed: int) -> ClientDataset:
+    if keep is None:
+        return clients
+    ids = np.array(clients.client_ids)
+    is_high_school = np.argmax(client_domain_counts(clients, 2), axis=1) == 0
+    there = ids[is_high_school]
+    if not 1 <= keep <= len(there):
+        raise UserError(
+            f"--emnist_high_school_writers: expected 1 to {len(there)}, the high-school writers "
+            f"there are, found {keep}"
+        )
+    kept = np.random.default_rng([seed, 3]).choice(there, size=keep, replace=False)
+    return SelectedClients(clients, [*kept, *ids[~is_high_school]])
+
+
+TASK = TaskSpec(
+    summary="EMNIST characters, CNN; domains high-school or census writers (--data, or TFF's own)",
+    options=EmnistOptions,
+    load=load,
+    defaults={
+        "rounds": 1500,
+        "clients_per_round": 10,
+        "batch_size": 20,
+        "client_learning_rate": 10**-1.5,
+        "server_optimizer": "adam",
+        "server_learning_rate": 10**-2.5,
+        "server_epsilon": 1e-4,
+        "domain_learning_rate": 0.01,
+        "batch_normalizer": "batch",
+        "evaluate_every": 50,
+    },
+    data_dir=Use.OPTIONAL,
+    data=Use.OPTIONAL,
+)

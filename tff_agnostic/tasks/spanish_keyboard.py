@@ -1,0 +1,77 @@
+"""Spanish keyboard: the next word in the Spanish of several countries.
+
+As in section 5.2 of Ro et al. 2021, with the model of Hard et al. 2018, a CIFG with tied
+embeddings, and Nesterov momentum at the server. The domains, whatever locales the store names, are
+a client partition. The paper's data are private: any store of texts by country takes their place.
+"""
+
+import dataclasses
+
+from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.keyboard_cifg import keyboard_cifg
+from tff_agnostic.tasks.language import (
+    SEQUENCE_LENGTH_HELP,
+    VOCABULARY_SIZE_HELP,
+    Corpus,
+    check_sizes,
+    next_word_task,
+)
+from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, open_store, stored_domains
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanishKeyboardOptions:
+    """Options of the task."""
+
+    vocabulary_size: int = option(10_000, VOCABULARY_SIZE_HELP)
+    sequence_length: int = option(20, SEQUENCE_LENGTH_HELP)
+    projection: int = option(96, "Size of the recurrent projection and of the word vectors.")
+    units: int = option(670, "Units of the CIFG.")
+    test_split: str = option("test", TEST_SPLIT_HELP)
+
+
+def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
+    """Returns the task.
+
+    Raises:
+        UserError: If the store does not fit, or an option is out of range.
+    """
+    check_sizes("spanish_keyboard", options.vocabulary_size, options.sequence_length)
+    assert context.data is not None
+    features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
+    store = open_store(context.data, "spanish_keyboard", features)
+    words = store.vocabulary(options.vocabulary_size)
+
+    def build(vocabulary_size: int) -> Model:
+        return keyboard_cifg(
+            vocabulary_size,
+            projection=options.projection,
+            units=options.units,
+            sequence_length=options.sequence_length,
+            seed=context.seed,
+        )
+
+    corpus = Corpus(store, words, stored_domains(store), DOMAIN)
+    return next_word_task(corpus, options.sequence_length, options.test_split, build)
+
+
+TASK = TaskSpec(
+    summary="next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",
+    options=SpanishKeyboardOptions,
+    load=load,
+    defaults={
+        "rounds": 3000,
+        "clients_per_round": 500,
+        "batch_size": 50,
+        "client_learning_rate": 0.5,
+        "server_optimizer": "nesterov",
+        "server_learning_rate": 1.0,
+        "server_momentum": 0.9,
+        "domain_learning_rate": 0.005,
+        "batch_normalizer": "batch",
+        "evaluate_every": 100,
+    },
+    data=Use.REQUIRED,
+)

@@ -1,0 +1,88 @@
+"""Stack Overflow: the next word of sentences in questions and answers.
+
+As in section 5.1 of Ro et al. 2021: the LSTM and the hyperparameters of Reddi et al. 2021, with
+Adam at the server. The domains are a data partition: users write both. Without --data the data are
+TFF's; a store that import_data made of any Stack Exchange dump takes their place.
+"""
+
+import dataclasses
+
+from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.tasks.language import (
+    SEQUENCE_LENGTH_HELP,
+    VOCABULARY_SIZE_HELP,
+    Corpus,
+    check_sizes,
+    next_word_task,
+)
+from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, open_store
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.tff_datasets import stackoverflow_store, stackoverflow_words
+
+_DOMAIN_NAMES = ("answer", "question")
+# What names the domain in TFF's own data.
+_TYPE = "type"
+
+
+@dataclasses.dataclass(frozen=True)
+class StackOverflowOptions:
+    """Options of the task."""
+
+    vocabulary_size: int = option(10_000, VOCABULARY_SIZE_HELP)
+    sequence_length: int = option(20, SEQUENCE_LENGTH_HELP)
+    embedding: int = option(96, "Size of the word vectors.")
+    units: int = option(670, "Units of each LSTM.")
+    layers: int = option(1, "Number of LSTMs.")
+    test_split: str = option("test", TEST_SPLIT_HELP)
+
+
+def load(options: StackOverflowOptions, context: TaskContext) -> Task:
+    """Returns the task.
+
+    Raises:
+        UserError: If the data are missing or do not fit, or an option is out of range.
+    """
+    check_sizes("stackoverflow", options.vocabulary_size, options.sequence_length)
+    path = context.data if context.data is not None else stackoverflow_store(context.data_dir)
+    store = open_store(path, "stackoverflow", {TOKENS: Feature("string")})
+    is_ours = store.description.kind is not None
+    size = options.vocabulary_size
+    words = store.vocabulary(size) if is_ours else stackoverflow_words(context.data_dir, size)
+
+    def build(vocabulary_size: int) -> Model:
+        return next_word_lstm(
+            vocabulary_size,
+            embedding=options.embedding,
+            units=options.units,
+            layers=options.layers,
+            sequence_length=options.sequence_length,
+            seed=context.seed,
+        )
+
+    corpus = Corpus(store, words, _DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
+    return next_word_task(corpus, options.sequence_length, options.test_split, build)
+
+
+TASK = TaskSpec(
+    summary="next word in Stack Overflow or any Stack Exchange site, LSTM; domains question and "
+    "answer (--data, or TFF's own)",
+    options=StackOverflowOptions,
+    load=load,
+    defaults={
+        "rounds": 1500,
+        "clients_per_round": 50,
+        "batch_size": 16,
+        "max_examples": 1000,
+        "client_learning_rate": 10**-0.5,
+        "server_optimizer": "adam",
+        "server_learning_rate": 10**-2,
+        "server_epsilon": 1e-5,
+        "domain_learning_rate": 0.005,
+        "batch_normalizer": "batch",
+        "evaluate_every": 50,
+    },
+    data_dir=Use.OPTIONAL,
+    data=Use.OPTIONAL,
+)

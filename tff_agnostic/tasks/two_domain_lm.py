@@ -1,0 +1,79 @@
+"""Documents and conversations: a language model for two kinds of text.
+
+As in section 5.3 of Mohri et al. 2019: text in capitals without punctuation, 10,000 words, an LSTM
+of two layers, momentum. They used the Penn Treebank and the Cornell movie dialogues, which
+`import_data --format=text_folders --case=upper --punctuation=drop` turns into a store; the domains
+are whatever the store names.
+"""
+
+import dataclasses
+
+from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.tasks.language import (
+    SEQUENCE_LENGTH_HELP,
+    VOCABULARY_SIZE_HELP,
+    Corpus,
+    check_sizes,
+    next_word_task,
+)
+from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, open_store, stored_domains
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoDomainOptions:
+    """Options of the task."""
+
+    vocabulary_size: int = option(10_000, VOCABULARY_SIZE_HELP)
+    sequence_length: int = option(20, SEQUENCE_LENGTH_HELP)
+    embedding: int = option(200, "Size of the word vectors.")
+    units: int = option(200, "Units of each LSTM.")
+    test_split: str = option("test", TEST_SPLIT_HELP)
+
+
+def load(options: TwoDomainOptions, context: TaskContext) -> Task:
+    """Returns the task.
+
+    Raises:
+        UserError: If the store does not fit, or an option is out of range.
+    """
+    check_sizes("two_domain_lm", options.vocabulary_size, options.sequence_length)
+    assert context.data is not None
+    features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
+    store = open_store(context.data, "two_domain_lm", features)
+    words = store.vocabulary(options.vocabulary_size)
+
+    def build(vocabulary_size: int) -> Model:
+        return next_word_lstm(
+            vocabulary_size,
+            embedding=options.embedding,
+            units=options.units,
+            layers=2,
+            sequence_length=options.sequence_length,
+            seed=context.seed,
+        )
+
+    corpus = Corpus(store, words, stored_domains(store), DOMAIN)
+    return next_word_task(corpus, options.sequence_length, options.test_split, build)
+
+
+TASK = TaskSpec(
+    summary="next word in two kinds of text, two-layer LSTM; domains the store's (--data)",
+    options=TwoDomainOptions,
+    load=load,
+    defaults={
+        "rounds": 500,
+        "clients_per_round": 10,
+        "batch_size": 20,
+        "client_learning_rate": 1.0,
+        "server_optimizer": "momentum",
+        "server_learning_rate": 0.3,
+        "server_momentum": 0.9,
+        "domain_learning_rate": 0.01,
+        "batch_normalizer": "batch",
+        "evaluate_every": 25,
+    },
+    data=Use.REQUIRED,
+)
