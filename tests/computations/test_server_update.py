@@ -1,5 +1,7 @@
 """What the server does with a sum, with every server optimizer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,7 +20,7 @@ from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations.algorithm import AlgorithmParams
 from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
-from tff_agnostic.models import logistic_regression
+from tff_agnostic.models import Metric, logistic_regression
 
 
 def _algorithm(optimizer):
@@ -88,3 +90,20 @@ def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
     np.testing.assert_allclose(train["loss"], [np.log(3), 0], rtol=1e-6)
     np.testing.assert_allclose(train["accuracy"], [1 / 3, 0], rtol=1e-6)
     np.testing.assert_array_equal(train["num_examples"], [3, 0])
+
+
+def test_rounds_report_the_values_of_metrics_not_their_ratios():
+    model = logistic_regression(4, 3)
+    error = Metric("error", _error_of_guess, max_numerator=2.0, transform=tf.exp)
+    model = dataclasses.replace(model, metrics=(*model.metrics, error))
+    training = EagerTraining(agnostic_fed_avg(model, 2, AlgorithmParams()))
+    client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[2, 1, 0, 0])
+    _, (metrics,) = run_rounds(training, [[client]])
+    np.testing.assert_allclose(
+        metrics["client_work"]["train"]["error"], np.exp([1.5, 0.0]), rtol=1e-6
+    )
+
+
+def _error_of_guess(labels, scores):
+    error = tf.cast(labels - tf.argmax(scores, axis=-1, output_type=labels.dtype), tf.float32)
+    return error, tf.ones_like(error)

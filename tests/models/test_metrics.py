@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.models import accuracy
+from tff_agnostic.models import Metric, accuracy
 
 
 def test_accuracy_counts_the_examples_whose_largest_score_is_the_label():
@@ -23,3 +23,9 @@ def test_accuracy_takes_labels_of_any_integer_type():
 def test_accuracy_says_which_direction_is_good():
     assert accuracy().higher_is_better
     assert accuracy().upper == 1.0
+
+
+def test_a_metric_has_the_ratio_as_its_value_or_a_function_of_it():
+    assert float(accuracy().value(0.25)) == 0.25
+    root = Metric("root", accuracy().per_example, transform=tf.sqrt)
+    np.testing.assert_allclose(root.value(np.array([0.25, 1.0, np.nan])), [0.5, 1.0, np.nan])

@@ -56,6 +56,26 @@ def test_of_losses_the_lowest_is_best_and_they_are_no_percentages():
     assert cells[2][1:4] == ["**1.200 (0.000)**", "**1.200 (0.000)**", "1.200 (0.566)"]
 
 
+@pytest.mark.parametrize(
+    ("measure", "cell", "title"),
+    [
+        ("in_vocab_accuracy", "50.0", "In vocab accuracy, percent"),
+        (
+            "accuracy_without_out_of_vocab_or_end_of_sentence",
+            "50.0",
+            "Accuracy without out of vocab or end of sentence, percent",
+        ),
+        ("perplexity", "0.50", "Perplexity"),
+        ("inaccuracy", "0.500", "Inaccuracy"),
+    ],
+)
+def test_shares_are_in_percent_and_perplexities_have_two_decimals(measure, cell, title):
+    values = {name: {measure: np.array([0.5])} for name in ("a", *SUMMARIES)}
+    comparison = Comparison(("a",), {measure: True}, {"fed_avg": Trials(values, [{}])})
+    assert _cells(table(comparison, measure, "simple"))[1][0].split()[-1] == cell
+    assert f"## {title} (higher is better)" in markdown(comparison, "title", "command")
+
+
 def test_with_many_domains_algorithms_are_the_columns():
     names = [f"domain {i}" for i in range(8)]
     cells = _cells(table(_comparison(names), "loss", "github"))

@@ -1,8 +1,10 @@
 """From the sums of an evaluation to numbers, by hand."""
 
+import dataclasses
 import json
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,19 @@ from tff_agnostic.computations.evaluation import (
     measure_grids,
 )
 from tff_agnostic.computations.structures import DomainSums, MetricSums
-from tff_agnostic.models import logistic_regression
+from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.models.text_metrics import perplexity
 from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
 
 _NAMES = ("phone", "tablet", "watch")
 _MODEL = logistic_regression(2, 3)
 
 
-def _over_clients(measure: str, values: list[list[float]]) -> ClientDistribution:
+def _over_clients(
+    measure: str, values: Sequence[Sequence[float]], model: Model = _MODEL
+) -> ClientDistribution:
     """The sums of clients that have `values` in each row."""
-    grid = measure_grids(_MODEL)[measure]
+    grid = measure_grids(model)[measure]
     histogram = np.zeros([len(values), grid.num_bins], np.int64)
     for row, of_clients in enumerate(values):
         for value in of_clients:
@@ -95,7 +100,14 @@ def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
 
 def test_json_has_null_for_what_is_undefined(report):
     found: Any = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert list(found) == ["domains", "overall", "worst_domain", "worst", "clients"]
+    assert list(found) == [
+        "domains",
+        "overall",
+        "worst_domain",
+        "worst",
+        "difference",
+        "clients",
+    ]
     assert list(found["domains"]) == list(_NAMES)
     phone = found["domains"]["phone"]
     assert {k: v for k, v in phone.items() if k != "over_clients"} == {
@@ -118,15 +130,74 @@ def test_json_has_null_for_what_is_undefined(report):
         "loss": {"domain": "tablet", "value": 1.5},
         "accuracy": {"domain": "tablet", "value": 0.25},
     }
+    assert found["difference"] == {"loss": 1.0, "accuracy": 0.5}
     assert found["clients"] == {"evaluated": 2, "empty": 1, "non_finite": 0}
 
 
 def test_the_table_has_a_row_per_domain(report):
     lines = report.table({"phone": 0.1, "tablet": 0.7, "watch": 0.2}).splitlines()
-    assert len(lines) == 2 + 3 + 1
+    assert len(lines) == 2 + 3 + 2
     assert "lambda" in lines[0]
     assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
     assert lines[3].split()[:3] == ["tablet", "(worst)", "6"]
     assert lines[3].split()[-1] == "0.700"
+    assert lines[-2].split() == ["difference", "1.0000", "0.5000"]
     assert lines[-1].split()[:2] == ["all", "10"]
     assert "lambda" not in report.table()
+
+
+def test_a_single_domain_differs_from_none(report):
+    one = dataclasses.replace(report, domains={"phone": report.domains["phone"]})
+    assert one.difference("loss") == 0
+    assert "difference" not in one.table()
+    nobody = dataclasses.replace(report, domains={"watch": report.domains["watch"]})
+    assert math.isnan(nobody.difference("loss"))
+    assert nobody.to_json()["difference"] == {"loss": None, "accuracy": None}
+
+
+def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationReport:
+    """A report on clients with one word in each domain, of which they have a cross-entropy."""
+    model = dataclasses.replace(_MODEL, metrics=(perplexity(5),))
+    sums = np.array([sum(of_domain) for of_domain in cross_entropies], np.float32)
+    counts = np.array([len(of_domain) for of_domain in cross_entropies])
+    rows = [*cross_entropies, [ratio for of_domain in cross_entropies for ratio in of_domain]]
+    summed = EvaluationOutput(
+        sums=DomainSums(
+            losses=sums,
+            counts=counts,
+            metric_sums=OrderedDict(perplexity=MetricSums(sums, counts.astype(np.float32))),
+        ),
+        over_clients=OrderedDict(
+            loss=_over_clients("loss", rows),
+            perplexity=_over_clients("perplexity", rows, model),
+        ),
+        clients=OrderedDict(evaluated=2, empty=0, non_finite=0),
+    )
+    return evaluation_report(model, _NAMES[: len(cross_entropies)], summed)
+
+
+def test_everything_about_perplexity_is_a_perplexity():
+    report = _perplexities([[math.log(50), math.log(200)], [math.log(1000)]])
+    phone = report.domains["phone"].measures["perplexity"]
+    # The geometric mean of 50 and 200, of the words and of the clients.
+    assert phone.value == pytest.approx(100, rel=1e-6)
+    assert phone.mean == pytest.approx(100, rel=1e-6)
+    assert (phone.p10, phone.p90) == pytest.approx((50, 200), rel=0.01)
+    assert report.domains["tablet"].measures["perplexity"].value == pytest.approx(1000, rel=1e-6)
+    assert report.overall.measures["perplexity"].value == pytest.approx(1e7 ** (1 / 3), rel=1e-6)
+    assert report.worst_domain("perplexity") == "tablet"
+    found = report.to_json()
+    assert found["worst"]["perplexity"]["value"] == pytest.approx(1000, rel=1e-6)
+    assert found["difference"]["perplexity"] == pytest.approx(900, rel=1e-6)
+    assert found["overall"]["over_clients"]["perplexity"]["p50"] == pytest.approx(200, rel=0.01)
+    # The loss is the plain ratio.
+    assert report.domains["tablet"].measures["loss"].value == pytest.approx(math.log(1000))
+    assert "100.00 (50.40, 50.40, 200.34)" in " ".join(report.table().split())
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite():
+    report = _perplexities([[1e4], [2.0]])
+    assert report.domains["phone"].measures["perplexity"].value == math.inf
+    assert report.worst("perplexity") == report.difference("perplexity") == math.inf
+    assert report.to_json()["domains"]["phone"]["perplexity"] is None
+    assert "inf" in report.table()

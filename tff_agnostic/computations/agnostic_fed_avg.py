@@ -77,7 +77,7 @@ def agnostic_fed_avg(model: Model, num_domains: int, params: AlgorithmParams) ->
             round_num=state.round_num + 1,
         )
         alpha = dw.scaling_vector(state.domains.lambda_, state.domains.mean_counts)
-        return next_state, round_metrics(summed, update, lambda_, alpha)
+        return next_state, round_metrics(model, summed, update, lambda_, alpha)
 
     def output_bounds(bounds: SecureBounds) -> ClientOutput:
         return client_output_bounds(model, bounds, default_max_beta=_MAX_BETA)

@@ -33,8 +33,8 @@ class ClientDistribution(NamedTuple):
 
     Attributes:
         num_clients: Clients in each row, int64 [p + 1].
-        total: Sum of their values, float32 [p + 1].
-        histogram: Their values on the measure's grid, int64 [p + 1, bins].
+        total: Sum of their values, of a metric its ratios, float32 [p + 1].
+        histogram: The same on the measure's grid, int64 [p + 1, bins].
     """
 
     num_clients: tf.Tensor
@@ -58,10 +58,12 @@ class EvaluationOutput(NamedTuple):
 
 
 def measure_grids(model: Model) -> "OrderedDict[str, Grid]":
-    """Returns the histogram grid of the loss and of each metric."""
+    """Returns the histogram grid of the loss and of each metric's ratio."""
     grids: OrderedDict[str, Grid] = OrderedDict(loss=LogGrid())
     for metric in model.metrics:
-        grids[metric.name] = LogGrid() if metric.upper is None else LinearGrid(metric.upper)
+        grids[metric.name] = (
+            LogGrid() if metric.upper is None else LinearGrid(metric.upper, metric.num_bins)
+        )
     return grids
 
 

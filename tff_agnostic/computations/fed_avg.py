@@ -77,7 +77,7 @@ def _with_constant_scale(
             domains=(),
             round_num=state.round_num + 1,
         )
-        return next_state, round_metrics(summed, update, mixture, tf.constant(alpha))
+        return next_state, round_metrics(model, summed, update, mixture, tf.constant(alpha))
 
     def output_bounds(bounds: SecureBounds) -> ClientOutput:
         return client_output_bounds(model, bounds, default_max_beta=float(bounds.max_examples))

@@ -52,7 +52,11 @@ def mean_domain_losses(summed: ClientOutput) -> tf.Tensor:
 
 
 def round_metrics(
-    summed: ClientOutput, update: WeightsUpdate, lambda_: tf.Tensor, alpha: tf.Tensor
+    model: Model,
+    summed: ClientOutput,
+    update: WeightsUpdate,
+    lambda_: tf.Tensor,
+    alpha: tf.Tensor,
 ) -> "OrderedDict[str, Any]":
     """What every algorithm reports of a round, in the layout of TFF's own learning processes.
 
@@ -62,8 +66,9 @@ def round_metrics(
     train: OrderedDict[str, Any] = OrderedDict(
         loss=mean_domain_losses(summed), num_examples=summed.domain_counts
     )
-    for name, sums in summed.metric_sums.items():
-        train[name] = tf.math.divide_no_nan(sums.numerator, sums.denominator)
+    for metric in model.metrics:
+        sums = summed.metric_sums[metric.name]
+        train[metric.name] = metric.value(tf.math.divide_no_nan(sums.numerator, sums.denominator))
     return OrderedDict(
         client_work=OrderedDict(train=train),
         clients=OrderedDict(summed.clients._asdict()),

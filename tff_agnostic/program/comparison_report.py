@@ -16,6 +16,8 @@ LABELS = {
     "fed_avg_target_only": "FedAvg (target-only)",
 }
 
+# Of measures that are not shares; others have three.
+_DECIMALS = {"perplexity": 2}
 
 # With more domains than this, algorithms become the columns, so that a terminal can show the table.
 _MAX_DOMAIN_COLUMNS = 5
@@ -56,7 +58,7 @@ def markdown(comparison: Comparison, title: str, command: str) -> str:
     for measure, higher in comparison.higher_is_better.items():
         direction = "higher" if higher else "lower"
         unit = ", percent" if _is_share(measure) else ""
-        parts.append(f"## {measure.capitalize()}{unit} ({direction} is better)")
+        parts.append(f"## {_title(measure)}{unit} ({direction} is better)")
         parts.append(table(comparison, measure, "github"))
     return "\n\n".join(parts) + "\n"
 
@@ -71,9 +73,10 @@ def figure(comparison: Comparison, measure: str) -> Figure:
         label = LABELS.get(algorithm, algorithm)
         rounds = trials.histories[0]["round"]
         by_trial = np.array([h[f"test/worst {measure}"] for h in trials.histories])
-        mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
+        with np.errstate(invalid="ignore"):  # The spread of what is infinite, as perplexity may be.
+            mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
         plot_known(curves, rounds, mean, color=f"C{i}", label=label)
-        known = ~np.isnan(mean)
+        known = np.isfinite(mean)
         curves.fill_between(
             rounds[known], (mean - std)[known], (mean + std)[known], color=f"C{i}", alpha=0.2
         )
@@ -95,13 +98,18 @@ def _heading(domain: str, table_format: str) -> str:
     return one_line.replace("|", r"\|") if table_format == "github" else one_line
 
 
+def _title(measure: str) -> str:
+    return measure.replace("_", " ").capitalize()
+
+
 def _is_share(measure: str) -> bool:
-    return measure == "accuracy" or measure.endswith("_accuracy")
+    # "in_vocab_accuracy", "accuracy_without_out_of_vocab_or_end_of_sentence"
+    return "accuracy" in measure.split("_")
 
 
 def _cell(trials: Trials, domain: str, measure: str) -> str:
     mean, std = trials.mean(domain, measure), trials.std(domain, measure)
-    scale, digits = (100.0, 1) if _is_share(measure) else (1.0, 3)
+    scale, digits = (100.0, 1) if _is_share(measure) else (1.0, _DECIMALS.get(measure, 3))
     spread = "" if math.isnan(std) else f" ({std * scale:.{digits}f})"
     return f"{mean * scale:.{digits}f}{spread}"
 

@@ -15,16 +15,23 @@ from tff_agnostic.computations.evaluation import (
 )
 from tff_agnostic.computations.histogram import Grid, quantile
 from tff_agnostic.models.functional import Model
+from tff_agnostic.models.metrics import Metric
+
+# Beyond this, such as perplexity often is, a table has two decimals only.
+_LARGE = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
     """One measure on a set of examples, and its distribution over the clients that hold them.
 
+    All of it in the measure's own values: those of a metric with a `transform` are transformed.
+
     Attributes:
-        value: Over all examples of the set; NaN if there are none.
+        value: Over all examples of the set; NaN if there are none, infinite if it is too large.
         num_clients: Clients with examples of the set.
-        mean: Mean of the clients' values.
+        mean: Mean of the clients' values; of a metric with a transform, the transform of the mean
+            of their ratios: of perplexity the geometric mean.
         p10: 10th percentile of the clients' values.
         p50: Median of the clients' values.
         p90: 90th percentile of the clients' values.
@@ -90,6 +97,15 @@ class EvaluationReport:
         """Returns the value of the worst domain."""
         return self.domains[self.worst_domain(measure)].measures[measure].value
 
+    def difference(self, measure: str) -> float:
+        """Returns by how much the values of the best and the worst domain differ; at least 0.
+
+        Domains without examples have no part in it; NaN if none has any.
+        """
+        values = [report.measures[measure].value for report in self.domains.values()]
+        known = [value for value in values if not math.isnan(value)]
+        return max(known) - min(known) if known else math.nan
+
     def to_json(self) -> dict[str, Any]:
         """Returns the parts of result.json that an evaluation gives."""
         return {
@@ -103,11 +119,14 @@ class EvaluationReport:
                 }
                 for name in self.higher_is_better
             },
+            "difference": {
+                name: _finite_or_none(self.difference(name)) for name in self.higher_is_better
+            },
             "clients": dict(self.clients),
         }
 
     def table(self, domain_weights: Optional[Mapping[str, float]] = None) -> str:
-        """Returns a table with a row per domain, for the terminal.
+        """Returns a table for the terminal: a row per domain, their difference, all examples.
 
         Args:
             domain_weights: lambda of each domain, to stand beside it.
@@ -122,6 +141,9 @@ class EvaluationReport:
             ]
             for name, report in self.domains.items()
         ]
+        if len(rows) > 1:
+            differences = [_text(self.difference(name), 4) for name in self.overall.measures]
+            rows.append(["difference", "", *(cell for d in differences for cell in (d, ""))])
         rows.append(["all", *_cells(self.overall)])
         headers = ["domain", "examples"]
         for name in self.overall.measures:
@@ -138,6 +160,7 @@ def evaluation_report(
     ratios = {"loss": (sums.losses, sums.counts)}
     ratios.update((name, (m.numerator, m.denominator)) for name, m in sums.metric_sums.items())
     grids = measure_grids(model)
+    metrics = {metric.name: metric for metric in model.metrics}
 
     def set_report(row: int) -> SetReport:
         # Row p stands for all domains together.
@@ -151,6 +174,7 @@ def evaluation_report(
                     grids[name],
                     summed.over_clients[name],
                     row,
+                    metrics.get(name),
                 )
                 for name, (numerator, denominator) in ratios.items()
             },
@@ -165,25 +189,38 @@ def evaluation_report(
 
 
 def _measure(
-    numerator: float, denominator: float, grid: Grid, over_clients: ClientDistribution, row: int
+    numerator: float,
+    denominator: float,
+    grid: Grid,
+    over_clients: ClientDistribution,
+    row: int,
+    metric: Optional[Metric],
 ) -> Measure:
+    def value(ratio: float) -> float:
+        return ratio if metric is None else float(metric.value(np.float64(ratio)))
+
     num_clients = int(over_clients.num_clients[row])
     histogram = np.asarray(over_clients.histogram[row])
     return Measure(
-        value=float(numerator / denominator) if denominator else math.nan,
+        value=value(float(numerator / denominator) if denominator else math.nan),
         num_clients=num_clients,
-        mean=float(over_clients.total[row]) / num_clients if num_clients else math.nan,
-        p10=quantile(grid, histogram, 0.1),
-        p50=quantile(grid, histogram, 0.5),
-        p90=quantile(grid, histogram, 0.9),
+        mean=value(float(over_clients.total[row]) / num_clients if num_clients else math.nan),
+        p10=value(quantile(grid, histogram, 0.1)),
+        p50=value(quantile(grid, histogram, 0.5)),
+        p90=value(quantile(grid, histogram, 0.9)),
     )
 
 
 def _cells(report: SetReport) -> list[str]:
     cells = [str(report.num_examples)]
     for m in report.measures.values():
-        cells += [f"{m.value:.4f}", f"{m.mean:.3f} ({m.p10:.3f}, {m.p50:.3f}, {m.p90:.3f})"]
+        quantiles = ", ".join(_text(q, 3) for q in (m.p10, m.p50, m.p90))
+        cells += [_text(m.value, 4), f"{_text(m.mean, 3)} ({quantiles})"]
     return cells
+
+
+def _text(value: float, decimals: int) -> str:
+    return f"{value:.{2 if value >= _LARGE else decimals}f}"
 
 
 def _finite_or_none(value: float) -> Any:

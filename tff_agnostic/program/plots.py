@@ -64,8 +64,8 @@ def per_domain_figure(
 
 
 def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
-    """Plots a curve through the points that have a value."""
-    known = ~np.isnan(y)
+    """Plots a curve through the points that have a finite value."""
+    known = np.isfinite(y)
     axes.plot(x[known], y[known], **style)
 
 
