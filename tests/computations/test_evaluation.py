@@ -9,11 +9,12 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, make_client, random_client
+from tff_agnostic.computations import evaluation
 from tff_agnostic.computations.aggregation import PlainSum, SecureBounds, SecureSum
 from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.computations.evaluation import evaluate_clients, measure_grids
 from tff_agnostic.computations.histogram import quantile
-from tff_agnostic.models import Metric, accuracy, logistic_regression
+from tff_agnostic.models import Metric, accuracy, logistic_regression, next_word_lstm
 from tff_agnostic.models.functional import Model, ModelWeights
 
 _DOMAINS = 3
@@ -191,3 +192,26 @@ def test_a_client_for_which_a_metric_is_undefined_is_not_in_its_distribution():
     output = evaluate_clients(model, _DOMAINS, _weights(), group_of_one(client))
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
+
+
+def test_a_metric_says_how_fine_its_grid_is():
+    fine = Metric("fine", accuracy().per_example, upper=20.0, num_bins=1001)
+    grid = measure_grids(_model_with(fine))["fine"]
+    np.testing.assert_allclose(grid.centers()[[0, 1, -1]], [0, 0.02, 20])
+
+
+def test_text_metrics_are_exact_whatever_the_batches(monkeypatch):
+    model = next_word_lstm(vocabulary_size=5, embedding=3, units=4, sequence_length=3)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(9, size=[2, 11, 3]).astype(np.int32)
+    client = {"x": x, "y": y, "domain_id": rng.integers(_DOMAINS, size=11).astype(np.int32)}
+    outputs = []
+    for batch_size in (1, 4, 256):
+        monkeypatch.setattr(evaluation, "_BATCH_SIZE", batch_size)
+        outputs.append(
+            evaluate_clients(model, _DOMAINS, model.initial_weights, group_of_one(client))
+        )
+    for output in outputs[1:]:
+        assert_all_close(output, outputs[0], rtol=1e-5)
+    words = np.array([np.sum(y[client["domain_id"] == i] > 0) for i in range(_DOMAINS)])
+    np.testing.assert_array_equal(outputs[0].sums.metric_sums["perplexity"].denominator, words)

@@ -68,3 +68,8 @@ def test_the_seed_decides_the_initial_weights(seed):
     assert not np.array_equal(
         first.initial_weights.trainable[0], other.initial_weights.trainable[0]
     )
+
+
+def test_models_that_differ_in_their_seeds_are_equal():
+    assert emnist_cnn(10, seed=0) == emnist_cnn(10, seed=1)
+    assert emnist_cnn(10) != emnist_cnn(62)

@@ -1,10 +1,13 @@
 """What algorithms ask of a model."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.computations.harness import linear_model, make_client
-from tff_agnostic.models import logistic_regression
+from tff_agnostic.models import accuracy, logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 
 _SEED = np.array([0, 0], np.int32)
@@ -34,3 +37,31 @@ def test_client_data_spec_has_the_columns_in_the_order_of_tff_types():
     assert spec["x"] == tf.TensorSpec([None, 5], tf.float32)
     assert spec["y"] == tf.TensorSpec([None], tf.int32)
     assert spec["domain_id"] == tf.TensorSpec([None], tf.int32)
+
+
+def test_models_are_equal_up_to_the_values_of_their_initial_weights():
+    model = linear_model(4.0)
+    other_start = ModelWeights([np.array([5.0], np.float32)], [])
+    other = dataclasses.replace(model, initial_weights=other_start)
+    assert model == other
+    assert hash(model) == hash(other)
+    assert model != linear_model(4.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"initial_weights": ModelWeights([np.zeros([2], np.float32)], [])},
+        {"initial_weights": ModelWeights([np.zeros([1], np.float64)], [])},
+        {"example_spec": {}},
+        {"predict": lambda *_: 0},
+        {"loss": lambda *_: 0},
+        {"regularizer": lambda _: 0},
+        {"metrics": (accuracy(),)},
+        {"loss_scale": 2.0},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_models_that_compute_something_else_are_not_equal(changes):
+    model = linear_model()
+    assert model != dataclasses.replace(model, **changes)

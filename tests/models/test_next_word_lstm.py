@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.models import Model, next_word_lstm
+from tff_agnostic.models import Model, next_word_lstm, two_layer_lstm
 from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.precision import computing_in
 
 _SEED = np.array([0, 0], np.int32)
 # Lengths 5, 2, 0 and 4; 0 is padding.
@@ -44,6 +45,14 @@ def _log_probabilities(scores: Any) -> np.ndarray:
 
 def test_it_has_the_papers_number_of_parameters():
     assert next_word_lstm().num_parameters == 4_050_748
+
+
+def test_the_two_layer_lstm_has_the_parameters_of_its_parts():
+    embedding, scores = 10_004 * 96, 96 * 10_004 + 10_004
+    layer = (96 + 256 + 1) * 4 * 256 + (256 + 1) * 96
+    assert two_layer_lstm().num_parameters == embedding + 2 * layer + scores == 2_703_060
+    small = two_layer_lstm(vocabulary_size=10, embedding=3, units=4, sequence_length=5)
+    assert small == _small(layers=2)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -90,26 +99,25 @@ def test_with_an_expected_length_every_word_weighs_the_same():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_accuracy_counts_words():
-    (metric,) = _small().metrics
-    assert (metric.name, metric.max_numerator, metric.max_denominator) == ("accuracy", 5, 5)
-    predicted = np.array([[3, 4, 1, 9, 1], [7, 1, 0, 0, 0], [0] * 5, [1, 1, 6, 2, 0]])
-    correct, count = metric.per_example(tf.constant(_Y), tf.one_hot(predicted, 14))
-    np.testing.assert_array_equal(correct, [3, 1, 0, 4])
-    np.testing.assert_array_equal(count, [5, 2, 0, 4])
+def test_metrics_are_those_of_texts():
+    assert [(m.name, m.max_denominator) for m in _small().metrics] == [
+        ("perplexity", 5),
+        ("in_vocab_accuracy", 5),
+        ("accuracy_without_out_of_vocab_or_end_of_sentence", 5),
+    ]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"expected_length": 3.0}, {"layers": 2}], ids=str)
 def test_what_stands_in_padding_is_of_no_consequence(arguments):
     model = _small(**arguments)
     weights = _weights(model)
-    (metric,) = model.metrics
     moved = np.where(_Y > 0, _X, np.array([[8, 9, 10, 11, 13]], np.int32))
     results = []
     for x in (_X, moved):
         losses, scores, gradients = _losses_and_gradients(model, weights, x, _Y)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        results.append([losses, *metric.per_example(tf.constant(_Y), scores), *dense])
+        measured = [metric.per_example(tf.constant(_Y), scores) for metric in model.metrics]
+        results.append([losses, *(value for pair in measured for value in pair), *dense])
     for actual, expected in zip(*results):
         np.testing.assert_array_equal(actual, expected)
 
@@ -167,3 +175,13 @@ def test_the_seed_decides_the_initial_weights():
     assert not np.array_equal(
         first.initial_weights.trainable[0], other.initial_weights.trainable[0]
     )
+
+
+def test_models_that_differ_in_their_seeds_are_equal_and_others_are_not():
+    model = _small(seed=3)
+    assert model == _small(seed=4)
+    assert hash(model) == hash(_small(seed=4))
+    for other in (_small(layers=2), _small(expected_length=2.0)):
+        assert model != other
+    with computing_in("mixed_bfloat16"):
+        assert model != _small(seed=3)

@@ -123,7 +123,7 @@ _KINDS = {
     "dict_of_inputs": _from_zoo(keras_zoo.KINDS["two_inputs"]),
     "embedding": _from_zoo(_BAG_OF_WORDS, has_real_inputs=False),
     "next_word": _Kind(
-        lambda: next_word_lstm(7, 2, embedding=3, units=4, sequence_length=3),
+        lambda: next_word_lstm(5, embedding=3, units=4, sequence_length=3),
         _sentences,
         has_real_inputs=False,
     ),

@@ -4,10 +4,12 @@ from tff_agnostic.models.cifg import CIFG
 from tff_agnostic.models.emnist_cnn import emnist_cnn
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.models.keyboard_cifg import keyboard_cifg
 from tff_agnostic.models.logistic import logistic_regression
 from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import Metric, accuracy
-from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.models.next_word_lstm import next_word_lstm, two_layer_lstm
+from tff_agnostic.models.text_metrics import text_metrics
 
 __all__ = [
     "CIFG",
@@ -17,7 +19,10 @@ __all__ = [
     "Model",
     "accuracy",
     "emnist_cnn",
+    "keyboard_cifg",
     "logistic_regression",
     "model_from_keras",
     "next_word_lstm",
+    "text_metrics",
+    "two_layer_lstm",
 ]

@@ -28,7 +28,9 @@ class Model:
     """A model in functional form.
 
     All callables build TensorFlow ops from their arguments alone and may be traced in any graph.
-    A model equals itself only: runtimes keep what they traced for it.
+
+    Models are equal if they differ in the values of their initial weights at most: what a runtime
+    traced for one serves the other, so that trials with different seeds are traced once.
 
     Attributes:
         initial_weights: The weights w_0 as NumPy arrays.
@@ -50,6 +52,22 @@ class Model:
     regularizer: Optional[Callable[[Weights], tf.Tensor]] = None
     metrics: tuple[Metric, ...] = ()
     loss_scale: float = 1.0
+
+    def __eq__(self, other: object) -> bool:
+        """Whether everything but the values of the initial weights is the same."""
+        return (
+            isinstance(other, Model)
+            and self.example_spec is other.example_spec
+            and self._functions() == other._functions()
+            and _shapes(self.initial_weights) == _shapes(other.initial_weights)
+        )
+
+    def __hash__(self) -> int:
+        """Of what `__eq__` compares."""
+        return hash((id(self.example_spec), *self._functions()))
+
+    def _functions(self) -> tuple:
+        return self.predict, self.loss, self.regularizer, self.metrics, self.loss_scale
 
     @property
     def num_parameters(self) -> int:
@@ -73,3 +91,7 @@ class Model:
         if self.regularizer is not None:
             losses += tf.cast(self.regularizer(weights.trainable), tf.float32)
         return losses, predictions
+
+
+def _shapes(weights: ModelWeights) -> list[tuple]:
+    return [(np.shape(w), np.asarray(w).dtype) for ws in weights for w in ws]

@@ -5,6 +5,7 @@ cannot be vectorised over clients, refuses to run outside TFF, and leaves dropou
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
@@ -69,11 +70,8 @@ def model_from_keras(
     def regularizer(weights: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.add_n([penalty(weights[i]) for i, penalty in penalties])
 
-    initial = ModelWeights(
-        trainable=[v.numpy() for v in trainable], non_trainable=[v.numpy() for v in non_trainable]
-    )
     model = Model(
-        initial_weights=initial,
+        initial_weights=_values(keras_model),
         example_spec=example_spec,
         predict=predict,
         loss=loss,
@@ -83,6 +81,25 @@ def model_from_keras(
     )
     _refuse_impure_calls(keras_model, model)
     return model
+
+
+def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> Model:
+    """Returns a model with the initial weights of a seed, equal to `model` in all else.
+
+    Args:
+        model: What `model_from_keras` made of `build`.
+        build: As there.
+        seed: Seeds the initial weights.
+    """
+    tf.keras.utils.set_random_seed(seed)
+    return dataclasses.replace(model, initial_weights=_values(build()))
+
+
+def _values(keras_model: tf.keras.Model) -> ModelWeights:
+    return ModelWeights(
+        trainable=[v.numpy() for v in keras_model.trainable_weights],
+        non_trainable=[v.numpy() for v in keras_model.non_trainable_weights],
+    )
 
 
 class _StatelessGenerator:
