@@ -67,7 +67,7 @@ class Caller:
             # Takes away the flags that the binary defines, too.
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
-            mock.patch.object(binary, "RUNTIMES", self._runtimes()),
+            mock.patch.object(binary, "RUNTIMES", self._runtimes(), create=True),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             _absl_log(err),

@@ -55,12 +55,17 @@ class Import:
         words = WordCounts()
         kind = None
         with StoreWriter(self.output) as writer:
-            for split, record in self._records(log):
+            for split, record, place in self._records(log):
                 if kind is None:
                     kind = self._kind(record)
                 if kind == TEXT and split == TRAIN:
                     words.add(str(record.features[TOKENS]).split(" "))
-                writer.add(split, record)
+                try:
+                    writer.add(split, record)
+                except UserError:
+                    raise
+                except ValueError as e:
+                    raise UserError(f"{place}: {e}") from e
             self._check_result(writer, log)
             vocabulary = words.top(self.options.vocabulary_size) if kind == TEXT else None
             writer.finish(
@@ -74,7 +79,7 @@ class Import:
             summary = VocabularySummary.of(vocabulary, words)
         return summarise(self.output, self.options.format, log, summary)
 
-    def _records(self, log: ReadLog) -> Iterator[tuple[str, Record]]:
+    def _records(self, log: ReadLog) -> Iterator[tuple[str, Record, str]]:
         options = self.options
         splits = Splits(
             parse_shares(options.split), options.split_by, options.seed, "split" in self.given
@@ -87,7 +92,7 @@ class Import:
                 log.bad(e, example.record.client)
                 continue
             log.keep(record.client)
-            yield splits.split_of(example), record
+            yield splits.split_of(example), record, example.place
 
     def _kind(self, record: Record) -> str:
         if TOKENS in record.features:
@@ -108,7 +113,7 @@ class Import:
             )
 
     def _class_names(self) -> Optional[list[str]]:
-        return list(self.options.class_names) or None
+        return list(self.options.class_names or map(str, self.options.classes)) or None
 
 
 def checked_import(options: ImportOptions, given: Container[str]) -> Import:
@@ -132,6 +137,8 @@ def checked_import(options: ImportOptions, given: Container[str]) -> Import:
         raise UserError(f"--output: expected a folder at {output.parent}, found none")
     if output.exists():
         raise UserError(f"--output: {output} is there already: stores are not overwritten")
+    if options.report is not None and not Path(options.report).parent.is_dir():
+        raise UserError(f"--report: expected a folder at {Path(options.report).parent}, found none")
     if options.split_by == "group" and not format_.has_groups:
         raise UserError(f"--split_by=group: {options.format} has no groups")
     parse_shares(options.split)

@@ -12,6 +12,7 @@ import numpy as np
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import files
+from tff_agnostic.importing.columns import require_client_and_domain
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.labels import Labels
 from tff_agnostic.importing.npz_columns import NpzColumns
@@ -59,17 +60,6 @@ def check(options: ImportOptions) -> None:
             f"{','.join(options.feature_columns)}"
         )
     require_client_and_domain(options)
-
-
-def require_client_and_domain(options: ImportOptions) -> None:
-    """Raises a `UserError` unless the options say what the clients and the domains are."""
-    if options.client_column is None:
-        raise UserError("--client_column: expected the name of a column, found none")
-    if (options.domain_column is None) == (options.domain_name is None):
-        raise UserError(
-            "--domain_column: expected this or --domain_name, found "
-            f"{'neither' if options.domain_name is None else 'both'}"
-        )
 
 
 def _columns(options: ImportOptions) -> dict[str, str]:

@@ -1,6 +1,15 @@
 """All formats by name."""
 
-from tff_agnostic.importing import npz, stackexchange, text_folders
+from tff_agnostic.importing import (
+    csv_table,
+    idx,
+    jsonl,
+    leaf,
+    npz,
+    parquet,
+    stackexchange,
+    text_folders,
+)
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.registry import Registry
 
@@ -9,6 +18,11 @@ FORMATS: Registry[Format] = Registry(
     {
         "stackexchange": stackexchange.FORMAT,
         "text_folders": text_folders.FORMAT,
+        "leaf": leaf.FORMAT,
+        "csv": csv_table.FORMAT,
+        "jsonl": jsonl.FORMAT,
+        "parquet": parquet.FORMAT,
         "npz": npz.FORMAT,
+        "idx": idx.FORMAT,
     },
 )

@@ -51,25 +51,25 @@ class Skewness:
     Attributes:
         value: m / m_k of the rarest domain k; p when all p domains are as frequent.
         rarest: That domain.
+        num_examples: m_k, of that domain.
         num_domains: p.
     """
 
     value: float
     rarest: str
+    num_examples: int
     num_domains: int
 
     def meaning(self) -> str:
         """Returns what it means for the choice of domains."""
-        text = (
-            f"Skewness s(Lambda || m) on the training split: {self.value:.1f}, from {self.rarest}; "
-            f"{self.num_domains} equally frequent domains would have {self.num_domains}."
+        # The bound of theorem 1 has s / m under its root, which is 1 / m_k.
+        return (
+            f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
+            f"{self.num_domains} domains of equal size would have {self.num_domains}. For the "
+            "worst mixture of domains the learning bound is only as good as "
+            f"{self.num_examples} examples make it, those of {self.rarest}: if that is few, merge "
+            "it with a domain that is like it, or collect more of it."
         )
-        if self.value > 10 * self.num_domains:
-            text += (
-                f" It is large: {self.rarest} has so few examples that no bound on its loss is "
-                "worth much; merge it with a domain that is like it, or collect more."
-            )
-        return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,9 @@ def summarise(
 def skewness(examples: Mapping[str, int]) -> Skewness:
     """Returns the skewness for the numbers of examples by domain, all positive."""
     rarest = min(examples, key=lambda domain: (examples[domain], domain))
-    return Skewness(sum(examples.values()) / examples[rarest], rarest, len(examples))
+    return Skewness(
+        sum(examples.values()) / examples[rarest], rarest, examples[rarest], len(examples)
+    )
 
 
 def _summary_of(db: sqlite3.Connection, split: str) -> SplitSummary:

@@ -13,11 +13,9 @@ _TWINS = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": " - "}
     | {"\u2026": "...", "\u00a0": " "}
 )
-# A full stop in one of these ends no sentence.
-_END = re.compile(
-    r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)(?<!\bdr)(?<!\bmr)(?<!\bmrs)(?<!\bms)(?<!\bfig)"
-    r"[.?!][.?!\"')\]]*(?=\s|$)"
-)
+_END = re.compile(r"[.?!][.?!\"')\]]*(?=\s|$)")
+# A full stop after one of these ends no sentence.
+_ABBREVIATIONS = frozenset({"cf", "dr", "e.g", "eq", "fig", "i.e", "mr", "mrs", "ms", "vs"})
 _TOKEN = re.compile(
     r"(?:https?|ftp)://[^\s<>\"')]+|www\.[^\s<>\"')]+"
     r"|[a-z0-9]+(?:['-][a-z0-9]+)*"
@@ -34,10 +32,19 @@ def sentences_of(text: str) -> list[str]:
     text = text.translate(_TWINS).encode("ascii", "ignore").decode("ascii").lower()
     sentences, start = [], 0
     for end in _END.finditer(text):
+        if _is_abbreviation(text, end.start()):
+            continue
         sentences.append(_words(text[start : end.end()]))
         start = end.end()
     sentences.append(_words(text[start:]))
     return [sentence for sentence in sentences if _HAS_WORD.search(sentence)]
+
+
+def _is_abbreviation(text: str, end: int) -> bool:
+    return (
+        text[end] == "."
+        and text[max(0, end - 8) : end].rpartition(" ")[2].lstrip("([\"'") in _ABBREVIATIONS
+    )
 
 
 def _words(text: str) -> str:

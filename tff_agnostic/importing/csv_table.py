@@ -1,0 +1,68 @@
+"""CSV files with a header line; tabs separate the columns of `.tsv` files."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import files
+from tff_agnostic.importing.columns import RowConverter, check, check_columns
+from tff_agnostic.importing.formats import Format
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
+
+_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_MAX_FIELD = 1 << 26
+
+
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
+    """Yields the rows of all files, one in memory at a time.
+
+    Raises:
+        UserError: If a file is no CSV in UTF-8, or lacks a column.
+    """
+    converter = RowConverter(options)
+    for path in find_inputs(paths):
+        yield from converter.examples(_rows(options, path, log), log)
+
+
+def find_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files, and those of folders whose names end as those of CSV files do."""
+    return files.expand(paths, _SUFFIXES)
+
+
+def _rows(options: ImportOptions, path: Path, log: ReadLog) -> Iterator[tuple[str, dict[str, Any]]]:
+    csv.field_size_limit(_MAX_FIELD)
+    separator = "\t" if ".tsv" in path.suffixes else ","
+    with files.open_input(path, log) as file:
+        lines = csv.reader(files.decoded_lines(file, path), delimiter=separator, strict=True)
+        try:
+            header = next(lines, [])
+            check_columns(options, header, path)
+            for values in lines:
+                if not values:
+                    continue
+                place = f"{path.name}:{lines.line_num}"
+                if len(values) != len(header):
+                    log.num_records += 1
+                    log.bad(
+                        RecordError(
+                            place,
+                            "wrong number of columns",
+                            f"expected {len(header)} columns, found {len(values)}",
+                        )
+                    )
+                    continue
+                yield place, dict(zip(header, values))
+        except csv.Error as e:
+            raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
+
+
+FORMAT = Format(
+    summary="CSV with a header line",
+    read=read,
+    find_inputs=find_inputs,
+    check=check,
+    has_groups=True,
+)

@@ -1,0 +1,193 @@
+"""LEAF's JSON: `users`, and in `user_data` the lists `x` and `y` of each user."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.data.records import Record, Value
+from tff_agnostic.data.store_format import LABEL, TOKENS
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import files
+from tff_agnostic.importing.formats import Format
+from tff_agnostic.importing.labels import Labels
+from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.vectors import VECTOR, check_shape, vector_of
+from tff_agnostic.importing.words import Normalizer
+
+
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
+    """Yields the examples of all users, one user in memory at a time.
+
+    What lies in a folder train or test, as LEAF's scripts leave it, is for that.
+
+    Raises:
+        UserError: If a file is no JSON, or not LEAF's.
+    """
+    converter = _Converter(options)
+    for path in find_inputs(paths):
+        split = path.parent.name if path.parent.name in SPLIT_NAMES else None
+        for user, data in _users(path, log):
+            yield from converter.examples(user, data, split, path, log)
+
+
+def find_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files, and those of folders whose names end in .json."""
+    return files.expand(paths, (".json",))
+
+
+def check(options: ImportOptions) -> None:
+    """Raises a `UserError` unless the options say what the domains are."""
+    check_shape(options.feature_shape)
+    if (options.domains_file is None) == (options.domain_name is None):
+        raise UserError(
+            "--domains_file: expected this or --domain_name, found "
+            f"{'neither' if options.domain_name is None else 'both'}"
+        )
+    if options.text_column is not None and not options.text_column.isdecimal():
+        raise UserError(
+            f"--text_column: expected a position from 0 with --format=leaf, found "
+            f"{options.text_column!r}"
+        )
+
+
+def _users(path: Path, log: ReadLog) -> Iterator[tuple[str, Any]]:
+    # Imported here, like every library of one format.
+    import ijson
+
+    found = False
+    with files.open_input(path, log) as file:
+        try:
+            for user, data in ijson.kvitems(file, "user_data", use_float=True):
+                found = True
+                yield user, data
+        except (ijson.JSONError, UnicodeDecodeError) as e:
+            raise UserError(f"{path}: expected JSON, found: {' '.join(str(e).split())}") from e
+    if not found:
+        raise UserError(f"{path}: expected LEAF's JSON with users in user_data, found none")
+
+
+class _Converter:
+    def __init__(self, options: ImportOptions) -> None:
+        self._options = options
+        self._labels = Labels(options.class_names)
+        self._normalizer = Normalizer(options, default_tokenizer="words")
+        self._domains: Optional[Mapping[str, str]] = None
+        if options.domains_file is not None:
+            self._domains = _read_domains(Path(options.domains_file))
+
+    def examples(
+        self, user: str, data: Any, split: Optional[str], path: Path, log: ReadLog
+    ) -> Iterator[SourceExample]:
+        try:
+            pairs = _pairs(data, f"{path.name} user {user}")
+            domain = self._domain(user, path)
+        except RecordError as e:
+            log.num_records += 1
+            log.bad(e, user)
+            return
+        if not pairs:
+            log.num_records += 1
+            log.skip("user without examples", user)
+        for i, (x, y) in enumerate(pairs):
+            log.num_records += 1
+            place = f"{path.name} user {user} example {i}"
+            try:
+                features = self._features(x, y, place)
+            except RecordError as e:
+                log.bad(e, user)
+                continue
+            if features.get(TOKENS) == "":
+                log.skip("text without words", user)
+                continue
+            yield SourceExample(Record(user, domain, features, split), place)
+
+    def _domain(self, user: str, path: Path) -> str:
+        if self._domains is None:
+            return str(self._options.domain_name)
+        if user not in self._domains:
+            raise RecordError(
+                f"{path.name} user {user}",
+                "unknown domain",
+                f"expected a line in {self._options.domains_file}, found none",
+            )
+        return self._domains[user]
+
+    def _features(self, x: Any, y: Any, place: str) -> dict[str, Value]:
+        if self._options.text_column is not None:
+            x = _item(x, int(self._options.text_column), place)
+        if isinstance(x, str):
+            tokens = self._normalizer.sentence(self._normalizer.tokenize(x))
+            # The label of a language model's text is the text that follows, and no class.
+            if isinstance(y, str) and not self._options.class_names:
+                return {TOKENS: tokens}
+            return {TOKENS: tokens, LABEL: self._labels.number_of(y, place)}
+        values = _flat(x, place)
+        return {
+            self._options.feature_name or VECTOR: vector_of(
+                values, self._options.feature_shape, place
+            ),
+            LABEL: self._labels.number_of(y, place),
+        }
+
+
+def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
+    x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
+    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+        raise RecordError(
+            place, "user without x and y", "expected lists x and y of one length, found others"
+        )
+    return list(zip(x, y))
+
+
+def _item(x: Any, position: int, place: str) -> str:
+    if not isinstance(x, list) or position >= len(x) or not isinstance(x[position], str):
+        raise RecordError(
+            place,
+            "text that is none",
+            f"expected a list with a text at {position}, found another x",
+        )
+    return str(x[position])
+
+
+def _flat(x: Any, place: str) -> list[Any]:
+    try:
+        return list(np.asarray(x if isinstance(x, list) else [x]).ravel())
+    except ValueError:
+        raise RecordError(
+            place, "wrong number of features", "expected lists of one length, found others"
+        ) from None
+
+
+def _read_domains(path: Path) -> dict[str, str]:
+    """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN.
+
+    Raises:
+        UserError: If it cannot be read, or a line is of another form.
+    """
+    domains: dict[str, str] = {}
+    with files.open_input(path, ReadLog()) as file:
+        lines = csv.reader(files.decoded_lines(file, path), strict=True)
+        try:
+            for values in lines:
+                if values and (len(values) != 2 or not all(values) or values[0] in domains):
+                    raise UserError(
+                        f"{path}:{lines.line_num}: expected CLIENT,DOMAIN, each client once, found "
+                        f"{','.join(values)!r}"
+                    )
+                if values:
+                    domains[values[0]] = values[1]
+        except csv.Error as e:
+            raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
+    return domains
+
+
+FORMAT = Format(
+    summary="LEAF's JSON",
+    read=read,
+    find_inputs=find_inputs,
+    check=check,
+)
