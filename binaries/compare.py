@@ -22,11 +22,12 @@ from tff_agnostic.program.flags import (
     data,
     data_dir,
     define_config_flags,
+    define_override_flag,
     define_runtime_flags,
     define_task_flags,
     given_config,
     given_task_options,
-    parsed_value,
+    overrides,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
@@ -49,11 +50,7 @@ def define_flags() -> None:
         f"What to compare. Of: {', '.join(ALGORITHMS)}.",
     )
     flags.DEFINE_integer("trials", 3, "Trials of each algorithm; trial k has seed --seed + k.")
-    flags.DEFINE_multi_string(
-        "override",
-        [],
-        "A flag for one algorithm only, as ALGORITHM:FLAG=VALUE; may be given several times.",
-    )
+    define_override_flag("ALGORITHM")
     flags.DEFINE_string(
         "output_dir", None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]"
     )
@@ -89,36 +86,22 @@ def trial_specs() -> dict[str, list[RunSpec]]:
     names = flags.FLAGS.algorithms
     if not names or len(set(names)) < len(names):
         raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
-    given, overrides = given_config(), _overrides(names)
+    given, own_flags = given_config(), overrides(names)
     task = flags.FLAGS.task
     options = given_task_options(task)
     specs = {}
     for algorithm in names:
         _ = ALGORITHMS[algorithm]
-        own = {**given, **overrides[algorithm], "algorithm": algorithm}
+        own = {**given, **own_flags[algorithm], "algorithm": algorithm}
         first_seed = own.get("seed", 0)
         specs[algorithm] = [
             resolve(task, {**own, "seed": first_seed + k}, options, data_dir(), data())
             for k in range(flags.FLAGS.trials)
         ]
-        check_effective(specs[algorithm][0].config, overrides[algorithm])
+        check_effective(specs[algorithm][0].config, own_flags[algorithm])
     for name, value in given.items():
         _check_effective_somewhere({name: value}, specs)
     return specs
-
-
-def _overrides(algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    overrides: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
-    for text in flags.FLAGS.override:
-        algorithm, _, assignment = text.partition(":")
-        name, equals, value = assignment.partition("=")
-        if not equals or algorithm not in overrides or name in ("algorithm", "seed", "runtime"):
-            raise UserError(
-                f"--override: expected ALGORITHM:FLAG=VALUE with one of {', '.join(algorithms)} "
-                f"and a flag of its training, found {text!r}"
-            )
-        overrides[algorithm][name] = parsed_value(name, value)
-    return overrides
 
 
 def _check_effective_somewhere(

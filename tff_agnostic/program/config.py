@@ -60,8 +60,8 @@ class RunConfig:
     clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
     cohort_sampling: str = setting(
         "uniform",
-        "How a round's clients are drawn: uniformly, or so that every domain has its share of them "
-        "(a client's domain being that of most of its examples). Without replacement in both cases.",
+        "How a round's clients are drawn, without replacement: uniformly, or so that every domain "
+        "has its share of them (a client's domain being that of most of its examples).",
         choices=COHORT_SAMPLINGS,
     )
     client_learning_rate: float = setting(0.1, "gamma_w of the clients' SGD.", positive=True)

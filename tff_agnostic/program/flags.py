@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -29,13 +29,44 @@ def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
     """Defines --task, --data_dir, --data and every option of every task."""
     summaries = "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
     flags.DEFINE_string("task", default, f"What to learn: {summaries}")
-    flags.DEFINE_string("data_dir", None, "Folder with the files of tasks that read some.")
-    flags.DEFINE_string(
-        "data", None, "Client store, as import_data makes it, of tasks that read one."
-    )
+    define_data_flags()
     for task, spec in TASKS.items():
         for field in dataclasses.fields(spec.options):
             _define(option_flag(task, field), field, f"{field.metadata['help']} [{field.default}]")
+
+
+def define_data_flags() -> None:
+    """Defines --data_dir and --data."""
+    flags.DEFINE_string("data_dir", None, "Folder with the files of tasks that read some.")
+    flags.DEFINE_string("data", None, "Client store, as import_data makes it, for tasks on stores.")
+
+
+def define_override_flag(of: str) -> None:
+    """Defines --override; `of` says what the flags in it are for, in capitals."""
+    flags.DEFINE_multi_string(
+        "override",
+        [],
+        f"A flag for one of them only, as {of}:FLAG=VALUE; may be given several times.",
+    )
+
+
+def overrides(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns what --override gives to each of `names`.
+
+    Raises:
+        UserError: If one has another form, or names something else.
+    """
+    given: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for text in flags.FLAGS.override:
+        owner, _, assignment = text.partition(":")
+        name, equals, value = assignment.partition("=")
+        if not equals or owner not in given or name in ("algorithm", "seed", "runtime"):
+            raise UserError(
+                f"--override: expected NAME:FLAG=VALUE with one of {', '.join(names)} "
+                f"and a flag of its training, found {text!r}"
+            )
+        given[owner][name] = parsed_value(name, value)
+    return given
 
 
 def define_config_flags(names: Optional[Container[str]] = None) -> None:

@@ -1,0 +1,208 @@
+"""Reproduces a table of the papers: trials of every algorithm, ours beside the paper's numbers.
+
+Example: ./run reproduce --experiment=adult --data_dir=data/adult --trials=5
+"""
+
+import datetime
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from absl import flags
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.experiments import page as pages
+from tff_agnostic.experiments.experiment import Experiment
+from tff_agnostic.experiments.prepare import data_lines, prepared_store
+from tff_agnostic.experiments.registry import EXPERIMENTS
+from tff_agnostic.program.cli import resume_command, run_app
+from tff_agnostic.program.comparison import Comparison, run_trials
+from tff_agnostic.program.config import check_effective, config_names
+from tff_agnostic.program.files import make_folder, read_json, write_json, write_text
+from tff_agnostic.program.flags import (
+    data,
+    data_dir,
+    define_config_flags,
+    define_data_flags,
+    define_override_flag,
+    define_runtime_flags,
+    given_config,
+    overrides,
+    runtime_options,
+)
+from tff_agnostic.program.interrupts import Interrupted, StopRequest
+from tff_agnostic.program.plots import save
+from tff_agnostic.program.run_folder import default_folder
+from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.runtimes.registry import RUNTIMES
+
+_RUNS = Path("runs")
+# Set by the experiment and its arms.
+_NOT_FLAGS = ("algorithm", "target_domain")
+# Evaluations in the course of a run: enough for a curve.
+_EVALUATIONS = 12
+
+
+def define_flags() -> None:
+    """Defines the flags of this binary."""
+    summaries = "; ".join(f"{name}: {e.summary}" for name, e in EXPERIMENTS.items())
+    flags.DEFINE_string("experiment", None, f"What to reproduce. {summaries}")
+    define_data_flags()
+    define_config_flags([name for name in config_names() if name not in _NOT_FLAGS])
+    define_runtime_flags()
+    define_override_flag("ARM")
+    flags.DEFINE_integer(
+        "trials", None, "Trials of each arm; trial k has seed --seed + k. [as in the paper]"
+    )
+    flags.DEFINE_float("scale", 1.0, "Multiplies the paper's number of rounds; 0.1 is a tenth.")
+    flags.DEFINE_string(
+        "page", None, "Also write the page here, and its figure into images/ beside it."
+    )
+    flags.DEFINE_string(
+        "output_dir", None, "Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]"
+    )
+    flags.DEFINE_bool("resume", False, "Keep complete trials and go on with the others.")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs all trials; prints the tables and writes the page."""
+    del argv
+    name = flags.FLAGS.experiment
+    if name is None:
+        raise UserError(f"--experiment: expected one of {', '.join(EXPERIMENTS)}, found none")
+    experiment = EXPERIMENTS[name]
+    trials = _trials(experiment)
+    given = flags.FLAGS.output_dir
+    folder = (
+        Path(given) if given else default_folder(_RUNS, f"reproduce-{name}", flags.FLAGS.resume)
+    )
+    # Before anything is imported: a flag that is out of range is better found now.
+    trial_specs(experiment, trials, data())
+    print(f"{name}, {trials} trials of {', '.join(experiment.arms)}: {folder}")
+    store = prepared_store(experiment, data_dir(), data(), folder)
+    specs = trial_specs(experiment, trials, store)
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    options = runtime_options(runtime_name)
+    started = time.monotonic()
+    with StopRequest() as stop, RUNTIMES[runtime_name](options) as runtime:
+        try:
+            comparison = run_trials(specs, folder, runtime, flags.FLAGS.resume, stop)
+        except Interrupted as e:
+            raise e.with_command(resume_command("reproduce", folder)) from None
+        finally:
+            seconds = _add_seconds(folder, time.monotonic() - started)
+    report(experiment, comparison, specs, folder, store, seconds)
+
+
+def trial_specs(
+    experiment: Experiment, trials: int, store: Optional[Path]
+) -> dict[str, list[RunSpec]]:
+    """Returns the runs of each arm that the flags describe.
+
+    Raises:
+        UserError: If a flag is out of range, or has no effect on any of the arms.
+    """
+    given, own = given_config(), overrides(tuple(experiment.arms))
+    folder = None if experiment.raw_data is not None else data_dir()
+    specs = {}
+    for arm, row in experiment.arms.items():
+        chosen = {**_shortened(experiment, row.settings), **row.settings, **given, **own[arm]}
+        seed = chosen.get("seed", 0)
+        specs[arm] = [
+            resolve(
+                experiment.task,
+                {**chosen, "seed": seed + k},
+                experiment.task_options,
+                folder,
+                store,
+            )
+            for k in range(trials)
+        ]
+        check_effective(specs[arm][0].config, own[arm])
+    return specs
+
+
+def report(
+    experiment: Experiment,
+    comparison: Comparison,
+    specs: Mapping[str, Sequence[RunSpec]],
+    folder: Path,
+    store: Optional[Path],
+    seconds: float,
+) -> None:
+    """Prints the tables and writes compare.json, page.md and the figure."""
+    for measure in experiment.measures:
+        print(f"\n{measure}")
+        print(pages.table(experiment, comparison, measure, "simple"))
+    write_json(folder / "compare.json", comparison.to_json())
+    record = pages.Record(
+        command=shlex.join(["./run", "reproduce", *sys.argv[1:]]),
+        data=data_lines(store),
+        trials=len(next(iter(specs.values()))),
+        scale=flags.FLAGS.scale,
+        seconds=seconds,
+        date=datetime.date.today(),
+        cores=os.cpu_count() or 1,
+    )
+    paper = {
+        arm: resolve(experiment.task, dict(row.settings), experiment.task_options)
+        for arm, row in experiment.arms.items()
+    }
+    labels = {arm: row.label for arm, row in experiment.arms.items()}
+    differences = pages.settings_that_differ(
+        {arm: runs[0] for arm, runs in specs.items()}, paper, labels
+    )
+    targets = [folder / "page.md", *([Path(flags.FLAGS.page)] if flags.FLAGS.page else [])]
+    for target in targets:
+        image = target.parent / "images" / f"{flags.FLAGS.experiment}.png"
+        make_folder(image.parent)
+        save(pages.curve(experiment, comparison), image)
+        text = pages.page(
+            experiment,
+            comparison,
+            record,
+            differences,
+            f"images/{image.name}",
+            pages.written_remarks(target),
+        )
+        write_text(target, text)
+    print(f"\npage: {targets[-1]}")
+
+
+def _trials(experiment: Experiment) -> int:
+    trials: int = experiment.trials if flags.FLAGS.trials is None else flags.FLAGS.trials
+    if trials < 1:
+        raise UserError(f"--trials: expected at least 1, found {trials}")
+    return trials
+
+
+def _shortened(experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, int]:
+    scale = flags.FLAGS.scale
+    if not 0 < scale < float("inf"):
+        raise UserError(f"--scale: expected a positive number, found {scale}")
+    full = resolve(experiment.task, dict(settings), experiment.task_options).config.rounds
+    rounds = max(1, round(full * scale))
+    return {"rounds": rounds, "evaluate_every": max(1, rounds // _EVALUATIONS)}
+
+
+def _add_seconds(folder: Path, seconds: float) -> float:
+    """Adds to the time that earlier sessions of the same trials took."""
+    path = folder / "seconds.json"
+    if not folder.is_dir():
+        return seconds
+    total = seconds + (float(read_json(path)["seconds"]) if path.exists() else 0.0)
+    write_json(path, {"seconds": total})
+    return total
+
+
+def entry_point() -> None:
+    """Runs this binary."""
+    run_app(define_flags, main)
+
+
+if __name__ == "__main__":
+    entry_point()

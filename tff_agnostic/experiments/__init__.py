@@ -1,0 +1,1 @@
+"""The papers' experiments: what to run, and what the papers found."""

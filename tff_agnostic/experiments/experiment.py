@@ -1,0 +1,97 @@
+"""What an experiment of a paper is."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.program.comparison import DIFFERENCE, OVERALL, WORST
+
+# What stands above the columns that are not domains.
+SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One row of a table.
+
+    Attributes:
+        label: What the row is called.
+        settings: Fields of `RunConfig`, the algorithm among them.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperTable:
+    """What a paper reports.
+
+    Attributes:
+        source: Paper and table.
+        cells: {MEASURE: {ARM: {COLUMN: text as printed}}}; columns as in `Experiment.columns`.
+    """
+
+    source: str
+    cells: Mapping[str, Mapping[str, Mapping[str, str]]]
+
+    def cell(self, measure: str, arm: str, column: str) -> Optional[str]:
+        """Returns what the paper has there; None if it has nothing."""
+        return self.cells.get(measure, {}).get(arm, {}).get(column)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """An experiment: a task, what is compared on it, and the paper's numbers.
+
+    Attributes:
+        title: Heading of its page.
+        summary: One line for help texts.
+        task: Name of the task.
+        arms: The rows, by the name of their folder.
+        paper: The paper's table.
+        measures: Metrics to tabulate, in order.
+        columns: Names of columns: domains and summaries. Domains of the data at hand that are not
+            among them come before the summaries.
+        curve: The measure whose course over the rounds is drawn for the harder domain.
+        harder_domain: The domain whose course is drawn; the worst of the first arm if None.
+        trials: As many as in the paper.
+        task_options: Options of the task.
+        raw_data: How a folder of raw files becomes a client store; None if the task reads the
+            folder itself, or none.
+    """
+
+    title: str
+    summary: str
+    task: str
+    arms: Mapping[str, Arm]
+    paper: PaperTable
+    measures: tuple[str, ...]
+    columns: tuple[str, ...]
+    curve: str
+    harder_domain: Optional[str] = None
+    trials: int = 3
+    task_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    raw_data: Optional[ImportOptions] = None
+
+    def import_options(self, data_dir: Path, output: Path) -> ImportOptions:
+        """Returns the import that makes the experiment's store of a folder of raw files."""
+        assert self.raw_data is not None
+        return dataclasses.replace(self.raw_data, input=(str(data_dir),), output=str(output))
+
+
+def fed_avg_arms(target: str) -> dict[str, Arm]:
+    """Returns the three arms of every table of Ro et al. 2021.
+
+    Args:
+        target: Name of the domain that the second one trains on.
+    """
+    return {
+        "fed_avg": Arm("FedAvg (uniform)", {"algorithm": "fed_avg"}),
+        "fed_avg_target_only": Arm(
+            f"FedAvg ({target})", {"algorithm": "fed_avg_target_only", "target_domain": target}
+        ),
+        "agnostic_fed_avg": Arm("AgnosticFedAvg", {"algorithm": "agnostic_fed_avg"}),
+    }

@@ -1,0 +1,43 @@
+"""Fashion-MNIST, section 5.2 of Mohri et al. 2019."""
+
+from tff_agnostic.experiments.experiment import Arm, Experiment, PaperTable
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.program.comparison import OVERALL, WORST
+
+_SHIRT, _PULLOVER, _T_SHIRT = "shirt", "pullover", "t-shirt/top"
+
+FASHION_MNIST = Experiment(
+    title="Fashion-MNIST: three garments",
+    summary="IDX files of Fashion-MNIST in --data_dir; table 2 of Mohri et al. 2019",
+    task="fashion_mnist",
+    arms={
+        "fed_avg": Arm("L uniform", {"algorithm": "fed_avg"}),
+        "agnostic_fed_avg": Arm("L agnostic", {"algorithm": "agnostic_fed_avg"}),
+    },
+    paper=PaperTable(
+        source="Mohri et al. 2019, table 2",
+        cells={
+            "accuracy": {
+                "fed_avg": {
+                    OVERALL: "81.8 (1.3)",
+                    _SHIRT: "71.2 (7.8)",
+                    _PULLOVER: "87.8 (6.0)",
+                    _T_SHIRT: "86.2 (4.9)",
+                    WORST: "71.2 (7.8)",
+                },
+                "agnostic_fed_avg": {
+                    OVERALL: "82.3 (0.9)",
+                    _SHIRT: "74.5 (6.0)",
+                    _PULLOVER: "87.6 (4.5)",
+                    _T_SHIRT: "84.9 (4.4)",
+                    WORST: "74.5 (6.0)",
+                },
+            }
+        },
+    ),
+    measures=("accuracy",),
+    columns=(OVERALL, _SHIRT, _PULLOVER, _T_SHIRT, WORST),
+    curve="accuracy",
+    harder_domain=_SHIRT,
+    raw_data=ImportOptions(format="idx", classes=(0, 2, 6)),
+)

@@ -1,0 +1,202 @@
+"""The Markdown page of an experiment: our numbers beside the paper's."""
+
+import dataclasses
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
+from tff_agnostic.program.comparison import OVERALL, Comparison, Trials
+from tff_agnostic.program.comparison_report import is_share
+from tff_agnostic.program.plots import plot_known
+from tff_agnostic.program.run_spec import RunSpec
+
+REMARKS_HEADING = "## What agrees and what does not"
+_NO_REMARKS = "Nobody has written about these numbers yet."
+# Settings of a run that change what it costs to look at, not its numbers.
+_NOT_NUMBERS = ("seed", "evaluate_every", "evaluation_clients", "checkpoint_every", "runtime")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """How an experiment was run.
+
+    Attributes:
+        command: The command, without paths of this machine.
+        data: One line a split about the data.
+        trials: Trials of each arm.
+        scale: What the paper's number of rounds was multiplied by.
+        seconds: Time that training and evaluation took, all arms and trials together.
+        date: The day.
+        cores: Processor cores of the machine.
+    """
+
+    command: str
+    data: Sequence[str]
+    trials: int
+    scale: float
+    seconds: float
+    date: datetime.date
+    cores: int
+
+
+def page(
+    experiment: Experiment,
+    comparison: Comparison,
+    record: Record,
+    differences: Sequence[str],
+    image: str,
+    remarks: Optional[str],
+) -> str:
+    """Returns the page.
+
+    Args:
+        experiment: What was run.
+        comparison: Its trials, by arm.
+        record: How it was run.
+        differences: What `settings_that_differ` returned.
+        image: The figure, relative to the page.
+        remarks: The text below `REMARKS_HEADING`, if somebody wrote one.
+    """
+    minutes = record.seconds / 60
+    facts = [
+        f"- {record.trials} trials with seeds of their own; {record.date.isoformat()}; training "
+        f"and evaluation took {minutes:.0f} minutes on {record.cores} processor cores.",
+        *(f"- {line}" for line in record.data),
+    ]
+    if record.scale != 1:
+        facts.append(f"- Shortened: {record.scale:g} times the paper's rounds.")
+    facts += [f"- {line}" for line in differences]
+    parts = [
+        f"# {experiment.title}",
+        f"    {record.command}",
+        "\n".join(facts),
+    ]
+    for measure in experiment.measures:
+        direction = "higher" if comparison.higher_is_better[measure] else "lower"
+        unit = ", %" if is_share(measure) else ""
+        parts.append(f"## {measure}{unit} ({direction} is better)")
+        parts.append(table(experiment, comparison, measure, "github"))
+    parts += [
+        f"Ours: mean (standard deviation) of {record.trials} trials. "
+        f"Paper: {experiment.paper.source}.",
+        f"![{experiment.curve} of the harder domain over rounds]({image})",
+        f"*{experiment.curve} of {harder_domain(experiment, comparison)} on the test clients that "
+        "evaluations between rounds use; mean and standard deviation over the trials.*",
+        REMARKS_HEADING,
+        remarks or _NO_REMARKS,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(experiment: Experiment, comparison: Comparison, measure: str, table_format: str) -> str:
+    """Returns one measure as a table: a row per arm, for each column ours and the paper's.
+
+    Args:
+        experiment: What was run.
+        comparison: Its trials, by arm.
+        measure: The measure.
+        table_format: A format of tabulate.
+    """
+    rows = []
+    columns = _columns(experiment, comparison)
+    for name, arm in experiment.arms.items():
+        row = [arm.label]
+        for column in columns:
+            printed = experiment.paper.cell(measure, name, column)
+            row += [_ours(comparison.trials[name], column, measure), printed or "-"]
+        rows.append(row)
+    headers = [""]
+    for column in columns:
+        headers += [SUMMARY_HEADINGS.get(column, column), "paper"]
+    return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
+
+
+def curve(experiment: Experiment, comparison: Comparison) -> Figure:
+    """Returns the measure of the harder domain over the rounds, as figure 1 of Ro et al. 2021."""
+    result = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = result.subplots()
+    domain = harder_domain(experiment, comparison)
+    for i, (name, arm) in enumerate(experiment.arms.items()):
+        histories = comparison.trials[name].histories
+        rounds = histories[0]["round"]
+        by_trial = np.array([h[f"test/{experiment.curve}/{domain}"] for h in histories])
+        mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
+        plot_known(axes, rounds, mean, color=f"C{i}", label=arm.label)
+        known = ~np.isnan(mean)
+        axes.fill_between(
+            rounds[known], (mean - std)[known], (mean + std)[known], color=f"C{i}", alpha=0.2
+        )
+    axes.set(xlabel="round", ylabel=f"{experiment.curve} of {domain}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return result
+
+
+def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
+    """Returns the domain whose course is drawn: the one worst for the uniform model by default."""
+    if experiment.harder_domain is not None:
+        return experiment.harder_domain
+    uniform = comparison.trials.get("fed_avg") or next(iter(comparison.trials.values()))
+    measure = experiment.measures[0]
+    pick = min if comparison.higher_is_better[measure] else max
+    return pick(comparison.domain_names, key=lambda domain: uniform.mean(domain, measure))
+
+
+def settings_that_differ(
+    specs: Mapping[str, RunSpec], paper: Mapping[str, RunSpec], labels: Mapping[str, str]
+) -> list[str]:
+    """Returns a line for each setting in which the runs differ from the paper's.
+
+    Args:
+        specs: A run of each arm.
+        paper: The run that each arm would be without the user's flags.
+        labels: What the arms are called.
+    """
+    changes: dict[tuple[str, str, str], list[str]] = {}
+    for arm, spec in specs.items():
+        ours, theirs = spec.flags(), paper[arm].flags()
+        for name, value in ours.items():
+            skipped = name in _NOT_NUMBERS or name.startswith("data")
+            if not skipped and value != theirs.get(name):
+                changes.setdefault((name, _text(value), _text(theirs.get(name))), []).append(arm)
+    lines = []
+    for (name, value, before), arms in changes.items():
+        whose = "" if len(arms) == len(specs) else f" for {', '.join(labels[a] for a in arms)}"
+        lines.append(f"`{name}` is {value}{whose}; the task's default is {before}.")
+    return lines
+
+
+def written_remarks(path: Path) -> Optional[str]:
+    """Returns what stands below `REMARKS_HEADING` in a page that exists; None if nothing does."""
+    if not path.exists():
+        return None
+    text = path.read_text(encoding="utf-8").partition(REMARKS_HEADING)[2].strip()
+    return text if text and text != _NO_REMARKS else None
+
+
+def _columns(experiment: Experiment, comparison: Comparison) -> list[str]:
+    planned = [c for c in experiment.columns if c not in SUMMARY_HEADINGS]
+    domains = planned + [d for d in comparison.domain_names if d not in planned]
+    summaries = [c for c in experiment.columns if c in SUMMARY_HEADINGS]
+    first = [c for c in summaries if c == OVERALL]
+    return [*first, *domains, *(c for c in summaries if c != OVERALL)]
+
+
+def _ours(trials: Trials, column: str, measure: str) -> str:
+    if column not in trials.values:
+        return "-"
+    mean, std = trials.mean(column, measure), trials.std(column, measure)
+    scale = 100.0 if is_share(measure) else 1.0
+    spread = "" if math.isnan(std) else f" ({std * scale:.1f})"
+    return f"{mean * scale:.1f}{spread}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,68 @@
+"""The data of an experiment: a client store, made of raw files where there is none yet."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.data.store import Store
+from tff_agnostic.errors import UserError
+from tff_agnostic.experiments.experiment import Experiment
+from tff_agnostic.importing.importer import checked_import
+from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.program.files import make_folder
+
+STORE_NAME = "clients.sqlite"
+
+
+def prepared_store(
+    experiment: Experiment, data_dir: Optional[Path], data: Optional[Path], folder: Path
+) -> Optional[Path]:
+    """Returns the store to train on: the one given, or one made of the raw files in `data_dir`.
+
+    Args:
+        experiment: What is reproduced.
+        data_dir: Folder of raw files, or whatever folder the task reads itself.
+        data: A client store.
+        folder: Where a store is made; one that is there already is used.
+
+    Raises:
+        UserError: If both are given or both are missing where raw files are read, or the raw files
+            are not as they have to be.
+    """
+    if experiment.raw_data is None or data is not None:
+        if data is not None and data_dir is not None:
+            raise UserError("--data and --data_dir: expected one of them, found both")
+        return data
+    if data_dir is None:
+        raise UserError(
+            "--data_dir: expected the folder of the raw files, or a client store in --data, found "
+            "neither"
+        )
+    store = folder / STORE_NAME
+    if not store.exists():
+        make_folder(folder)
+        print(f"importing {data_dir} into {store}")
+        options = experiment.import_options(data_dir, store)
+        report = checked_import(options, given=()).run(ReadLog())
+        print(report.text())
+    return store
+
+
+def data_lines(path: Optional[Path]) -> Sequence[str]:
+    """Returns a line for each split of a store: clients, and examples by domain."""
+    if path is None:
+        return []
+    store = Store(path)
+    lines = []
+    for split in store.splits():
+        counts = store.domain_counts(split)
+        if counts is None:
+            lines.append(f"{split}: {len(store.client_ids(split))} clients.")
+            continue
+        by_domain = {
+            domain: sum(client.get(domain, 0) for client in counts.values())
+            for domain in store.description.domains
+        }
+        text = ", ".join(f"{n} of {domain}" for domain, n in by_domain.items())
+        lines.append(f"{split}: {len(counts)} clients; examples: {text}.")
+    return lines
