@@ -23,6 +23,11 @@ from tff_agnostic.runtimes.runtime import Runtime
 OVERALL = "(overall)"
 WORST = "(worst)"
 DIFFERENCE = "(difference)"
+# What stands in a comparison's folder beside the runs of each algorithm.
+_FILES = (
+    *("compare.json", "compare.md", "plots"),
+    *("clients.sqlite", "page.md", "images", "seconds.json"),
+)
 SUMMARIES = (WORST, OVERALL, DIFFERENCE)
 
 
@@ -91,7 +96,7 @@ def check_folder(specs: Mapping[str, Sequence[RunSpec]], folder: Path, resume: b
     with write_errors(folder):
         if not is_new_or_empty(folder):
             names = [p.name for p in folder.iterdir()] if folder.is_dir() else [folder.name]
-            other = sorted({*names} - {*ALGORITHMS, "compare.json", "compare.md", "plots"})
+            other = sorted({*names} - {*ALGORITHMS, *specs, *_FILES})
             if other:
                 raise UserError(
                     "--output_dir: expected a new or empty folder or that of a comparison, found "

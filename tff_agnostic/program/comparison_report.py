@@ -57,7 +57,7 @@ def markdown(comparison: Comparison, title: str, command: str) -> str:
     parts = [f"# {title}", f"`{command}`", f"Mean and standard deviation of {count} trials."]
     for measure, higher in comparison.higher_is_better.items():
         direction = "higher" if higher else "lower"
-        unit = ", percent" if _is_share(measure) else ""
+        unit = ", percent" if is_share(measure) else ""
         parts.append(f"## {_title(measure)}{unit} ({direction} is better)")
         parts.append(table(comparison, measure, "github"))
     return "\n\n".join(parts) + "\n"
@@ -102,14 +102,15 @@ def _title(measure: str) -> str:
     return measure.replace("_", " ").capitalize()
 
 
-def _is_share(measure: str) -> bool:
+def is_share(measure: str) -> bool:
+    """Returns whether a measure is a share, to be shown in percent."""
     # "in_vocab_accuracy", "accuracy_without_out_of_vocab_or_end_of_sentence"
     return "accuracy" in measure.split("_")
 
 
 def _cell(trials: Trials, domain: str, measure: str) -> str:
     mean, std = trials.mean(domain, measure), trials.std(domain, measure)
-    scale, digits = (100.0, 1) if _is_share(measure) else (1.0, _DECIMALS.get(measure, 3))
+    scale, digits = (100.0, 1) if is_share(measure) else (1.0, _DECIMALS.get(measure, 3))
     spread = "" if math.isnan(std) else f" ({std * scale:.{digits}f})"
     return f"{mean * scale:.{digits}f}{spread}"
 
