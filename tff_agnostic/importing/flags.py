@@ -57,10 +57,10 @@ def _parsed(field: dataclasses.Field, value: Any) -> Any:
 def _help(field: dataclasses.Field) -> str:
     text = str(field.metadata["help"])
     if field.name == "format":
-        return f"{text} One of: " + "; ".join(f"{n}: {f.summary}" for n, f in FORMATS.items())
+        return f"{text} One of: " + "; ".join(f"{n}: {f.summary}" for n, f in FORMATS.items()) + "."
     if "choices" in field.metadata:
         choices = field.metadata["choices"].items()
-        text += " One of: " + "; ".join(f"{name}: {meaning}" for name, meaning in choices)
+        text += " One of: " + "; ".join(f"{name}: {meaning}" for name, meaning in choices) + "."
     if "only_with" in field.metadata:
         text += f" Only with {', '.join(field.metadata['only_with'][1])}."
     default = field.default

@@ -31,10 +31,11 @@ class _TextOfHtml(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag in _BLOCKS:
             self.blocks.append([])
+        else:
+            # What code stood between must not become one word.
+            self.blocks[-1].append(" " if tag in _DROPPED else "")
         if tag in _DROPPED and self._depth:
             self._depth -= 1
-            # What code stood between must not become one word.
-            self.blocks[-1].append(" ")
 
     def handle_data(self, data: str) -> None:
         if not self._depth:

@@ -81,9 +81,7 @@ class Import:
 
     def _records(self, log: ReadLog) -> Iterator[tuple[str, Record, str]]:
         options = self.options
-        splits = Splits(
-            parse_shares(options.split), options.split_by, options.seed, "split" in self.given
-        )
+        splits = Splits(parse_shares(options.split), options.split_by, options.seed, self.given)
         domains = DomainNames(options.domain_names)
         for example in self.format.read(options, self.paths, log):
             try:

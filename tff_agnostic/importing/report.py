@@ -67,7 +67,7 @@ class Skewness:
             f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
             f"{self.num_domains} domains of equal size would have {self.num_domains}. For the "
             "worst mixture of domains the learning bound is only as good as "
-            f"{self.num_examples} examples make it, those of {self.rarest}: if that is few, merge "
+            f"the {self.num_examples} examples of {self.rarest} make it: if that is few, merge "
             "it with a domain that is like it, or collect more of it."
         )
 

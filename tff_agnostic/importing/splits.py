@@ -1,6 +1,8 @@
 """Which split an example belongs to: a seeded hash of what is to stay together."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Container, Mapping, Sequence
+from typing import Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing.distinct import hash64
@@ -45,22 +47,21 @@ class Splits:
         shares: Share of each split.
         by: A name of `SPLIT_BY`.
         seed: Of the hash.
-        divide_train: Whether the training part of a source with splits of its own is divided.
+        given: Names of the options that the user gave. With `split`, the training part of a source
+            that has splits of its own is divided; without it, their examples stay where they are.
     """
 
     def __init__(
-        self, shares: dict[str, float], by: str, seed: int, divide_train: bool = False
+        self, shares: Mapping[str, float], by: str, seed: int, given: Container[str] = ()
     ) -> None:
         self._by = by
         self._seed = seed
-        self._divide_train = divide_train
+        self._divide_train = "split" in given
+        self._by_is_given = "split_by" in given
         self._names = list(shares)
-        total, limits = 0.0, []
-        for share in shares.values():
-            total += share
-            limits.append(total)
-        self._limits = limits
-        self._last: tuple[str, str] = ("", "")
+        self._limits = list(itertools.accumulate(shares.values()))
+        self._last_key: Optional[str] = None
+        self._last_split = ""
 
     def split_of(self, example: SourceExample) -> str:
         """Returns the split of an example.
@@ -70,23 +71,20 @@ class Splits:
         """
         own = example.record.split
         if own is not None:
-            if not self._divide_train:
+            self._check_room(own)
+            if own != TRAIN or not self._divide_train:
                 return own
-            if own != TRAIN:
-                self._check_not_ours(own)
-                return own
-        return self._drawn(self._key(example))
+        key = self._key(example)
+        # Sources often have one client's records one after another.
+        if key != self._last_key:
+            self._last_key, self._last_split = key, self._draw(key)
+        return self._last_split
 
     def _key(self, example: SourceExample) -> str:
         if self._by == "group":
             assert example.group is not None
             return example.group
         return example.record.client if self._by == "client" else example.place
-
-    def _drawn(self, key: str) -> str:
-        if self._last[0] != key or not self._last[1]:
-            self._last = (key, self._draw(key))
-        return self._last[1]
 
     def _draw(self, key: str) -> str:
         fraction = hash64(f"{self._seed} {self._by} {key}") / 2**64
@@ -95,8 +93,12 @@ class Splits:
                 return name
         return self._names[-1]
 
-    def _check_not_ours(self, own: str) -> None:
-        if own in self._names:
+    def _check_room(self, own: str) -> None:
+        if self._by_is_given and not self._divide_train:
+            raise UserError(
+                "--split_by has no effect without --split: the source says itself what is for what"
+            )
+        if self._divide_train and own != TRAIN and own in self._names:
             raise UserError(
                 f"--split: the source says itself what is for {own}; expected shares of its "
                 f"training part without {own}, e.g. train:0.9,heldout:0.1"

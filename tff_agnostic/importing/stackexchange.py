@@ -91,7 +91,8 @@ def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:
             wrong = _wrong_byte(file, max(0, parser.parser.ErrorByteIndex))
         if wrong is not None:
             return files.not_utf8(path, *wrong)
-    return UserError(f"{path}:{line}: expected XML, found {error.msg.split(':')[0]} at {column}")
+    found = str(error).partition(":")[0]
+    return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
 
 
 def _wrong_byte(file: IO[bytes], offset: int) -> "tuple[int, int] | None":

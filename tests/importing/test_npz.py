@@ -1,0 +1,155 @@
+"""NumPy files: columns, splits of their own, images, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.importing.harness import REAL, needs, read, refused
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import npz
+from tff_agnostic.importing.npz_columns import NpzColumns
+
+_COLUMNS = {"client_column": "who", "domain_column": "where"}
+
+
+def _arrays(count: int = 5, suffix: str = "", **other: Any) -> dict[str, np.ndarray]:
+    arrays = {
+        "x": np.arange(2 * count, dtype=np.float64).reshape(count, 2),
+        "y": np.arange(count, dtype=np.uint8) % 3,
+        "who": np.arange(count, dtype=np.uint16) // 2,
+        "where": np.array(["a", "b"])[np.arange(count) % 2],
+        **other,
+    }
+    return {name + suffix: array for name, array in arrays.items()}
+
+
+def _file(folder: Path, **arrays: np.ndarray) -> Path:
+    path = folder / "data.npz"
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+def test_rows_become_examples(tmp_path):
+    examples, log = read("npz", _file(tmp_path, **_arrays()), **_COLUMNS)
+    assert log.num_records == len(examples) == 5
+    third = examples[2]
+    assert (third.record.client, third.record.domain, third.record.split) == ("1", "a", None)
+    assert third.place == "data.npz row 2"
+    assert third.record.features["label"] == 2
+    np.testing.assert_array_equal(third.record.features["x"], np.array([4, 5], np.float32))
+    assert third.record.features["x"].dtype == np.float32
+
+
+def test_a_file_that_says_what_is_for_testing(tmp_path):
+    path = _file(tmp_path, **_arrays(3, "_train"), **_arrays(2, "_test"), note=np.zeros(1))
+    examples, _ = read("npz", path, **_COLUMNS)
+    assert [e.record.split for e in examples] == ["train"] * 3 + ["test"] * 2
+    assert examples[3].place == "data.npz_test row 0"
+
+
+def test_bytes_of_images_become_pixels_with_ink_as_one(tmp_path):
+    images = np.zeros([5, 4, 3], np.uint8)
+    images[1, 2, 1], images[1, 3, 2] = 255, 51
+    (_, second, *_), _ = read("npz", _file(tmp_path, **_arrays(x=images)), **_COLUMNS)
+    pixels = second.record.features["pixels"]
+    assert (pixels.dtype, pixels.shape) == (np.float32, (4, 3))
+    assert pixels[2, 1] == 1
+    assert pixels[3, 2] == np.float32(0.2)
+    assert pixels.sum() == pytest.approx(1.2)
+
+
+def test_blocks_make_no_difference(tmp_path, monkeypatch):
+    path = _file(tmp_path, **_arrays(23))
+    whole = [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]]
+    monkeypatch.setattr(npz, "_BLOCK_ROWS", 4)
+    assert [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]] == whole
+
+
+def test_names_of_one_domain_and_of_features(tmp_path):
+    options = {"client_column": "who", "domain_name": "all", "feature_name": "f"}
+    examples, _ = read("npz", _file(tmp_path, **_arrays()), **options)
+    assert {e.record.domain for e in examples} == {"all"}
+    assert set(examples[0].record.features) == {"f", "label"}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"y": np.array([0, 1, -1, 0, 0])}, "data.npz row 2: expected a label from 0 to 21474"),
+        ({"y": np.array([0, 0.5, 1, 0, 0])}, "data.npz row 1: expected a whole number as label, fo"),
+        ({"y": np.array(list("abcde"))}, "data.npz row 0: expected a whole number as label, found"),
+        ({"x": np.full([5, 2], np.nan)}, "data.npz row 0: expected finite features, found nan as nu"),
+        ({"x": np.array(list("abcde"))}, "data.npz: expected numbers as features, found <U1"),
+        ({"y": np.zeros(4, int)}, "expected arrays of one length, found x 5, y 4, who 5, where 5"),
+        ({"x": np.float32(3)}, "x is a single value or an array in Fortran order"),
+        ({"x": np.array([{}] * 5)}, "x holds pickled objects, which are refused"),
+    ],
+)
+def test_rows_that_cannot_be(tmp_path, other, message):
+    assert message in refused("npz", _file(tmp_path, **_arrays(**other)), **_COLUMNS)
+
+
+def test_class_names_bound_the_labels(tmp_path):
+    path = _file(tmp_path, **_arrays())
+    message = refused("npz", path, class_names=("no", "yes"), **_COLUMNS)
+    assert message == "data.npz row 2: expected a label from 0 to 1, found 2"
+
+
+def test_bad_rows_may_be_skipped(tmp_path):
+    path = _file(tmp_path, **_arrays(y=np.array([0, -1, 0, -1, 1])))
+    examples, log = read("npz", path, skip_bad=True, **_COLUMNS)
+    assert len(examples) == 3
+    assert log.skipped == {"label out of range": 2}
+
+
+def test_a_missing_array_is_named(tmp_path):
+    path = _file(tmp_path, **_arrays())
+    assert refused("npz", path, client_column="user", domain_column="where") == (
+        f"{path}: expected an array user (or with _train and _test), found x, y, who, where"
+    )
+    path = _file(tmp_path, **{**_arrays(3, "_train"), "x_test": np.zeros([1, 2])})
+    assert f"{path}: expected an array y_test" in refused("npz", path, **_COLUMNS)
+
+
+def test_damaged_files(tmp_path):
+    path = _file(tmp_path, **_arrays(1000))
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"no zip at all", whole[:60] + b"\0\1" + whole[62:]):
+        path.write_bytes(content)
+        message = refused("npz", path, **_COLUMNS)
+        assert message.startswith(f"{path}: expected an .npz file of plain arrays, found a damaged")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"domain_name": "all"}, "--client_column: expected the name of a column, found none"),
+        ({"client_column": "who"}, "--domain_column: expected this or --domain_name, found neither"),
+        ({**_COLUMNS, "domain_name": "all"}, "--domain_column: expected this or --domain_name, fo"),
+        ({**_COLUMNS, "feature_columns": ("a", "b")}, "--feature_columns: expected the name of one"),
+    ],
+)
+def test_options_that_are_missing_or_too_many(tmp_path, options, message):
+    assert refused("npz", tmp_path, **options).startswith(message)
+
+
+def test_columns_may_be_read_in_any_order(tmp_path):
+    path = _file(tmp_path, **_arrays(7))
+    (_, first), *_ = NpzColumns(path).blocks(["who", "x"], 3)
+    assert first["who"].tolist() == [0, 0, 1]
+    assert first["x"][2].tolist() == [4, 5]
+    with pytest.raises(UserError, match="There is no item named"):
+        list(NpzColumns(path).blocks(["nothing"], 3))
+
+
+@needs("mnist_by_writer")
+def test_the_real_writers():
+    columns = NpzColumns(REAL / "mnist_by_writer" / "mnist_by_writer.npz")
+    names = ["x_test", "y_test", "hsf_test", "writer_test"]
+    writers, count = set(), 0
+    for _, rows in columns.blocks(names, 1000):
+        writers |= set(rows["writer_test"].tolist())
+        count += len(rows["x_test"])
+    assert (len(writers), count) == (297, 10_000)

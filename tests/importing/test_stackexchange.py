@@ -1,0 +1,204 @@
+"""Stack Exchange dumps: rows of hand-made files, and what is refused."""
+
+import gzip
+import tracemalloc
+from html import escape
+from pathlib import Path
+
+import pytest
+
+from tests.importing.harness import REAL, needs, read, refused
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.stackexchange import FORMAT
+
+_HEAD = '\ufeff<?xml version="1.0" encoding="utf-8"?>\n<posts>\n'
+
+
+def _row(**attributes: object) -> str:
+    values = {"Id": 1, "PostTypeId": 1, "OwnerUserId": 7, "Body": "<p>Hi.</p>", **attributes}
+    texts = (f'{name}="{escape(str(v))}"' for name, v in values.items() if v is not None)
+    return f"  <row {' '.join(texts)} />\n"
+
+
+def _dump(folder: Path, *rows: str, site: str = "beer") -> Path:
+    path = folder / site / "Posts.xml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(_HEAD + "".join(rows) + "</posts>\n", encoding="utf-8")
+    return path
+
+
+def test_a_question_and_its_answer(tmp_path):
+    path = _dump(
+        tmp_path,
+        _row(
+            Body="<p>Why? <code>x</code> It's odd.</p>",
+            CreationDate="2014-01-21T20:26:05.383",
+            Score=18,
+            Title="What is <it>?",
+            Tags="<hops><ale>",
+        ),
+        _row(Id=2, PostTypeId=2, ParentId=1, OwnerUserId=9, Body="<p>Because</p>", Score=-2),
+    )
+    examples, log = read("stackexchange", path)
+    first, second, answer = (example.record for example in examples)
+    assert (first.client, first.domain, first.split) == ("7", "question", None)
+    assert first.features == {
+        "tokens": "why ?",
+        "creation_date": "2014-01-21 20:26:05.383 UTC",
+        "score": 18,
+        "tags": "hops|ale",
+        "title": "What is <it>?",
+        "type": "question",
+    }
+    assert second.features == {**first.features, "tokens": "it's odd ."}
+    assert (answer.client, answer.domain) == ("9", "answer")
+    assert answer.features == {
+        "tokens": "because",
+        "creation_date": "",
+        "score": -2,
+        "tags": "",
+        "title": "",
+        "type": "answer",
+    }
+    assert [example.place for example in examples] == ["1#0", "1#1", "2#0"]
+    assert {example.group for example in examples} == {"1"}
+    assert (log.num_records, log.skipped) == (2, {})
+
+
+def test_tags_of_newer_dumps(tmp_path):
+    examples, _ = read("stackexchange", _dump(tmp_path, _row(Tags="|hops|ale|")))
+    assert examples[0].record.features["tags"] == "hops|ale"
+
+
+def test_what_is_left_out_is_counted_by_reason(tmp_path):
+    path = _dump(
+        tmp_path,
+        _row(OwnerUserId=None),
+        _row(Id=2, PostTypeId=4),
+        _row(Id=3, PostTypeId=5, OwnerUserId=None),
+        _row(Id=4, Body="<pre>only code</pre>"),
+        _row(Id=5, OwnerUserId=8, Body=""),
+        _row(Id=6, OwnerUserId=8),
+    )
+    examples, log = read("stackexchange", path)
+    assert [example.place for example in examples] == ["6#0"]
+    assert log.num_records == 6
+    assert log.skipped == {
+        "neither question nor answer": 2,
+        "post without owner": 1,
+        "post without text": 2,
+    }
+    for example in examples:
+        log.keep(example.record.client)
+    # Client 7 has nothing but a tag's page and code.
+    assert log.clients_without_examples() == 1
+
+
+def test_sites_do_not_mix_their_users(tmp_path):
+    paths = [_dump(tmp_path, _row(ParentId=3), site=site) for site in ("beer", "ai")]
+    for given in ([tmp_path], paths):
+        examples, _ = read("stackexchange", given)
+        clients = {(e.record.client, e.place, e.group) for e in examples}
+        assert clients == {("ai/7", "ai/1#0", "ai/3"), ("beer/7", "beer/1#0", "beer/3")}
+
+
+def test_sites_of_one_name_are_refused(tmp_path):
+    (tmp_path / "old").mkdir()
+    a, b = _dump(tmp_path, _row()), _dump(tmp_path / "old", _row())
+    assert "expected a folder of its own for each site" in refused("stackexchange", [a, b])
+
+
+def test_a_packed_dump(tmp_path):
+    path = _dump(tmp_path, _row())
+    packed = path.with_name("Posts.xml.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read("stackexchange", packed)[0] == read("stackexchange", path)[0]
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[: len(whole) // 2])
+    assert "expected a whole .gz file, found a truncated" in refused("stackexchange", packed)
+
+
+_BOMB = """<?xml version="1.0"?>
+<!DOCTYPE posts [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>
+<posts><row Id="1" PostTypeId="1" OwnerUserId="2" Body="&b;" /></posts>
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", ": expected data, found an empty file"),
+        ("hello", ":1: expected XML, found syntax error"),
+        (_HEAD, ":3: expected XML, found no element found"),
+        (_HEAD + _row() + "<row", ":4: expected XML, found unclosed token"),
+        (_HEAD + _row() + "</post>", ":4: expected XML, found mismatched tag"),
+        (_HEAD + '<row Id="1" Id="2" /></posts>', ":3: expected XML, found duplicate attribute"),
+        ("<users><row /></users>", ": expected the Posts.xml of a Stack Exchange dump, found <us"),
+        (_BOMB, "found a document type or entity declaration, which are refused (DTDForbidden)"),
+        (
+            _HEAD + "<row /></posts>",
+            " row 1: expected Id, PostTypeId and Body, found nothing",
+        ),
+        (
+            _HEAD + _row(Score="high") + "</posts>",
+            " row 1: expected a whole number as Score, found 'high'",
+        ),
+    ],
+)
+def test_what_is_no_dump_is_refused(tmp_path, content, message):
+    path = tmp_path / "Posts.xml"
+    path.write_text(content, encoding="utf-8")
+    found = refused("stackexchange", path)
+    assert found.startswith(str(path))
+    assert message in found
+
+
+def test_another_encoding_is_named_with_its_place(tmp_path):
+    path = tmp_path / "Posts.xml"
+    content = (_HEAD + _row(Body="caf\u00e9")).encode()
+    offset = content.index("\u00e9".encode())
+    path.write_bytes(content.replace("\u00e9".encode(), "\u00e9".encode("latin-1")))
+    message = f"{path}: expected UTF-8, found byte 0xe9 at offset {offset}"
+    assert refused("stackexchange", path) == message
+
+
+def test_a_folder_without_dumps(tmp_path):
+    assert "expected files Posts.xml or Posts.xml.gz, found none" in refused(
+        "stackexchange", tmp_path
+    )
+
+
+def test_bad_rows_may_be_skipped(tmp_path):
+    path = _dump(tmp_path, _row(Score="high"), _row(Id=2), "<row />\n", _row(Id=4, Score="x"))
+    examples, log = read("stackexchange", path, skip_bad=True)
+    assert [example.place for example in examples] == ["2#0"]
+    assert log.skipped == {
+        "score that is no whole number": 2,
+        "post without Id, PostTypeId or Body": 1,
+    }
+
+
+def test_memory_does_not_grow_with_the_dump(tmp_path):
+    def peak(num_rows: int) -> int:
+        code = f"<pre>{'x' * 20_000}</pre>"
+        path = _dump(tmp_path, *(_row(Id=i, Body=code) for i in range(num_rows)))
+        tracemalloc.start()
+        try:
+            assert list(FORMAT.read(ImportOptions(), [path], ReadLog())) == []
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(10)
+    # Both are larger than the buffers; kept rows would show.
+    assert peak(600) < 2 * peak(100)
+
+
+@needs("stackexchange")
+def test_the_real_sites():
+    examples, log = read("stackexchange", REAL / "stackexchange")
+    assert {e.record.client.partition("/")[0] for e in examples} == {"ai", "beer", "matheducators"}
+    assert {e.record.domain for e in examples} == {"question", "answer"}
+    assert len({e.place for e in examples}) == len(examples)
+    assert log.skipped["post without owner"] == 19
