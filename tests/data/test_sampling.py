@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.data.sampling import check_cohort_size, sample_cohort
+from tff_agnostic.data.sampling import check_cohort_size, domain_strata, sample_cohort
 from tff_agnostic.errors import UserError
 
 _IDS = [f"client_{k}" for k in range(7)]
@@ -65,3 +65,50 @@ def test_a_cohort_that_cannot_be_drawn_is_refused(clients_per_round):
     assert str(error.value) == message
     with pytest.raises(UserError):
         sample_cohort(_IDS, clients_per_round, seed=0, round_num=1)
+
+
+_STRATA = np.array([0] * 6 + [1] * 3 + [2])
+_TEN = [f"client_{k}" for k in range(10)]
+
+
+def test_a_stratified_cohort_has_the_shares_of_the_strata():
+    for t in range(40):
+        drawn = [_TEN.index(k) for k in sample_cohort(_TEN, 5, 0, t, _STRATA)]
+        assert len(set(drawn)) == 5
+        counts = np.bincount(_STRATA[drawn], minlength=3)
+        # 5 of 10 clients: 3, 1.5 and 0.5 places.
+        assert counts[0] == 3
+        assert counts[1] in (1, 2)
+        assert counts[2] in (0, 1)
+
+
+def test_shares_that_are_whole_are_met_exactly():
+    strata = np.repeat([4, 7, 9], 7)
+    ids = [f"c{k:02d}" for k in range(21)]
+    for t in range(20):
+        drawn = [ids.index(k) for k in sample_cohort(ids, 9, 0, t, strata)]
+        np.testing.assert_array_equal(np.unique(strata[drawn], return_counts=True)[1], [3, 3, 3])
+
+
+def test_in_a_stratified_draw_every_client_is_equally_likely():
+    draws = 4000
+    hits = np.zeros(10)
+    for t in range(draws):
+        hits[[_TEN.index(k) for k in sample_cohort(_TEN, 4, 0, t, _STRATA)]] += 1
+    # No more than binomial: plus or minus 5 standard deviations.
+    np.testing.assert_allclose(hits / draws, 0.4, atol=5 * np.sqrt(0.4 * 0.6 / draws))
+
+
+def test_a_stratified_draw_is_a_function_of_seed_and_round():
+    draw = sample_cohort(_TEN, 4, 3, 8, _STRATA)
+    assert draw == sample_cohort(_TEN, 4, 3, 8, _STRATA)
+    assert len({tuple(sample_cohort(_TEN, 4, 3, t, _STRATA)) for t in range(20)}) > 10
+
+
+def test_a_clients_stratum_is_the_domain_of_most_of_its_examples():
+    def client(*domains):
+        n = len(domains)
+        return {"x": np.zeros([n, 1]), "y": np.zeros(n), "domain_id": np.array(domains, np.int32)}
+
+    clients = InMemoryClients({"a": client(2, 2, 0), "b": client(1), "c": client(0, 1, 1, 1)})
+    np.testing.assert_array_equal(domain_strata(clients, 3), [2, 1, 1])

@@ -202,8 +202,8 @@ def parse_examples(
         # The operation runs on CPUs only.
         with tf.device("CPU:0"):
             columns = tf.io.parse_example(tf.constant(list(serialized), tf.string), spec)
-    except tf.errors.InvalidArgumentError as e:
-        message = " ".join((e.message or str(e)).split())
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as e:
+        message = " ".join(str(getattr(e, "message", e)).split())
         expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
         raise UserError(f"{where}: expected examples with {expected}, found: {message}") from e
     return {name: column.numpy() for name, column in columns.items()}

@@ -1,0 +1,83 @@
+"""Small stores for tests: ours, and one as TFF writes them."""
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_writer import StoreWriter
+
+WORDS = {"the": 9, "cat": 5, "sat": 3}
+
+
+def sentence(client: str, domain: str, tokens: str) -> Record:
+    return Record(client, domain, {"tokens": tokens})
+
+
+def image(client: str, domain: str, label: int, ink: float = 0.5) -> Record:
+    pixels = np.full([28, 28], ink, np.float32)
+    return Record(client, domain, {"pixels": pixels, "label": label})
+
+
+def write_store(path: Path, records: Iterable[tuple[str, Record]], kind: str, **more: Any) -> Path:
+    with StoreWriter(path) as writer:
+        for split, record in records:
+            writer.add(split, record)
+        writer.finish(kind, **more)
+    return path
+
+
+def text_store(path: Path, words: Mapping[str, int] = WORDS) -> Path:
+    """Two clients to train on, in the order in which nobody would sort them."""
+    records = [
+        ("train", sentence("b", "question", "the cat")),
+        ("test", sentence("t", "answer", "the dog sat")),
+        ("train", sentence("a", "answer", "cat sat the")),
+        ("train", sentence("b", "answer", "sat")),
+        ("train", sentence("b", "question", "the the dog")),
+        ("heldout", sentence("h", "question", "cat")),
+    ]
+    return write_store(path, records, "text", vocabulary=words, source="by hand")
+
+
+def tff_store(path: Path, rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Path:
+    """Writes (split, client, features) as TFF's own files have them, and nothing of ours."""
+    rows = list(rows)
+    connection = sqlite3.connect(path)
+    connection.execute(
+        "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)"
+    )
+    connection.execute(
+        "CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)"
+    )
+    for split, client, features in rows:
+        connection.execute(
+            "INSERT INTO examples VALUES (?, ?, ?)", [split, client, _proto(features)]
+        )
+    for split, client in sorted({(split, client) for split, client, _ in rows}):
+        count = sum((s, c) == (split, client) for s, c, _ in rows)
+        connection.execute("INSERT INTO client_metadata VALUES (?, ?, ?)", [client, split, count])
+    connection.commit()
+    connection.close()
+    return path
+
+
+def _proto(features: Mapping[str, Any]) -> bytes:
+    train = tf.train
+
+    def feature(value: Any) -> train.Feature:
+        if isinstance(value, str):
+            return train.Feature(bytes_list=train.BytesList(value=[value.encode()]))
+        array = np.asarray(value)
+        if array.dtype.kind == "f":
+            return train.Feature(float_list=train.FloatList(value=array.ravel()))
+        return train.Feature(int64_list=train.Int64List(value=array.ravel()))
+
+    message = train.Example(
+        features=train.Features(feature={name: feature(v) for name, v in features.items()})
+    )
+    return message.SerializeToString()

@@ -1,0 +1,161 @@
+"""What a store holds, and that nothing that looks like one is left of a write that failed."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.data.stores import image, sentence, text_store, write_store
+from tff_agnostic.data.records import Record
+from tff_agnostic.data.store import Store
+from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.errors import UserError
+
+
+def test_tff_reads_what_we_write(tmp_path):
+    import tensorflow as tf
+
+    path = text_store(tmp_path / "s.sqlite")
+    train = tff.simulation.datasets.load_and_parse_sql_client_data(
+        str(path),
+        {"tokens": tf.TensorSpec([], tf.string), "domain": tf.TensorSpec([], tf.string)},
+        split_name="train",
+    )
+    assert train.client_ids == ["a", "b"]
+    examples = list(train.create_tf_dataset_for_client("b").as_numpy_iterator())
+    assert [e["tokens"] for e in examples] == [b"the cat", b"sat", b"the the dog"]
+    assert [e["domain"] for e in examples] == [b"question", b"answer", b"question"]
+
+
+def test_counts_are_of_each_client_and_domain(tmp_path):
+    path = text_store(tmp_path / "s.sqlite")
+    assert Store(path).domain_counts("train") == {
+        "a": {"answer": 1},
+        "b": {"answer": 1, "question": 2},
+    }
+    rows = sqlite3.connect(path).execute("SELECT * FROM client_metadata ORDER BY client_id")
+    assert rows.fetchall() == [
+        ("a", "train", 1),
+        ("b", "train", 3),
+        ("h", "heldout", 1),
+        ("t", "test", 1),
+    ]
+
+
+def test_the_live_counts_are_those_of_the_store(tmp_path):
+    with StoreWriter(tmp_path / "s.sqlite") as writer:
+        writer.add("train", sentence("a", "d", "x"))
+        writer.add("test", sentence("b", "e", "x"))
+        writer.add("train", sentence("b", "d", "x"))
+        assert writer.counts == {("train", "d"): 2, ("test", "e"): 1}
+
+
+def test_clients_do_not_depend_on_the_order_of_records(tmp_path):
+    records = [("train", sentence(c, "d", f"{c}{k}")) for c in "xyz" for k in range(3)]
+    mixed = [records[i] for i in (3, 0, 6, 4, 7, 1, 8, 2, 5)]
+    one = Store(write_store(tmp_path / "one.sqlite", records, "text", vocabulary={"a": 1}))
+    two = Store(write_store(tmp_path / "two.sqlite", mixed, "text", vocabulary={"a": 1}))
+    for client in "xyz":
+        assert one.read("train", client) == two.read("train", client)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            Record("a", "d", {"label": 1}),
+            "pixels: expected Feature(dtype='float32', shape=(28, 28)",
+        ),
+        (Record("a", "d", {"pixels": np.zeros([28, 28], np.float32), "label": 0.5}), "label: exp"),
+        (
+            Record("a", "d", {"pixels": np.zeros([4, 4], np.float32), "label": 1}),
+            "pixels: expected",
+        ),
+        (Record("a", "d", {**image("a", "d", 1).features, "more": 1}), "more: expected no such"),
+    ],
+)
+def test_examples_have_the_features_of_the_first(tmp_path, record, message):
+    with StoreWriter(tmp_path / "s.sqlite") as writer:
+        writer.add("train", image("a", "d", 3))
+        with pytest.raises(ValueError) as error:
+            writer.add("train", record)
+    assert str(error.value).startswith(message)
+
+
+def test_a_store_is_not_overwritten(tmp_path):
+    path = tmp_path / "s.sqlite"
+    path.write_text("mine")
+    with pytest.raises(UserError, match="expected no file there yet"):
+        StoreWriter(path)
+    assert path.read_text() == "mine"
+
+
+def test_a_store_that_another_process_made_meanwhile_stays(tmp_path):
+    path = tmp_path / "s.sqlite"
+    with StoreWriter(path) as writer:
+        writer.add("train", sentence("a", "d", "x"))
+        path.write_text("theirs")
+        with pytest.raises(UserError, match="another process made a file there meanwhile"):
+            writer.finish("text")
+    assert path.read_text() == "theirs"
+    assert os.listdir(tmp_path) == ["s.sqlite"]
+
+
+def test_an_empty_store_is_refused(tmp_path):
+    refused = pytest.raises(UserError, match="expected at least one example")
+    with StoreWriter(tmp_path / "s.sqlite") as writer, refused:
+        writer.finish("text")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path):
+    writer = StoreWriter(tmp_path / "no" / "s.sqlite")
+    with pytest.raises(UserError, match="cannot write the store"):
+        writer.__enter__()
+
+
+def test_nothing_is_left_without_finish(tmp_path):
+    with StoreWriter(tmp_path / "s.sqlite") as writer:
+        writer.add("train", sentence("a", "d", "x"))
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path / "s.sqlite") as writer:
+        writer.add("train", sentence("a", "d", "x"))
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_that_looks_like_a_store_is_left_by_a_kill(tmp_path):
+    program = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from tff_agnostic.data.records import Record
+        from tff_agnostic.data.store_writer import StoreWriter
+        with StoreWriter(Path(sys.argv[1])) as writer:
+            for k in range(2000):
+                writer.add("train", Record(str(k), "d", {"label": k}))
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    )
+    path = tmp_path / "s.sqlite"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "ready\n"
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert not path.exists()
+    # What is left says by its name that it is temporary, and does not open as a store.
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".s.sqlite.") and left.name.endswith(".tmp")
+    with pytest.raises(UserError):
+        Store(left)
