@@ -67,6 +67,7 @@ class StoreDescription:
         kind: "text" or "features"; None in a store that TFF wrote.
         features: The features of every example, by name.
         domains: Names of all domains, sorted; empty in a store that TFF wrote.
+        num_classes: Labels are whole numbers in [0, num_classes); None if they are not.
         class_names: Names of the classes that labels count, if they have any.
         source: Where it came from, for people.
     """
@@ -74,6 +75,7 @@ class StoreDescription:
     kind: Optional[str]
     features: Mapping[str, Feature]
     domains: tuple[str, ...] = ()
+    num_classes: Optional[int] = None
     class_names: Optional[tuple[str, ...]] = None
     source: str = ""
 
@@ -101,6 +103,7 @@ def description_from_json(text: str) -> StoreDescription:
                 for name, feature in value["features"].items()
             },
             domains=tuple(value["domains"]),
+            num_classes=value["num_classes"],
             class_names=None if names is None else tuple(names),
             source=value["source"],
         )

@@ -14,6 +14,7 @@ from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,
     KINDS,
+    LABEL,
     OWN_TABLES,
     TFF_TABLES,
     Feature,
@@ -49,6 +50,7 @@ class StoreWriter:
         self._unsorted = _Scratch(path, "unsorted")
         self._sorted = _Scratch(path, "sorted")
         self._features: dict[str, Feature] = {}
+        self._labels: Optional[tuple[int, int]] = None
         self._rows: list[tuple[str, str, str, bytes]] = []
         self._connection: Optional[sqlite3.Connection] = None
 
@@ -77,6 +79,7 @@ class StoreWriter:
         """
         features = {**record.features, DOMAIN: record.domain}
         self._check(features)
+        self._see_label(record.features.get(LABEL))
         self.counts[split, record.domain] += 1
         self._rows.append((split, record.client, record.domain, _serialized(features)))
         if len(self._rows) >= _ROWS_AT_ONCE:
@@ -109,6 +112,7 @@ class StoreWriter:
             kind=kind,
             features=self._features,
             domains=tuple(sorted({domain for _, domain in self.counts})),
+            num_classes=self._num_classes(class_names),
             class_names=None if class_names is None else tuple(class_names),
             source=source,
         )
@@ -153,6 +157,18 @@ class StoreWriter:
             self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?)", self._rows)
             self._connection.commit()
         self._rows = []
+
+    def _see_label(self, label: Optional[Value]) -> None:
+        if self._features.get(LABEL) == Feature("int64"):
+            value = int(np.asarray(label))
+            low, high = self._labels or (value, value)
+            self._labels = min(low, value), max(high, value)
+
+    def _num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
+        if class_names is not None:
+            return len(class_names)
+        # Negative numbers are quantities, no classes.
+        return self._labels[1] + 1 if self._labels and self._labels[0] >= 0 else None
 
     def _check(self, features: Mapping[str, Value]) -> None:
         found = {name: _feature(name, value) for name, value in features.items()}

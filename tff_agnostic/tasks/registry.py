@@ -10,6 +10,7 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.tasks import (
     adult,
     client_files,
+    custom,
     digits,
     emnist,
     fashion_mnist,
@@ -27,6 +28,7 @@ TASKS: Registry[TaskSpec] = Registry(
         "toy_regression": toy_regression.TASK,
         "adult": adult.TASK,
         "client_files": client_files.TASK,
+        "custom": custom.TASK,
         "emnist": emnist.TASK,
         "stackoverflow": stackoverflow.TASK,
         "spanish_keyboard": spanish_keyboard.TASK,

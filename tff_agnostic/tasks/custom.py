@@ -1,0 +1,158 @@
+"""Your own model on your own data: a Python file with `build_model`, and a client store.
+
+`--model` names the file, see `models.user_model.load_user_model`; `--data` the store, as
+`import_data` makes it of tables, images or texts. Of texts the task is to predict the next word.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.data.clients import checked_examples
+from tff_agnostic.data.store import Store
+from tff_agnostic.data.store_clients import StoreClients
+from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.models.sentences import sentence_spec
+from tff_agnostic.models.user_model import ModelData, load_user_model
+from tff_agnostic.tasks.language import (
+    SEQUENCE_LENGTH_HELP,
+    VOCABULARY_SIZE_HELP,
+    Corpus,
+    check_sizes,
+    next_word_task,
+)
+from tff_agnostic.tasks.stored import (
+    TEST_SPLIT_HELP,
+    TRAIN_SPLIT,
+    domains_by_name,
+    labels_of,
+    open_store,
+    stored_domains,
+)
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomOptions:
+    """Options of the task."""
+
+    model: Optional[str] = option(
+        None, "Python file with a function build_model.", flag="model", is_path=True
+    )
+    vocabulary_size: int = option(10_000, f"Of texts {VOCABULARY_SIZE_HELP}")
+    sequence_length: int = option(20, f"Of texts {SEQUENCE_LENGTH_HELP}")
+    test_split: str = option("test", TEST_SPLIT_HELP)
+
+
+def load(options: CustomOptions, context: TaskContext) -> Task:
+    """Returns the task.
+
+    Raises:
+        UserError: If the store or the model's file is missing or does not fit.
+    """
+    if options.model is None:
+        raise UserError("--model: expected a Python file with a function build_model, found none")
+    assert context.data is not None
+    path = Path(options.model)
+    store = open_store(context.data, "custom", {DOMAIN: Feature("string")})
+    load_kind = _text_task if store.description.kind == TEXT else _features_task
+    task = load_kind(store, options, lambda data: load_user_model(path, data, context.seed))
+    return dataclasses.replace(
+        task, fingerprint={**task.fingerprint, "model": _digest(path), **_classes(store)}
+    )
+
+
+def _text_task(store: Store, options: CustomOptions, build: Any) -> Task:
+    check_sizes("custom", options.vocabulary_size, options.sequence_length)
+    spec = sentence_spec(options.sequence_length)
+    names = stored_domains(store)
+
+    def model(vocabulary_size: int) -> Model:
+        built: Model = build(
+            ModelData(spec["x"], spec["y"], names, vocabulary_size=vocabulary_size)
+        )
+        return built
+
+    words = store.vocabulary(options.vocabulary_size)
+    corpus = Corpus(store, words, names, DOMAIN)
+    return next_word_task(corpus, options.sequence_length, options.test_split, model)
+
+
+def _features_task(store: Store, options: CustomOptions, build: Any) -> Task:
+    names = stored_domains(store)
+    features = {
+        name: feature
+        for name, feature in store.description.features.items()
+        if feature.dtype != "string" and name != LABEL
+    }
+    label = store.description.features.get(LABEL)
+    if label is None or not features:
+        raise UserError(
+            f"{store.path}: --task=custom needs texts ({TOKENS}), or a {LABEL} and numbers, found "
+            f"{', '.join(store.description.features)}"
+        )
+    num_classes = store.description.num_classes
+    x_spec: Any = {name: _spec(feature) for name, feature in sorted(features.items())}
+    is_single = len(x_spec) == 1
+    if is_single:
+        (x_spec,) = x_spec.values()
+    data = ModelData(x_spec, _spec(label), names, num_classes=num_classes)
+    model: Model = build(data)
+    domains_of = domains_by_name(names, store.path)
+    client_spec = model.client_data_spec()
+
+    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
+        where = f"{store.path}: client {client_id}"
+        x: Any = {
+            name: columns[name].astype(_spec(feature).dtype.as_numpy_dtype)
+            for name, feature in sorted(features.items())
+        }
+        y = columns[LABEL] if num_classes is None else labels_of(columns, num_classes, where)
+        examples = {
+            "x": next(iter(x.values())) if is_single else x,
+            "y": y,
+            "domain_id": domains_of(client_id, columns),
+        }
+        return checked_examples(examples, client_spec, len(names), where)
+
+    def clients(split: str) -> StoreClients:
+        wanted = {**features, LABEL: label, DOMAIN: Feature("string")}
+        return StoreClients(store, split, wanted, to_examples, names)
+
+    return Task(
+        domain_names=names,
+        train=clients(TRAIN_SPLIT),
+        test=clients(options.test_split),
+        model=model,
+    )
+
+
+def _spec(feature: Feature) -> tf.TensorSpec:
+    # Whole numbers are int32 to models, as to TensorFlow's embeddings and losses.
+    dtype = tf.int32 if feature.dtype == "int64" else tf.float32
+    return tf.TensorSpec([None, *feature.shape], dtype)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _classes(store: Store) -> dict[str, str]:
+    names = store.description.class_names
+    return {} if names is None else {"classes": ", ".join(names)}
+
+
+TASK = TaskSpec(
+    summary="your Keras model (--model, a Python file) on your client store (--data)",
+    options=CustomOptions,
+    load=load,
+    defaults={"batch_normalizer": "batch"},
+    data=Use.REQUIRED,
+)
