@@ -1,5 +1,6 @@
 """NumPy files: columns, splits of their own, images, and what is refused."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from tests.importing.harness import REAL, needs, read, refused
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import npz
 from tff_agnostic.importing.npz_columns import NpzColumns
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.registry import FORMATS
 
 _COLUMNS = {"client_column": "who", "domain_column": "where"}
 
@@ -78,9 +82,15 @@ def test_names_of_one_domain_and_of_features(tmp_path):
     ("other", "message"),
     [
         ({"y": np.array([0, 1, -1, 0, 0])}, "data.npz row 2: expected a label from 0 to 21474"),
-        ({"y": np.array([0, 0.5, 1, 0, 0])}, "data.npz row 1: expected a whole number as label, fo"),
+        (
+            {"y": np.array([0, 0.5, 1, 0, 0])},
+            "data.npz row 1: expected a whole number as label, fo",
+        ),
         ({"y": np.array(list("abcde"))}, "data.npz row 0: expected a whole number as label, found"),
-        ({"x": np.full([5, 2], np.nan)}, "data.npz row 0: expected finite features, found nan as nu"),
+        (
+            {"x": np.full([5, 2], np.nan)},
+            "data.npz row 0: expected finite features, found nan as nu",
+        ),
         ({"x": np.array(list("abcde"))}, "data.npz: expected numbers as features, found <U1"),
         ({"y": np.zeros(4, int)}, "expected arrays of one length, found x 5, y 4, who 5, where 5"),
         ({"x": np.float32(3)}, "x is a single value or an array in Fortran order"),
@@ -126,9 +136,15 @@ def test_damaged_files(tmp_path):
     ("options", "message"),
     [
         ({"domain_name": "all"}, "--client_column: expected the name of a column, found none"),
-        ({"client_column": "who"}, "--domain_column: expected this or --domain_name, found neither"),
+        (
+            {"client_column": "who"},
+            "--domain_column: expected this or --domain_name, found neither",
+        ),
         ({**_COLUMNS, "domain_name": "all"}, "--domain_column: expected this or --domain_name, fo"),
-        ({**_COLUMNS, "feature_columns": ("a", "b")}, "--feature_columns: expected the name of one"),
+        (
+            {**_COLUMNS, "feature_columns": ("a", "b")},
+            "--feature_columns: expected the name of one",
+        ),
     ],
 )
 def test_options_that_are_missing_or_too_many(tmp_path, options, message):
@@ -137,19 +153,28 @@ def test_options_that_are_missing_or_too_many(tmp_path, options, message):
 
 def test_columns_may_be_read_in_any_order(tmp_path):
     path = _file(tmp_path, **_arrays(7))
-    (_, first), *_ = NpzColumns(path).blocks(["who", "x"], 3)
+    with NpzColumns(path) as columns:
+        (_, first), *_ = columns.blocks(["who", "x"], 3)
+        with pytest.raises(UserError, match="There is no item named"):
+            list(columns.blocks(["nothing"], 3))
     assert first["who"].tolist() == [0, 0, 1]
     assert first["x"][2].tolist() == [4, 5]
-    with pytest.raises(UserError, match="There is no item named"):
-        list(NpzColumns(path).blocks(["nothing"], 3))
 
 
 @needs("mnist_by_writer")
 def test_the_real_writers():
-    columns = NpzColumns(REAL / "mnist_by_writer" / "mnist_by_writer.npz")
-    names = ["x_test", "y_test", "hsf_test", "writer_test"]
-    writers, count = set(), 0
-    for _, rows in columns.blocks(names, 1000):
-        writers |= set(rows["writer_test"].tolist())
-        count += len(rows["x_test"])
-    assert (len(writers), count) == (297, 10_000)
+    path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"
+    chosen = ImportOptions(format="npz", client_column="writer", domain_column="hsf")
+    counts: Counter[tuple[str, str]] = Counter()
+    writers: dict[tuple[str, str], set[str]] = {}
+    for example in FORMATS["npz"].read(chosen, [path], ReadLog()):
+        key = (str(example.record.split), example.record.domain)
+        counts[key] += 1
+        writers.setdefault(key, set()).add(example.record.client)
+    assert sum(counts.values()) == 70_000
+    assert {key: len(clients) for key, clients in writers.items()} == {
+        ("train", "0"): 289,
+        ("train", "4"): 250,
+        ("test", "0"): 48,
+        ("test", "4"): 249,
+    }

@@ -145,7 +145,8 @@ def _blocks(
 
 
 def _header(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
-    start = file.read(4)
+    with files.reading_errors(path):
+        start = file.read(4)
     if start != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise UserError(
             f"{path}: expected an IDX file of bytes with {dimensions} dimensions, found one that "
@@ -156,7 +157,8 @@ def _header(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
 
 def _array(file: IO[bytes], path: Path, shape: tuple[int, ...]) -> np.ndarray:
     size = math.prod(shape)
-    content = file.read(size)
+    with files.reading_errors(path):
+        content = file.read(size)
     if len(content) < size:
         raise UserError(
             f"{path}: expected {size} more bytes, found {len(content)}: it is truncated"

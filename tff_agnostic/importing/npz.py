@@ -38,13 +38,12 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     columns = _columns(options)
     labels = Labels(options.class_names)
     for path in find_inputs(paths):
-        archive = NpzColumns(path)
-        for split, suffix in _parts(archive.names, columns, path):
-            names = {role: name + suffix for role, name in columns.items()}
-            for start, rows in _rows(archive, names, log):
-                yield from _examples(
-                    rows, start, f"{path.name}{suffix}", split, options, labels, log
-                )
+        with NpzColumns(path) as archive:
+            for split, suffix in _parts(archive.names, columns, path):
+                names = {role: name + suffix for role, name in columns.items()}
+                part = path.name + suffix
+                for start, rows in _rows(archive, names, log):
+                    yield from _examples(rows, start, part, split, options, labels, log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:

@@ -14,7 +14,7 @@ _SUFFIX = ".npy"
 
 
 class NpzColumns:
-    """The arrays of an .npz file; all that are read together have the same number of rows.
+    """The arrays of an .npz file; a context manager.
 
     Args:
         path: The file.
@@ -32,13 +32,21 @@ class NpzColumns:
         names = [name for name in self._zip.namelist() if name.endswith(_SUFFIX)]
         self.names = [name[: -len(_SUFFIX)] for name in names]
 
+    def __enter__(self) -> "NpzColumns":
+        """Does nothing more."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Closes the file."""
+        self._zip.close()
+
     def blocks(
         self, names: Sequence[str], num_rows: int
     ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Yields the compressed size read so far, and the next rows of each array.
 
         Args:
-            names: Which arrays.
+            names: Which arrays; they have to have the same number of rows.
             num_rows: Rows of a block.
 
         Raises:

@@ -36,7 +36,7 @@ def _rows(options: ImportOptions, path: Path, log: ReadLog) -> Iterator[tuple[st
     from pyarrow import parquet
 
     try:
-        with files.reading_errors(path), parquet.ParquetFile(path, pre_buffer=False) as table:
+        with parquet.ParquetFile(path, pre_buffer=False) as table:
             check_columns(options, table.schema_arrow.names, path)
             size, total = path.stat().st_size, table.metadata.num_rows
             number = 0
@@ -46,7 +46,7 @@ def _rows(options: ImportOptions, path: Path, log: ReadLog) -> Iterator[tuple[st
                     number += 1
                     yield f"{path.name} row {number}", row
                 log.advance(size * number // total - size * before // total)
-    except pyarrow.ArrowException as e:
+    except (pyarrow.ArrowException, OSError) as e:
         raise _damaged(path, e) from e
 
 

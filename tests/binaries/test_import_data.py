@@ -1,0 +1,258 @@
+"""`./run import_data` from flags to a store, on every format, and what it refuses."""
+
+import gzip
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from binaries import import_data
+from tests.binaries.harness import Caller, Process, python_module, wait_until
+from tests.importing.harness import REAL, needs, table
+from tff_agnostic.importing.registry import FORMATS
+
+_ROW = '<row Id="{0}" PostTypeId="{1}" OwnerUserId="{2}" Body="&lt;p&gt;Hello {0}.&lt;/p&gt;" />\n'
+_COLUMNS = ("--client_column=who", "--domain_column=where")
+_NUMBERS = (*_COLUMNS, "--feature_columns=a,b", "--label_column=y")
+_ROWS = [{"who": f"u{i // 2}", "where": "xy"[i % 2], "a": i, "b": 0.5, "y": 0} for i in range(40)]
+
+
+@pytest.fixture(scope="session")
+def call() -> Caller:
+    """Calls binaries in this process; no runtime is needed."""
+    return Caller(None)
+
+
+def _csv(folder: Path) -> Path:
+    path = folder / "rows.csv"
+    lines = [",".join(_ROWS[0]), *(",".join(map(str, row.values())) for row in _ROWS)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _posts(path: Path, count: int) -> Path:
+    rows = (_ROW.format(i, 1 + i % 2, i // 3) for i in range(count))
+    path.write_text("<posts>\n" + "".join(rows) + "</posts>\n")
+    return path
+
+
+def _stackexchange(folder: Path) -> list[str]:
+    return [str(_posts(folder / "Posts.xml", 60))]
+
+
+def _text_folders(folder: Path) -> list[str]:
+    for k in range(40):
+        path = folder / "texts" / "xy"[k % 2] / f"{k}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("uno dos . tres . ")
+    return [str(folder / "texts"), "--sentences_per_client=1", "--split_by=group", "--case=upper"]
+
+
+def _leaf(folder: Path) -> list[str]:
+    users = {f"u{k}": {"x": [[k, 1.5]], "y": [k % 3]} for k in range(40)}
+    path = folder / "data.json"
+    path.write_text(json.dumps({"users": list(users), "user_data": users}))
+    domains = folder / "domains.csv"
+    domains.write_text("".join(f"{user},{'xy'[k % 2]}\n" for k, user in enumerate(users)))
+    return [str(path), f"--domains_file={domains}"]
+
+
+def _jsonl(folder: Path) -> list[str]:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in _ROWS))
+    return [str(path), *_NUMBERS]
+
+
+def _parquet(folder: Path) -> list[str]:
+    path = folder / "rows.parquet"
+    parquet.write_table(pa.Table.from_pylist(_ROWS), path)
+    return [str(path), *_NUMBERS]
+
+
+def _npz(folder: Path) -> list[str]:
+    path = folder / "data.npz"
+    where = np.arange(40) % 2
+    images = np.zeros([40, 2, 2], np.uint8)
+    np.savez(path, x=images, y=where, who=np.arange(40) // 2, where=where)
+    return [str(path), *_COLUMNS, "--domain_names=0:x,1:y"]
+
+
+def _idx(folder: Path) -> list[str]:
+    labels = np.arange(40, dtype=np.uint8) % 3
+    for name, array in (("images-idx3", np.zeros([40, 2, 2], np.uint8)), ("labels-idx1", labels)):
+        header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+        path = folder / f"train-{name}-ubyte.gz"
+        path.write_bytes(gzip.compress(header + array.tobytes()))
+    return [str(folder), "--classes=0,2", "--class_names=x,y", "--num_clients=9"]
+
+
+_INPUTS = {
+    "stackexchange": _stackexchange,
+    "text_folders": _text_folders,
+    "leaf": _leaf,
+    "csv": lambda folder: [str(_csv(folder)), *_NUMBERS],
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+    "npz": _npz,
+    "idx": _idx,
+}
+
+
+def test_every_format_is_tried():
+    assert set(_INPUTS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("format_", _INPUTS)
+def test_a_store_of_each_format(call, folder, format_):
+    path, *flags = _INPUTS[format_](folder)
+    result = call(
+        import_data,
+        f"--format={format_}",
+        f"--input={path}",
+        *flags,
+        "--output=s.sqlite",
+        "--report=r.json",
+    )
+    assert (result.status, result.err) == (0, "")
+    assert result.out.endswith("\nstore: s.sqlite\n")
+    report = json.loads(Path("r.json").read_text())
+    assert report["format"] == format_
+    domains = {"question", "answer"} if format_ == "stackexchange" else {"x", "y"}
+    assert set(report["splits"]["train"]["domains"]) == domains
+    ((stored,),) = table(Path("s.sqlite"), "SELECT COUNT(*) FROM examples")
+    assert stored == sum(split["examples"] for split in report["splits"].values()) > 20
+    assert not list(folder.glob(".*"))
+
+
+_CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            [],
+            "--format: expected one of stackexchange, text_folders, leaf, csv, jsonl, parquet, np",
+        ),
+        (["--format=cvs"], "unknown format 'cvs': did you mean csv"),
+        (["--format=csv"], "--input: expected files or folders, found ''"),
+        (["--format=csv", "--input=none.csv"], "--input: none.csv does not exist"),
+        (
+            ["--format=csv", "--input=rows.csv,rows.csv"],
+            "--input: expected different files, found ",
+        ),
+        (["--format=csv", "--input=rows.csv"], "--output: expected the store to write, found none"),
+        ([*_CSV[:2], "--output=a/s.sqlite"], "--output: expected a folder at a, found none"),
+        (
+            [*_CSV[:2], "--output=rows.csv"],
+            "--output: rows.csv is there already: stores are not ov",
+        ),
+        ([*_CSV, "--report=a/r.json"], "--report: expected a folder at a, found none"),
+        ([*_CSV], "--client_column: expected the name of a column, found none"),
+        (
+            [*_CSV, "--num_clients=3"],
+            "--num_clients has no effect with --format=csv: it needs --fo",
+        ),
+        (
+            [*_CSV, "--domains_file=d.csv"],
+            "--domains_file has no effect with --format=csv: it needs --format=leaf",
+        ),
+        (
+            ["--format=stackexchange", *_CSV[1:], "--case=lower"],
+            "--case has no effect with --format=stackexchange: it needs --format=text_folders or le",
+        ),
+        (["--format=npz", *_CSV[1:], "--split_by=group"], "--split_by=group: npz has no groups"),
+        (
+            [*_CSV, "--split_by=user"],
+            "--split_by: unknown way to split 'user': valid names: client",
+        ),
+        (
+            [*_CSV, "--split=train:0.5"],
+            "--split=train:0.5: expected shares that add up to 1, found ",
+        ),
+        ([*_CSV, "--seed=-1"], "--seed: expected at least 0, found -1"),
+        ([*_CSV, "--seed=x"], "flag --seed=x: invalid literal for int()"),
+        ([*_CSV, "--vocabulary_size=0"], "--vocabulary_size: expected at least 1, found 0"),
+        (
+            [*_CSV, "--feature_shape=2,b"],
+            "--feature_shape: expected whole numbers separated by com",
+        ),
+        ([*_CSV, *_NUMBERS, "--domain_names=x:"], "--domain_names: expected different VALUE:NAME"),
+        (
+            [*_CSV, *_NUMBERS, "--domain_names=x"],
+            "rows.csv:3: expected one of x as domain, found '",
+        ),
+        (
+            [*_CSV, *_NUMBERS, "--case=upper"],
+            "--case has no effect: the source holds numbers, no t",
+        ),
+        ([*_CSV, "--lines=3"], "Unknown command line flag 'lines'"),
+        ([*_CSV, "now"], "expected flags only, found 'now'"),
+    ],
+)
+def test_what_is_refused(call, folder, arguments, message):
+    _csv(folder)
+    assert call.refused(folder, import_data, *arguments).startswith(message)
+
+
+def test_skipped_records_are_told(call, folder):
+    _csv(folder)
+    flags = ("--domain_names=x", "--bad_records=skip", "--split=train:1")
+    result = call(import_data, *_CSV, *_NUMBERS, *flags)
+    assert "unknown domain  20" in result.out
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+    ids=["SIGINT", "SIGTERM", "SIGKILL"],
+)
+def test_a_signal_leaves_no_store(folder, number, status):
+    # Opening a pipe waits for its writer, so the import cannot be over before the signal.
+    pipe = folder / "Posts.xml"
+    os.mkfifo(pipe)
+    command = python_module(
+        "import_data", "--format=stackexchange", f"--input={pipe}", "--output=s.sqlite"
+    )
+    with Process(command, folder) as process, open(pipe, "w") as feed:
+        feed.write("<posts>\n" + "".join(_ROW.format(i, 1, i) for i in range(30_000)))
+        feed.flush()
+        wait_until(lambda: any(p.stat().st_size for p in folder.glob(".s.sqlite*")))
+        process.send(number)
+        result = process.outcome()
+    assert result.status == status
+    assert "Traceback" not in result.err
+    left = {path.name for path in folder.iterdir()} - {"Posts.xml", "out", "err"}
+    if number == signal.SIGKILL:
+        assert left
+        assert all(name.startswith(".s.sqlite.") and name.endswith(".tmp") for name in left)
+    else:
+        assert left == set()
+
+
+def test_tensorflow_federated_is_not_loaded(folder):
+    # It takes many seconds, and an import needs none of it.
+    code = (
+        "import sys; from binaries import import_data; import_data.define_flags();"
+        "print([m for m in ('tensorflow', 'tensorflow_federated', 'pyarrow') if m in sys.modules])"
+    )
+    command = python_module("import_data")
+    with Process([command[0], "-c", code], folder) as process:
+        assert process.outcome().out == "[]\n"
+
+
+@needs("stackexchange")
+def test_the_three_sites(call, folder):
+    flags = (f"--input={REAL / 'stackexchange'}", "--output=s.sqlite", "--report=r.json")
+    result = call(import_data, "--format=stackexchange", *flags)
+    assert result.status == 0
+    report: dict[str, Any] = json.loads(Path("r.json").read_text())
+    assert report["records"] == 5694
+    assert report["skipped"] == {"neither question nor answer": 385, "post without owner": 19}
+    assert sum(split["clients"] for split in report["splits"].values()) == 1471

@@ -1,0 +1,236 @@
+"""Whole imports: what stores hold, who may read them, and that failures leave none."""
+
+import itertools
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.importing.harness import job, table
+from tff_agnostic.data.store import Store
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import formats, importer
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.registry import Registry
+
+_COLUMNS: dict[str, Any] = {"client_column": "who", "domain_column": "where"}
+_NUMBERS = {**_COLUMNS, "feature_columns": ("a", "b"), "label_column": "y"}
+_TEXT = {**_COLUMNS, "text_column": "text"}
+
+
+def _rows(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    words = [f"w{i}" for i in range(40)]
+    return [
+        f"u{draw.randrange(60)},{draw.choice('xyz')},{i},{i / 2},{i % 3},"
+        + " ".join(draw.choices(words, range(40, 0, -1), k=8))
+        for i in range(count)
+    ]
+
+
+def _csv(folder: Path, rows: list[str]) -> Path:
+    path = folder / "rows.csv"
+    path.write_text("\n".join(["who,where,a,b,y,text", *rows]) + "\n")
+    return path
+
+
+def _clients(store: Path) -> set[tuple[str, str]]:
+    return set(table(store, "SELECT split_name, client_id FROM client_metadata"))
+
+
+def test_a_store_holds_every_row_once(tmp_path):
+    rows = _rows(300)
+    store = tmp_path / "s.sqlite"
+    report = job("csv", _csv(tmp_path, rows), store, **_NUMBERS).run(ReadLog())
+    opened = Store(store)
+    assert opened.description.kind == "features"
+    assert opened.description.domains == ("x", "y", "z")
+    found = []
+    for split, client in _clients(store):
+        for serialized in opened.read(split, client):
+            feature = tf.train.Example.FromString(serialized).features.feature
+            vector = feature["x"].float_list.value
+            domain = feature["domain"].bytes_list.value[0].decode()
+            found.append((client, domain, *vector, feature["label"].int64_list.value[0]))
+    fields = (row.split(",") for row in rows)
+    expected = [(c, d, float(a), float(b), int(y)) for c, d, a, b, y, _ in fields]
+    assert sorted(found) == sorted(expected)
+    assert sum(split.total.examples for split in report.splits.values()) == 300
+
+
+@pytest.mark.parametrize("split_by", ["client", "example"])
+def test_the_order_of_rows_changes_no_clients_split(tmp_path, split_by):
+    rows = _rows(300)
+    found = []
+    for order in (rows, rows[::-1]):
+        store = tmp_path / f"{len(found)}.sqlite"
+        job("csv", _csv(tmp_path, order), store, split_by=split_by, **_NUMBERS).run(ReadLog())
+        found.append(_clients(store))
+    by_split = {
+        name: {client for split, client in found[0] if split == name}
+        for name in ("train", "heldout", "test")
+    }
+    overlaps = [a & b for a, b in itertools.combinations(by_split.values(), 2)]
+    if split_by == "client":
+        assert found[0] == found[1]
+        assert not any(overlaps)
+    else:
+        assert any(overlaps)
+
+
+def test_the_vocabulary_is_that_of_training_clients(tmp_path):
+    rows = _rows(500)
+    store = tmp_path / "s.sqlite"
+    run = job("csv", _csv(tmp_path, rows), store, vocabulary_size=25, **_TEXT)
+    report = run.run(ReadLog())
+    training = {client for split, client in _clients(store) if split == "train"}
+    words: Counter[str] = Counter()
+    for row in rows:
+        client, *_, text = row.split(",")
+        if client in training:
+            words.update(text.split())
+    expected = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:25]
+    assert table(store, "SELECT word, count FROM vocabulary ORDER BY rank") == expected
+    assert Store(store).vocabulary() == tuple(word for word, _ in expected)
+    assert report.vocabulary is not None
+    assert report.vocabulary.size == 25
+    assert report.vocabulary.different == len(words)
+    assert report.vocabulary.rarest_count == expected[-1][1]
+    share = sum(count for _, count in expected) / sum(words.values())
+    assert report.vocabulary.coverage == pytest.approx(share)
+
+
+def test_groups_are_in_one_split(tmp_path):
+    folder = tmp_path / "texts"
+    for k in range(40):
+        path = folder / "es" / f"{k}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a . " * 10)
+    store = tmp_path / "s.sqlite"
+    options = {"sentences_per_client": 3, "split_by": "group"}
+    job("text_folders", folder, store, **options).run(ReadLog())
+    splits: dict[str, set[str]] = {}
+    for split, client in _clients(store):
+        splits.setdefault(client.partition("#")[0], set()).add(split)
+    assert len(splits) == 40
+    assert all(len(found) == 1 for found in splits.values())
+    assert set.union(*splits.values()) == {"train", "heldout", "test"}
+
+
+def test_an_equal_import_gives_an_equal_store(tmp_path):
+    stores = []
+    for k in range(2):
+        store = tmp_path / f"{k}.sqlite"
+        job("csv", _csv(tmp_path, _rows(50)), store, **_TEXT).run(ReadLog())
+        stores.append([table(store, f"SELECT * FROM {t}") for t in ("examples", "vocabulary")])
+    assert stores[0] == stores[1]
+
+
+def test_names_of_domains_and_classes(tmp_path):
+    store = tmp_path / "s.sqlite"
+    names = {"domain_names": ("x:north", "y:south", "z"), "class_names": ("a", "b", "c")}
+    job("csv", _csv(tmp_path, _rows(50)), store, **_NUMBERS, **names).run(ReadLog())
+    assert Store(store).description.domains == ("north", "south", "z")
+    assert Store(store).description.class_names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], {}, "rows.csv: expected examples, found none"),
+        (["a,x,1,nan,0,t"], {"bad_records": "skip"}, "found none (1 records left out: feature th"),
+        (["a,x,1,2,0,t", "a,w,1,2,0,t"], {"domain_names": ("x",)}, "rows.csv:3: expected one of x"),
+        (
+            ["a,x,1,2,0,t"],
+            {"vocabulary_size": 5},
+            "--vocabulary_size has no effect: the source hol",
+        ),
+        (["a,x,1,2,0,t"], {"case": "upper"}, "--case has no effect: the source holds numbers, no"),
+    ],
+)
+def test_what_ends_an_import_leaves_nothing(tmp_path, rows, options, message):
+    path = _csv(tmp_path, rows)
+    options = {**_NUMBERS, **options}
+    skip = options.get("bad_records") == "skip"
+    with pytest.raises(UserError) as error:
+        job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog(skip))
+    assert message in str(error.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_a_source_that_gives_no_training_client(tmp_path):
+    path = _csv(tmp_path, ["a,x,1,2,0,t"])
+    options = {**_NUMBERS, "split": ("train:0.000001", "test:0.999999")}
+    with pytest.raises(UserError, match="expected clients to train on, found none: all 1 exampl"):
+        job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog())
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_unknown_domains_may_be_skipped(tmp_path):
+    path = _csv(tmp_path, ["a,x,1,2,0,t", "b,w,1,2,0,t", "c,w,1,2,0,t", "a,w,0,0,0,t"])
+    options = {**_NUMBERS, "domain_names": ("x",), "split": ("train:1",)}
+    report = job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog(skip_bad=True))
+    assert report.skipped == {"unknown domain": 3}
+    assert report.clients_without_examples == 2
+
+
+def test_records_that_differ_are_named(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text('{"user_data": {"u": {"x": [[1, 2], [3]], "y": [0, 1]}}}')
+    with pytest.raises(UserError) as error:
+        job("leaf", path, tmp_path / "s.sqlite", domain_name="d").run(ReadLog())
+    assert str(error.value).startswith("data.json user u example 1: x: expected Feature(")
+    assert not list(tmp_path.glob("*sqlite*"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
+def test_an_import_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch, error):
+    def read(options, paths, log):
+        yield from formats_csv(options, paths, log)
+        raise error
+
+    csv_format = importer.FORMATS["csv"]
+    formats_csv = csv_format.read
+    broken = formats.Format("breaks", read, csv_format.find_inputs)
+    monkeypatch.setattr(importer, "FORMATS", Registry("format", {"csv": broken}))
+    path = _csv(tmp_path, _rows(5000))
+    with pytest.raises(error):
+        job("csv", path, tmp_path / "s.sqlite", **_NUMBERS).run(ReadLog())
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_tff_reads_an_imported_store(tmp_path):
+    import tensorflow_federated as tff
+
+    store = tmp_path / "s.sqlite"
+    job("csv", _csv(tmp_path, _rows(100)), store, **_NUMBERS).run(ReadLog())
+    data = tff.simulation.datasets.load_and_parse_sql_client_data(
+        str(store),
+        {
+            "x": tf.TensorSpec([2], tf.float32),
+            "label": tf.TensorSpec([], tf.int64),
+            "domain": tf.TensorSpec([], tf.string),
+        },
+        split_name="train",
+    )
+    expected = {client for split, client in _clients(store) if split == "train"}
+    assert set(data.client_ids) == expected
+    total = 0
+    for client in data.client_ids:
+        for example in data.create_tf_dataset_for_client(client):
+            total += 1
+            np.testing.assert_allclose(example["x"][0], 2 * example["x"][1])
+    ((count,),) = table(store, "SELECT COUNT(*) FROM examples WHERE split_name = 'train'")
+    assert total == count
+
+
+def test_options_in_code_are_checked_too(tmp_path):
+    with pytest.raises(UserError, match="--format: expected one of stackexchange, "):
+        importer.checked_import(ImportOptions(), [])
+    with pytest.raises(UserError, match="unknown format 'cvs': did you mean csv"):
+        job("cvs", tmp_path, tmp_path / "s.sqlite")

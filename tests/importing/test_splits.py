@@ -1,0 +1,100 @@
+"""Splits: shares, what is kept together, and what they depend on."""
+
+from collections import Counter
+
+import pytest
+
+from tff_agnostic.data.records import Record
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing.reading import SourceExample
+from tff_agnostic.importing.splits import Splits, parse_shares
+
+_SHARES = {"train": 0.7, "heldout": 0.2, "test": 0.1}
+
+
+def _example(client: int, number: int, split: "str | None" = None) -> SourceExample:
+    record = Record(f"c{client}", "d", {"tokens": "a"}, split)
+    return SourceExample(record, f"p{client}#{number}", f"g{client // 5}")
+
+
+_EXAMPLES = [_example(client, number) for client in range(2000) for number in range(3)]
+
+
+def _assigned(examples, by: str, seed: int = 0) -> dict[str, str]:
+    splits = Splits(_SHARES, by, seed)
+    return {example.place: splits.split_of(example) for example in examples}
+
+
+@pytest.mark.parametrize("by", ["client", "group", "example"])
+def test_the_order_of_the_input_changes_nothing(by):
+    assert _assigned(_EXAMPLES, by) == _assigned(_EXAMPLES[::-1], by)
+
+
+@pytest.mark.parametrize("by", ["client", "group", "example"])
+def test_what_else_is_in_the_input_changes_nothing(by):
+    whole = _assigned(_EXAMPLES, by)
+    assert _assigned(_EXAMPLES[1::7], by).items() <= whole.items()
+
+
+@pytest.mark.parametrize("by", ["client", "group", "example"])
+def test_shares_are_kept_to(by):
+    counts = Counter(_assigned(_EXAMPLES, by).values())
+    for name, share in _SHARES.items():
+        # Five standard deviations, were groups as large as they are drawn on their own.
+        slack = 5 * (share * (1 - share) / 400) ** 0.5
+        assert abs(counts[name] / len(_EXAMPLES) - share) < slack
+
+
+def test_what_is_kept_together():
+    for by, key in (("client", "client"), ("group", "group")):
+        found: dict[str, set[str]] = {}
+        splits = Splits(_SHARES, by, 0)
+        for example in _EXAMPLES:
+            name = example.group if key == "group" else example.record.client
+            found.setdefault(str(name), set()).add(splits.split_of(example))
+        assert all(len(names) == 1 for names in found.values())
+    by_example = _assigned(_EXAMPLES, "example")
+    assert any(by_example[f"p{k}#0"] != by_example[f"p{k}#1"] for k in range(2000))
+
+
+def test_seeds_differ():
+    assert _assigned(_EXAMPLES, "client", 0) != _assigned(_EXAMPLES, "client", 1)
+
+
+def test_the_sources_own_splits():
+    own = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
+    kept = Splits(_SHARES, "client", 0)
+    assert all(kept.split_of(example) == example.record.split for example in own)
+    divided = Splits({"train": 0.5, "heldout": 0.5}, "client", 0, {"split"})
+    found = Counter((example.record.split, divided.split_of(example)) for example in own)
+    assert set(found) == {("train", "train"), ("train", "heldout"), ("test", "test")}
+    with pytest.raises(UserError, match="the source says itself what is for test; expected sha"):
+        Splits(_SHARES, "client", 0, {"split"}).split_of(own[1])
+    with pytest.raises(UserError, match="--split_by has no effect without --split"):
+        Splits(_SHARES, "client", 0, {"split_by"}).split_of(own[0])
+
+
+def test_shares_from_text():
+    assert parse_shares(["train:0.8", "test:0.2"]) == {"train": 0.8, "test": 0.2}
+    assert parse_shares(["train:1"]) == {"train": 1}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["train"], "expected SPLIT:SHARE with different splits of train, heldout, test and shar"),
+        (["train:x"], "expected SPLIT:SHARE with"),
+        (["dev:1"], "and shares above 0, found 'dev:1'"),
+        (["train:0.5", "train:0.5"], "expected SPLIT:SHARE with"),
+        (["train:1", "test:0"], "found 'test:0'"),
+        (["train:nan"], "found 'train:nan'"),
+        (["test:1"], "expected a share of train, found none"),
+        ([], "expected a share of train, found none"),
+        (["train:0.8", "test:0.1"], "expected shares that add up to 1, found 0.9"),
+    ],
+)
+def test_shares_that_are_none(texts, message):
+    with pytest.raises(UserError) as error:
+        parse_shares(texts)
+    assert str(error.value).startswith(f"--split={','.join(texts)}: ")
+    assert message in str(error.value)

@@ -1,0 +1,312 @@
+"""CSV, JSON Lines and Parquet: the same rows give the same examples, and what is refused."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.importing.harness import read, refused
+
+_ROWS = [
+    {"who": "ann", "where": "x", "a": 1.0, "b": -2.5, "y": 0, "text": "Hi, Bob!", "film": "f"},
+    {"who": "bob", "where": "y", "a": 3.0, "b": 1e-3, "y": 2, "text": "It's 'me'.", "film": "f"},
+    {
+        "who": "ann",
+        "where": "y",
+        "a": 0.0,
+        "b": 4.0,
+        "y": 1,
+        "text": "So... well-known",
+        "film": "g",
+    },
+]
+_NUMBERS: dict[str, Any] = {
+    "client_column": "who",
+    "domain_column": "where",
+    "feature_columns": ("a", "b"),
+    "label_column": "y",
+}
+_TEXT: dict[str, Any] = {"client_column": "who", "domain_column": "where", "text_column": "text"}
+_FORMATS = ("csv", "jsonl", "parquet")
+
+
+def _write(format_: str, folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"rows.{format_}"
+    if format_ == "csv":
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif format_ == "jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_numbers(tmp_path, format_):
+    examples, log = read(format_, _write(format_, tmp_path, _ROWS), **_NUMBERS)
+    assert [(e.record.client, e.record.domain) for e in examples] == [
+        ("ann", "x"),
+        ("bob", "y"),
+        ("ann", "y"),
+    ]
+    assert [e.record.features["label"] for e in examples] == [0, 2, 1]
+    vectors = [e.record.features["x"] for e in examples]
+    assert all(vector.dtype == np.float32 for vector in vectors)
+    np.testing.assert_array_equal(vectors, np.array([[1, -2.5], [3, 1e-3], [0, 4]], np.float32))
+    assert (log.num_records, log.skipped) == (3, {})
+    assert len({e.place for e in examples}) == 3
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_text_and_groups(tmp_path, format_):
+    path = _write(format_, tmp_path, _ROWS)
+    examples, _ = read(format_, path, split_by="group", group_column="film", **_TEXT)
+    assert [e.record.features for e in examples] == [
+        {"tokens": "Hi , Bob !"},
+        {"tokens": "It's ' me ' ."},
+        {"tokens": "So ... well-known"},
+    ]
+    assert [e.group for e in examples] == ["f", "f", "g"]
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_text_with_labels(tmp_path, format_):
+    path = _write(format_, tmp_path, _ROWS)
+    examples, _ = read(format_, path, label_column="y", case="upper", punctuation="drop", **_TEXT)
+    assert examples[1].record.features == {"tokens": "IT'S ME", "label": 2}
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_text_without_words_is_counted(tmp_path, format_):
+    path = _write(format_, tmp_path, [{**_ROWS[0], "text": "..."}, *_ROWS])
+    examples, log = read(format_, path, **_TEXT)
+    assert (len(examples), log.skipped) == (3, {"text without words": 1})
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_class_names(tmp_path, format_):
+    rows = [{**row, "y": ["no", "yes"][row["y"] % 2]} for row in _ROWS]
+    path = _write(format_, tmp_path, rows)
+    examples, _ = read(format_, path, class_names=("no", "yes"), **_NUMBERS)
+    assert [e.record.features["label"] for e in examples] == [0, 0, 1]
+    assert "expected a whole number as label, found 'no' (--class_names makes" in refused(
+        format_, path, **_NUMBERS
+    )
+    assert "expected one of yes, maybe as label, found 'no'" in refused(
+        format_, path, class_names=("yes", "maybe"), **_NUMBERS
+    )
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": -1}, "expected a label from 0 to 2147483646, found -1"),
+        ({"a": float("nan")}, "expected finite features, found nan as number 1"),
+        ({"b": float("inf")}, "expected finite features, found inf as number 2"),
+        ({"who": ""}, "expected a name or number in who, found ''"),
+        ({"where": ""}, "expected a name or number in where, found ''"),
+    ],
+)
+def test_a_row_that_cannot_be_is_named(tmp_path, format_, change, message):
+    path = _write(format_, tmp_path, [_ROWS[0], {**_ROWS[1], **change}, _ROWS[2]])
+    place = {"csv": "rows.csv:3", "jsonl": "rows.jsonl:2", "parquet": "rows.parquet row 2"}
+    assert refused(format_, path, **_NUMBERS) == f"{place[format_]}: {message}"
+    examples, log = read(format_, path, skip_bad=True, **_NUMBERS)
+    assert len(examples) == 2
+    assert sum(log.skipped.values()) == 1
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_a_missing_column_is_named(tmp_path, format_):
+    path = _write(format_, tmp_path, _ROWS)
+    message = refused(format_, path, **{**_NUMBERS, "domain_column": "country"})
+    assert "column 'country', found who, where, a, b, y, text, film" in message
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_empty_and_missing_files(tmp_path, format_):
+    path = tmp_path / f"rows.{format_}"
+    path.touch()
+    assert refused(format_, path, **_NUMBERS) == f"{path}: expected data, found an empty file"
+    path.unlink()
+    assert "expected files ." in refused(format_, tmp_path, **_NUMBERS)
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_a_folder_of_files(tmp_path, format_):
+    _write(format_, tmp_path, _ROWS)
+    (tmp_path / "more").mkdir()
+    _write(format_, tmp_path / "more", _ROWS[:1])
+    assert len(read(format_, tmp_path, **_NUMBERS)[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client_column": None}, "--client_column: expected the name of a column, found none"),
+        ({"domain_column": None}, "--domain_column: expected this or --domain_name, found neither"),
+        ({"text_column": "t"}, "--feature_columns: expected this or --text_column, found both"),
+        ({"feature_columns": ()}, "--feature_columns: expected this or --text_column, found nei"),
+        ({"label_column": None}, "--label_column: expected the name of a column, found none"),
+        ({"split_by": "group"}, "--group_column: expected it with --split_by=group, and only then"),
+        ({"group_column": "g"}, "--group_column: expected it with --split_by=group, and only then"),
+        ({"feature_shape": (2, 0)}, "--feature_shape: expected positive sizes, found [2, 0]"),
+        ({"class_names": ("a", "a")}, "--class_names: expected different names, found a,a"),
+    ],
+)
+def test_options_that_are_missing_or_too_many(tmp_path, options, message):
+    path = _write("csv", tmp_path, _ROWS)
+    assert refused("csv", path, **{**_NUMBERS, **options}).startswith(message)
+
+
+def test_lists_of_numbers_and_shapes(tmp_path):
+    rows = [{"who": 1, "where": "a", "y": 0, "v": [1, 2, 3], "w": [4]}]
+    options = {**_NUMBERS, "feature_columns": ("v", "w")}
+    for format_ in ("jsonl", "parquet"):
+        path = _write(format_, tmp_path, rows)
+        (example,), _ = read(format_, path, feature_shape=(2, 2), feature_name="m", **options)
+        assert example.record.client == "1"
+        assert example.record.features["m"].tolist() == [[1, 2], [3, 4]]
+        assert "expected 3 features, as --feature_shape says, found 4" in refused(
+            format_, path, feature_shape=(3,), **options
+        )
+
+
+# --- CSV
+
+
+def _csv(folder: Path, content: str, encoding: str = "utf-8", name: str = "rows.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode(encoding))
+    return path
+
+
+def test_csv_with_quotes_and_line_ends_in_them(tmp_path):
+    path = _csv(tmp_path, 'who,where,text\r\n"a,b",x,"one\ntwo ""three"""\r\n\r\nc,y,four\r\n')
+    examples, _ = read("csv", path, **_TEXT)
+    assert [(e.record.client, e.record.features["tokens"], e.place) for e in examples] == [
+        ("a,b", 'one two " three "', "rows.csv:3"),
+        ("c", "four", "rows.csv:5"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.tsv.gz", "rows.csv.gz"])
+def test_csv_with_tabs_and_packed(tmp_path, name):
+    content = "who,where,text\na,x,one\n"
+    content = content.replace(",", "\t") if "tsv" in name else content
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content.encode()) if "gz" in name else content.encode())
+    assert read("csv", path, **_TEXT)[0][0].record.features == {"tokens": "one"}
+
+
+def test_csv_with_a_byte_order_mark(tmp_path):
+    path = _csv(tmp_path, "who,where,text\na,x,one\n", "utf-8-sig")
+    assert len(read("csv", path, **_TEXT)[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("who,where,text\na,x\n", "rows.csv:2: expected 3 columns, found 2"),
+        ("who,where,text\na,x,one,two\n", "rows.csv:2: expected 3 columns, found 4"),
+        ('who,where,text\na,x,"one\n', "rows.csv:2: expected CSV, found: unexpected end of data"),
+        ('who,where,text\na,x,"o"ne\n', "rows.csv:2: expected CSV, found: ',' expected after '\"'"),
+        ("who,where,text,text\n", "expected one column 'text', found who, where, text, text"),
+        ("\n", "expected one column 'who', found no columns"),
+    ],
+)
+def test_csv_that_is_none(tmp_path, content, message):
+    assert message in refused("csv", _csv(tmp_path, content), **_TEXT)
+
+
+def test_csv_in_another_encoding(tmp_path):
+    path = _csv(tmp_path, "who,where,text\na,x,caf\u00e9\n", "latin-1")
+    message = f"{path}: expected UTF-8, found byte 0xe9 at offset 22"
+    assert refused("csv", path, **_TEXT) == message
+    path = _csv(tmp_path, "who,where,text\na,x,one\n", "utf-16")
+    assert refused("csv", path, **_TEXT) == f"{path}: expected UTF-8, found byte 0xff at offset 0"
+
+
+def test_csv_that_is_cut_off(tmp_path):
+    path = tmp_path / "rows.csv.gz"
+    content = "who,where,text\n" + "".join(f"{i},x,{i * 7919}\n" for i in range(5000))
+    whole = gzip.compress(content.encode())
+    for damaged in (whole[: len(whole) // 2], b"nothing", whole[:500] + b"\0\0\0" + whole[503:]):
+        path.write_bytes(damaged)
+        message = f"{path}: expected a whole .gz file, found a truncated or damaged one"
+        assert refused("csv", path, **_TEXT).startswith(message)
+
+
+def test_a_feature_that_is_no_number(tmp_path):
+    path = _csv(tmp_path, "who,where,a,b,y\na,x,1,two,0\n")
+    message = refused("csv", path, **_NUMBERS)
+    assert message == "rows.csv:2: expected numbers as features, found 'two' as number 2"
+
+
+# --- JSON Lines
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "rows.jsonl:2: expected JSON, found: Expecting property name enclosed"),
+        ("[1]", "rows.jsonl:2: expected an object, found list"),
+        ("[" * 100_000, "rows.jsonl:2: expected JSON, found: "),
+        ("{}", "rows.jsonl:2: expected a column 'who', found none"),
+        ('{"who": "a", "text": "b"}', "rows.jsonl:2: expected a column 'where', found who, text"),
+        (
+            '{"who": null, "where": "x", "text": "b"}',
+            "expected a name or number in who, found None",
+        ),
+        (
+            '{"who": ["a"], "where": "x", "text": "b"}',
+            "expected a name or number in who, found ['a",
+        ),
+        ('{"who": "a", "where": "x", "text": 3}', "rows.jsonl:2: expected text in text, found 3"),
+        (
+            '{"who": "a", "where": "x", "text": "\\ud800"}',
+            "rows.jsonl:2: expected JSON, found: 'utf",
+        ),
+    ],
+)
+def test_a_line_that_is_no_row(tmp_path, line, message):
+    path = tmp_path / "rows.jsonl"
+    good = json.dumps(_ROWS[0])
+    path.write_text(f"{good}\n{line}\n\n{good}\n")
+    assert message in refused("jsonl", path, **_TEXT)
+    examples, log = read("jsonl", path, skip_bad=True, **_TEXT)
+    assert (len(examples), sum(log.skipped.values()), log.num_records) == (2, 1, 3)
+
+
+def test_escaped_characters_beyond_the_basic_plane(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"who": "a", "where": "x", "text": "ok \\ud83d\\ude00"}\n')
+    assert read("jsonl", path, **_TEXT)[0][0].record.features == {"tokens": "ok \U0001f600"}
+
+
+# --- Parquet
+
+
+def test_damaged_parquet(tmp_path):
+    path = _write("parquet", tmp_path, _ROWS * 1000)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"hello", b"PAR1" + bytes(100) + whole[104:]):
+        path.write_bytes(content)
+        message = refused("parquet", path, **_TEXT)
+        assert message.startswith(f"{path}: expected a Parquet file, found a damaged or another")
+
+
+def test_parquet_with_missing_values(tmp_path):
+    path = _write("parquet", tmp_path, [_ROWS[0], {**_ROWS[1], "a": None}])
+    message = refused("parquet", path, **_NUMBERS)
+    assert message == "rows.parquet row 2: expected numbers as features, found None as number 1"

@@ -1,0 +1,120 @@
+"""Word counts, exact and in bounded memory; sets of hashes; domains' names; labels."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from tff_agnostic.data.records import Record
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import distinct
+from tff_agnostic.importing.distinct import DistinctKeys
+from tff_agnostic.importing.domains import DomainNames
+from tff_agnostic.importing.labels import Labels
+from tff_agnostic.importing.reading import RecordError, SourceExample
+from tff_agnostic.importing.vocabulary import WordCounts
+
+
+def _words(count: int, seed: int = 0) -> list[str]:
+    """Words of which few are frequent, as in a language."""
+    draw = random.Random(seed)
+    return [f"w{int(draw.paretovariate(1))}" for _ in range(count)]
+
+
+def test_counts_equal_those_of_a_counter():
+    counts, words = WordCounts(), _words(5000)
+    for start in range(0, len(words), 7):
+        counts.add(words[start : start + 7])
+    expected = Counter(words)
+    assert counts.top(10**6) == dict(expected)
+    assert (counts.max_undercount, counts.total(), len(counts)) == (0, 5000, len(expected))
+
+
+def test_ties_are_in_alphabetical_order():
+    counts = WordCounts()
+    counts.add(["b", "a", "c", "c", "d"])
+    assert list(counts.top(3).items()) == [("c", 2), ("a", 1), ("b", 1)]
+    reverse = WordCounts()
+    reverse.add(["d", "c", "c", "a", "b"])
+    assert list(reverse.top(3).items()) == list(counts.top(3).items())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_in_bounded_memory_no_count_is_off_by_more_than_what_is_told(seed):
+    counts, words = WordCounts(max_words=50), _words(5000, seed)
+    for word in words:
+        counts.add([word])
+        assert len(counts) <= 50
+    expected = Counter(words)
+    assert len(expected) > 100
+    found = counts.top(50)
+    assert counts.max_undercount > 0
+    for word, count in expected.items():
+        assert count - counts.max_undercount <= found.get(word, 0) <= count
+    # The most frequent words are far above the error, and so exact in order.
+    assert list(counts.top(3)) == [word for word, _ in expected.most_common(3)]
+
+
+@pytest.mark.parametrize("at_once", [3, 1000])
+def test_sets_of_hashes(monkeypatch, at_once):
+    monkeypatch.setattr(distinct, "_MAX_NEW", at_once)
+    a, b = DistinctKeys(), DistinctKeys()
+    for k in [*range(100), *range(50)]:
+        a.add(str(k))
+    for k in range(90, 130):
+        b.add(str(k))
+    assert (len(a), len(b)) == (100, 40)
+    assert (a.num_missing_in(b), b.num_missing_in(a)) == (90, 30)
+    assert DistinctKeys().num_missing_in(a) == 0
+
+
+def test_hashes_do_not_change():
+    # Otherwise a new version would divide the same source otherwise. (b2sum -l 64 has the same.)
+    assert distinct.hash64("0 client 7") == 7571577324757370577
+
+
+def _named(names: DomainNames, domain: str) -> str:
+    return names.named(SourceExample(Record("c", domain, {}), "row 3")).domain
+
+
+def test_names_of_domains():
+    assert _named(DomainNames([]), "x") == "x"
+    names = DomainNames(["4:high school", "0"])
+    assert (_named(names, "4"), _named(names, "0")) == ("high school", "0")
+    with pytest.raises(RecordError, match="row 3: expected one of 4, 0 as domain, found '1'"):
+        _named(names, "1")
+    with pytest.raises(RecordError, match="row 3: expected a name as domain, found ''"):
+        _named(DomainNames([]), "")
+
+
+@pytest.mark.parametrize("texts", [["a:b", "a:c"], [":b"], ["a:"], [""]])
+def test_names_of_domains_that_are_none(texts):
+    with pytest.raises(UserError, match="--domain_names: expected different VALUE:NAME, found"):
+        DomainNames(texts)
+
+
+def test_a_column_that_holds_no_domains():
+    names = DomainNames([])
+    for k in range(1000):
+        _named(names, str(k))
+    _named(names, "999")
+    with pytest.raises(UserError, match="expected at most 1000 domains, found more, such as 0, 1"):
+        _named(names, "1000")
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(3, 3), ("3", 3), (3.0, 3), ("3.0", 3), (True, 1), ("+2", 2), (" 1 ", 1)]
+)
+def test_labels_that_are_numbers(value, number):
+    assert Labels().number_of(value, "row 1") == number
+
+
+@pytest.mark.parametrize("value", [None, "", "a", 0.5, "nan", float("inf"), [1], {}, "1_0x", -1])
+def test_labels_that_are_none(value):
+    with pytest.raises(RecordError, match="row 1: expected a "):
+        Labels().number_of(value, "row 1")
+
+
+def test_names_go_before_numbers():
+    labels = Labels(["1", "0"])
+    assert [labels.number_of(value, "") for value in ("1", "0", 1, 0)] == [0, 1, 1, 0]
