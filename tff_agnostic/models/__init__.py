@@ -9,7 +9,9 @@ from tff_agnostic.models.logistic import logistic_regression
 from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import Metric, accuracy
 from tff_agnostic.models.next_word_lstm import next_word_lstm, two_layer_lstm
+from tff_agnostic.models.sentences import SentenceLoss
 from tff_agnostic.models.text_metrics import text_metrics
+from tff_agnostic.models.user_model import ModelData, load_user_model
 
 __all__ = [
     "CIFG",
@@ -17,9 +19,12 @@ __all__ = [
     "Examples",
     "Metric",
     "Model",
+    "ModelData",
+    "SentenceLoss",
     "accuracy",
     "emnist_cnn",
     "keyboard_cifg",
+    "load_user_model",
     "logistic_regression",
     "model_from_keras",
     "next_word_lstm",

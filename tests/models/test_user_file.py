@@ -1,0 +1,88 @@
+"""Users' files that cannot be run, or fail: one clear line, or their own lines."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.models.user_files import error_line, error_lines, error_of, model_file
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, ": expected a Python file, found none"),
+        ("def build_model(data:\n", r", line 1: not Python: .*: def build_model\(data:"),
+        ("x = 1\n\ny = = 2\n", ", line 3: not Python: invalid syntax: y = = 2"),
+        (b"\xff\xfe\x00", ".*: not Python: .*"),
+        ("", ": expected a function build_model(data), found no function"),
+        (
+            "import os\nfrom textwrap import dedent\ndef model(): pass\ndef loss(): pass\n",
+            ": expected a function build_model(data), found model, loss",
+        ),
+        ("build_model = 3\n", ": expected a function build_model(data), found no function"),
+        (
+            "def build_model(): pass\n",
+            ": expected a function build_model(data), found build_model()",
+        ),
+        (
+            "def build_model(a, b): pass\n",
+            ": expected a function build_model(data), found build_model(a, b)",
+        ),
+    ],
+)
+def test_files_without_the_function(tmp_path, content: Any, message):
+    path = tmp_path / "my_model.py"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    found = error_of(path)
+    assert "\n" not in found
+    pattern = message if ".*" in message else re.escape(message)
+    assert re.fullmatch(re.escape(str(path)) + pattern, found)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    assert error_line(tmp_path) == "cannot read: Is a directory"
+
+
+def test_a_file_that_fails_shows_its_own_lines_only(tmp_path):
+    (tmp_path / "parts.py").write_text("def units(data):\n    return 1 / len(data.y_shape)\n")
+    text = """
+        import json
+        import parts
+
+        def helper(data):
+            return json.loads("[" if parts.units(data) else "]")
+
+        def build_model(data):
+            return helper(data)
+        """
+    path = model_file(tmp_path, text)
+    assert error_lines(path) == [
+        f"{path}: build_model fails:",
+        f'  File "{path}", line 9, in build_model',
+        "    return helper(data)",
+        f'  File "{path}", line 6, in helper',
+        '    return json.loads("[" if parts.units(data) else "]")',
+        f'  File "{tmp_path / "parts.py"}", line 2, in units',
+        "    return 1 / len(data.y_shape)",
+        "ZeroDivisionError: division by zero",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statement", "last"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("print(undefined)", "NameError: name 'undefined' is not defined"),
+    ],
+)
+def test_a_file_that_fails_while_it_is_loaded(tmp_path, statement, last):
+    path = model_file(tmp_path, f"{statement}\n")
+    assert error_lines(path) == [
+        f"{path}: it fails:",
+        f'  File "{path}", line 1, in <module>',
+        f"    {statement}",
+        last,
+    ]

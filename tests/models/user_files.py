@@ -1,0 +1,69 @@
+"""Files with models of users, and what becomes of them."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import ModelData, load_user_model
+
+INT = tf.TensorSpec([None], tf.int32)
+TOKENS = tf.TensorSpec([None, 5], tf.int32)
+FEATURES = ModelData(tf.TensorSpec([None, 4], tf.float32), INT, ("phone", "watch"), 3)
+TEXTS = ModelData(TOKENS, TOKENS, ("fiction", "news"), vocabulary_size=7)
+REGRESSION = ModelData(
+    tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.float32), ("a",)
+)
+MAPPING = ModelData(
+    {"age": tf.TensorSpec([None], tf.float32), "words": tf.TensorSpec([None, 2], tf.int32)},
+    INT,
+    ("a",),
+    2,
+)
+
+IMPORTS = """\
+import tensorflow as tf
+
+layers = tf.keras.layers
+losses = tf.keras.losses
+"""
+# Parts of files, of which tests replace some.
+DENSE = "tf.keras.Sequential([tf.keras.Input(data.x_shape), layers.Dense(data.num_classes)])"
+LOSS = 'losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")'
+NEXT_WORD = """tf.keras.Sequential([
+        tf.keras.Input(data.x_shape, dtype=data.x_dtype),
+        layers.Embedding(data.num_ids, 3),
+        layers.Dense(data.num_ids),
+    ])"""
+
+
+def model_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "my_model.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def returning(tmp_path: Path, *values: str) -> Path:
+    text = f"{IMPORTS}\ndef build_model(data):\n    return {', '.join(values)}\n"
+    return model_file(tmp_path, text)
+
+
+def error_of(path: Path, data: ModelData = FEATURES) -> str:
+    with pytest.raises(UserError) as caught:
+        load_user_model(path, data)
+    return str(caught.value)
+
+
+def error_lines(path: Path) -> list[str]:
+    """The lines of the message, without the marks that some versions of Python set below code."""
+    return [line for line in error_of(path).splitlines() if not set(line) <= set(" ^~")]
+
+
+def error_line(path: Path, data: ModelData = FEATURES) -> str:
+    """The message, of one line, without the name of the file at its start."""
+    message = error_of(path, data)
+    assert "\n" not in message
+    assert message.startswith(f"{path}: ")
+    return message[len(f"{path}: ") :]

@@ -1,0 +1,176 @@
+"""A user's Keras model and loss, from their own Python file."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import tensorflow as tf
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.models.metrics import Metric, accuracy
+from tff_agnostic.models.precision import as_float32
+from tff_agnostic.models.text_metrics import text_metrics
+from tff_agnostic.models.user_file import UserFile
+from tff_agnostic.models.user_model_check import (
+    NUM_ROWS,
+    check_loss,
+    check_metric,
+    check_output,
+    described,
+    taken_apart,
+)
+from tff_agnostic.text_ids import TokenIds
+
+_FUNCTION = "build_model"
+
+Shapes = Union[tuple[int, ...], Mapping[str, tuple[int, ...]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelData:
+    """What the user's function is told about the data that its model is for.
+
+    Attributes:
+        x_spec: Spec of "x" with a first dimension of None: one, or a mapping of them by name. Of
+            texts int32 [n, T]: ids.
+        y_spec: Spec of "y" with a first dimension of None. Of texts int32 [n, T]: the ids that
+            follow.
+        domain_names: Names of the domains.
+        num_classes: Labels are in [0, num_classes), or None if they are no classes.
+        vocabulary_size: Of texts the number of words; None for other data.
+    """
+
+    x_spec: Any
+    y_spec: tf.TensorSpec
+    domain_names: tuple[str, ...]
+    num_classes: Optional[int] = None
+    vocabulary_size: Optional[int] = None
+
+    @property
+    def x_shape(self) -> Shapes:
+        """Shape of one example's x, or of each of its arrays by name: for `tf.keras.Input`."""
+        if isinstance(self.x_spec, Mapping):
+            return {name: tuple(spec.shape[1:]) for name, spec in self.x_spec.items()}
+        return tuple(self.x_spec.shape[1:])
+
+    @property
+    def x_dtype(self) -> Any:
+        """Dtype of x as a string, or of each of its arrays by name."""
+        if isinstance(self.x_spec, Mapping):
+            return {name: spec.dtype.name for name, spec in self.x_spec.items()}
+        return self.x_spec.dtype.name
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """Shape of one label."""
+        return tuple(self.y_spec.shape[1:])
+
+    @property
+    def y_dtype(self) -> str:
+        """Dtype of labels."""
+        return str(self.y_spec.dtype.name)
+
+    @property
+    def num_ids(self) -> Optional[int]:
+        """Of texts the number of ids: words, and those of `TokenIds`; None for other data."""
+        return None if self.vocabulary_size is None else TokenIds(self.vocabulary_size).num_ids
+
+    @property
+    def sequence_length(self) -> Optional[int]:
+        """Of texts T; None for other data."""
+        return None if self.vocabulary_size is None else self.y_shape[0]
+
+
+def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
+    """Returns the model that a user's Python file builds.
+
+    The file has a function `build_model(data)`, `data` being a `ModelData`, that returns
+    `(keras_model, loss)` or `(keras_model, loss, metrics)`:
+
+    - keras_model: a `tf.keras.Model` of x;
+    - loss: a Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n]. Of
+      texts `SentenceLoss` is one. Where an example has one label and one output, a Keras loss is
+      given both as columns [n, 1];
+    - metrics: `Metric` objects. Without them accuracy is measured where labels are classes, and
+      of texts `text_metrics`.
+
+    Modules next to the file can be imported.
+
+    Args:
+        path: The file.
+        data: What it is told.
+        seed: Seeds the initial weights.
+
+    Raises:
+        UserError: If there is no such file or function, it fails, what it returns is something
+            else, or the model and the loss do not fit the data or cannot be trained federatedly.
+            One line, or where their code fails, their lines of the traceback.
+    """
+    file = UserFile(path)
+    build = file.function(_FUNCTION, "data")
+    tf.keras.utils.set_random_seed(seed)
+    with file.running(_FUNCTION):
+        keras_model, loss, metrics = taken_apart(build(data))
+    x, y = _rows(data.x_spec, 0), _rows(data.y_spec, _largest_label(data))
+    with file.running(f"the model, called with x {described(data.x_spec)},"):
+        output = tf.nest.map_structure(as_float32, keras_model(x))
+        check_output(output, data.y_spec, data.num_classes, data.num_ids)
+    loss = _of_each_example(loss, data, output)
+    with file.running(f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"):
+        check_loss(loss(y, output), is_text=data.vocabulary_size is not None)
+    metrics = _default_metrics(data, output) if metrics is None else metrics
+    for metric in metrics:
+        with file.running(f"the metric {metric.name}"):
+            check_metric(metric.name, metric.per_example(y, output))
+    with file.running("the model, traced for training,"):
+        try:
+            return model_from_keras(
+                lambda: keras_model,
+                loss=loss,
+                example_spec={"x": data.x_spec, "y": data.y_spec},
+                metrics=metrics,
+                seed=seed,
+            )
+        except ValueError as e:
+            if file.raised(e):
+                raise
+            raise UserError(str(e)) from e
+
+
+def _rows(spec: Any, value: int) -> Any:
+    """A few examples of a value each; a dimension of unknown size has one entry."""
+    return tf.nest.map_structure(
+        lambda s: tf.fill([NUM_ROWS, *(n or 1 for n in s.shape[1:])], tf.cast(value, s.dtype)), spec
+    )
+
+
+def _largest_label(data: ModelData) -> int:
+    # What fits it fits the others.
+    return (data.num_ids or data.num_classes or 1) - 1
+
+
+def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
+    """Returns a loss that takes labels [n] and one output each as columns, if Keras' needs them.
+
+    Its losses of real numbers are means over the last axis, which of [n] is a single number.
+    """
+    has_one_output = tf.is_tensor(output) and output.shape[1:] in ([], [1])
+    if not isinstance(loss, tf.keras.losses.Loss) or data.y_shape or not has_one_output:
+        return loss
+
+    def of_columns(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        return loss(labels[:, tf.newaxis], tf.reshape(predictions, [-1, 1]))
+
+    return of_columns
+
+
+def _default_metrics(data: ModelData, output: Any) -> Sequence[Metric]:
+    if data.vocabulary_size is not None and data.sequence_length is not None:
+        return text_metrics(TokenIds(data.vocabulary_size), data.sequence_length)
+    are_classes = data.y_spec.dtype.is_integer and not data.y_shape
+    if are_classes and tf.is_tensor(output) and output.shape.rank == 2 and output.shape[1] > 1:
+        return [accuracy()]
+    return []
