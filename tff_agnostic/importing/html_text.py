@@ -18,6 +18,10 @@ class _TextOfHtml(HTMLParser):
         self.blocks: list[list[str]] = [[]]
         self._depth = 0
 
+    def updatepos(self, i: int, j: int) -> int:
+        # Lines are counted otherwise, at each tag, and nobody asks for them.
+        return j
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, Optional[str]]]) -> None:
         if tag in _BLOCKS:
             self.blocks.append([])
