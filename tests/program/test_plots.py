@@ -70,6 +70,16 @@ def test_curves_go_through_the_rounds_that_have_a_value():
     assert len(tablet.get_xdata()) == 1
 
 
+@pytest.mark.parametrize(("measure", "scale"), [("loss", "linear"), ("perplexity", "log")])
+def test_perplexities_stand_on_a_log_axis(tmp_path, measure, scale):
+    columns = {"round": np.arange(4.0), f"test/{measure}/a": np.array([np.inf, 9e3, 100.0, 50.0])}
+    figure = per_domain_figure(["a"], columns, f"test/{measure}", measure)
+    assert figure.axes[0].get_yscale() == scale
+    # What is infinite is left out.
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [1, 2, 3])
+    save(figure, tmp_path / "figure.png")
+
+
 @pytest.mark.parametrize("count", [1, 10, 11, 50])
 def test_domains_have_colours_of_their_own(count):
     assert len({tuple(color) for color in domain_colors(count)}) == count

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials
-from tff_agnostic.program.plots import plain_text, plot_known
+from tff_agnostic.program.plots import plain_text, plot_known, scale_axis
 
 LABELS = {
     "agnostic_fed_avg": "AgnosticFedAvg",
@@ -85,6 +85,7 @@ def figure(comparison: Comparison, measure: str) -> Figure:
         offsets = positions + (i - (len(comparison.trials) - 1) / 2) * width
         bars.bar(offsets, means, width, yerr=np.nan_to_num(stds), capsize=2, label=label)
     curves.set(xlabel="round", ylabel=f"{measure} of the worst domain", title="Worst domain")
+    scale_axis(curves, measure)
     curves.grid(alpha=0.3)
     bars.set(xlabel="domain", ylabel=measure, title="Every domain after the last round")
     bars.set_xticks(positions, [plain_text(name) for name in comparison.domain_names])

@@ -16,6 +16,8 @@ from tff_agnostic.tasks.task import Task
 Columns = Mapping[str, np.ndarray]
 # Beyond this many domains a legend hides the curves.
 _MAX_LEGEND = 20
+# Measures that fall by powers of ten, which on a linear axis hide where they end.
+_ON_LOG_AXES = ("perplexity",)
 
 
 def draw_run(folder: Path, task: Task, columns: Columns) -> None:
@@ -57,6 +59,7 @@ def per_domain_figure(
         y = columns[f"{prefix}/{name}"]
         plot_known(axes, columns["round"], y, color=color, label=plain_text(name))
     axes.set(xlabel="round", ylabel=label)
+    scale_axis(axes, prefix.rpartition("/")[2])
     axes.grid(alpha=0.3)
     if len(domain_names) <= _MAX_LEGEND:
         figure.legend(loc="outside right upper", title="domain")
@@ -67,6 +70,12 @@ def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     """Plots a curve through the points that have a finite value."""
     known = np.isfinite(y)
     axes.plot(x[known], y[known], **style)
+
+
+def scale_axis(axes: Axes, measure: str) -> None:
+    """Makes the vertical axis logarithmic where a measure needs it."""
+    if measure in _ON_LOG_AXES:
+        axes.set_yscale("log")
 
 
 def plain_text(name: str) -> str:
