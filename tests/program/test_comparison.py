@@ -95,7 +95,7 @@ def _specs(**given: Any) -> dict[str, list[RunSpec]]:
 def _claim(path: Path, spec: RunSpec) -> None:
     folder = RunFolder(path)
     with folder.locked():
-        folder.write_config(spec)
+        folder.write_config(spec, {})
 
 
 def _error(folder: Path, resume: bool, **given: Any) -> str:

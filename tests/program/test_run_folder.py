@@ -21,7 +21,7 @@ def _spec(**given: Any) -> RunSpec:
 def _claimed(path: Path, **given: Any) -> RunFolder:
     folder = RunFolder(path)
     with folder.locked():
-        folder.write_config(_spec(**given))
+        folder.write_config(_spec(**given), {})
     return folder
 
 
@@ -106,7 +106,7 @@ def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
     folder = RunFolder(tmp_path)
     folder.check(_spec(), resume=True)
     with folder.locked():
-        folder.write_config(_spec())
+        folder.write_config(_spec(), {})
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 

@@ -9,6 +9,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.run_spec import from_flags, resolve
 from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import Use
 
 
 def test_what_is_given_goes_before_the_tasks_defaults_and_those_before_the_general_ones():
@@ -39,8 +40,11 @@ def test_flags_there_and_back(task, tmp_path):
         "secure_max_beta": 0.1,
         "seed": 5,
     }
-    data_dir = tmp_path if TASKS[task].reads_data_dir else None
-    for spec in (resolve(task, {}, {}), resolve(task, given, {}, data_dir)):
+    data_dir, data = (
+        tmp_path / name if use is not Use.NO else None
+        for name, use in (("folder", TASKS[task].data_dir), ("store", TASKS[task].data))
+    )
+    for spec in (resolve(task, {}, {}), resolve(task, given, {}, data_dir, data)):
         flags = spec.flags()
         assert from_flags(flags) == spec
         assert from_flags(json.loads(json.dumps(flags))) == spec
@@ -51,6 +55,7 @@ def test_flags_name_every_setting():
     assert set(flags) == {
         "task",
         "data_dir",
+        "data",
         *(f"digits_{name}" for name in TASKS["digits"].options.__dataclass_fields__),
         *RunConfig.__dataclass_fields__,
     }
@@ -65,7 +70,7 @@ def test_a_data_dir_is_the_same_however_it_is_named(tmp_path, monkeypatch):
 
 def test_a_missing_flag_is_a_key_error():
     flags = resolve("digits", {}, {}).flags()
-    for name in ("task", "window", "digits_keep", "data_dir"):
+    for name in ("task", "window", "digits_keep", "data_dir", "data"):
         with pytest.raises(KeyError, match=name):
             from_flags({k: v for k, v in flags.items() if k != name})
 
