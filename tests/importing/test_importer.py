@@ -179,6 +179,13 @@ def test_unknown_domains_may_be_skipped(tmp_path):
     assert report.clients_without_examples == 2
 
 
+def test_the_first_records_only(tmp_path):
+    path = _csv(tmp_path, _rows(50))
+    options = {**_NUMBERS, "split": ("train:1",), "max_records": 7}
+    report = job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog())
+    assert (report.num_records, report.splits["train"].total.examples) == (7, 7)
+
+
 def test_records_that_differ_are_named(tmp_path):
     path = tmp_path / "data.json"
     path.write_text('{"user_data": {"u": {"x": [[1, 2], [3]], "y": [0, 1]}}}')

@@ -84,6 +84,9 @@ class Import:
         splits = Splits(parse_shares(options.split), options.split_by, options.seed, self.given)
         domains = DomainNames(options.domain_names)
         for example in self.format.read(options, self.paths, log):
+            if options.max_records is not None and log.num_records > options.max_records:
+                log.num_records = options.max_records
+                break
             try:
                 record = domains.named(example)
             except RecordError as e:

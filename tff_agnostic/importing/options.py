@@ -57,6 +57,9 @@ class ImportOptions:
     output: str = setting("", "The store to write, a new file.")
     report: Optional[str] = setting(None, "Also write the report as JSON to this file.")
     seed: int = setting(0, "Seeds the splits, and dealing to clients.", at_least=0)
+    max_records: Optional[int] = setting(
+        None, "Stop after that many records, to try flags on a large source. [all]", at_least=1
+    )
     bad_records: str = setting(
         "fail",
         "What becomes of a record with a label, feature or domain that cannot be.",
