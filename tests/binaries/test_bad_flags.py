@@ -37,6 +37,7 @@ _UNKNOWN = [
         ["--domain_weight_update=fixd"],
         "--domain_weight_update: unknown domain weight update 'fixd'",
     ),
+    (["--cohort_sampling=stratify"], "--cohort_sampling: unknown cohort sampling 'stratify': did "),
     (["--batch_normalizer=btch"], "--batch_normalizer: unknown batch normalizer 'btch': did you"),
     (["--device=gpus"], "--device: unknown device 'gpus': did you mean gpu or tpu? valid names: "),
     (
@@ -68,6 +69,7 @@ _VALUES = [
     (["--window=0"], "--window: expected at least 1, found 0"),
     (["--window=-3"], "--window: expected at least 1, found -3"),
     (["--max_examples=0"], "--max_examples: expected at least 1, found 0"),
+    (["--evaluation_clients=0"], "--evaluation_clients: expected at least 1, found 0"),
     (["--lanes=0"], "--lanes: expected at least 1, found 0"),
     (["--lanes=two"], "flag --lanes=two: invalid literal for int() with base 10: 'two'"),
     (
@@ -154,7 +156,7 @@ _WITHOUT_EFFECT = [
     (
         ["--server_momentum=0.5"],
         "--server_momentum has no effect with --server_optimizer=sgd: it needs "
-        "--server_optimizer=momentum or adam or yogi",
+        "--server_optimizer=momentum or nesterov or adam or yogi",
     ),
     *(
         (
@@ -202,13 +204,13 @@ _COMPARE = [
     ),
     (
         ["--override=fed_avg"],
-        "--override: expected ALGORITHM:FLAG=VALUE with one of fed_avg, agnostic_fed_avg and a "
-        "flag of its training, found 'fed_avg'",
+        "--override: expected NAME:FLAG=VALUE with one of fed_avg, agnostic_fed_avg and a flag of "
+        "its training, found 'fed_avg'",
     ),
-    (["--override=fedavg:window=3"], "--override: expected ALGORITHM:FLAG=VALUE with one of fed_"),
+    (["--override=fedavg:window=3"], "--override: expected NAME:FLAG=VALUE with one of fed_"),
     (
         ["--override=fed_avg:seed=3"],
-        "--override: expected ALGORITHM:FLAG=VALUE with one of fed_avg",
+        "--override: expected NAME:FLAG=VALUE with one of fed_avg",
     ),
     (["--override=agnostic_fed_avg:windw=3"], "unknown flag 'windw': did you mean window?"),
     (["--override=agnostic_fed_avg:window=x"], "--window: expected a whole number, found 'x'"),

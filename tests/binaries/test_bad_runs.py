@@ -79,7 +79,11 @@ _SETTINGS = [
         ["--algorithm=fed_avg_target_only", "--target_domain=center 1"],
         "unknown domain in --target_domain 'center 1': did you mean center ",
     ),
-    (["--data_dir=."], "--data_dir has no effect with --task=toy_regression, which reads no files"),
+    (
+        ["--data_dir=."],
+        "--data_dir has no effect with --task=toy_regression, which reads no folder",
+    ),
+    (["--data=."], "--data has no effect with --task=toy_regression, which reads no client store"),
 ]
 
 
@@ -89,9 +93,14 @@ def test_settings_that_do_not_fit_the_task(call, folder, arguments, message):
 
 
 _DATA_DIRS = [
-    (["--task=adult"], "--task=adult reads files: give their folder with --data_dir"),
+    (["--task=adult"], "--task=adult reads a folder: name it with --data_dir"),
     (["--task=adult", "--data_dir=no"], "--data_dir: expected a folder, found none at "),
     (["--task=adult", "--data_dir=."], "adult.data: expected UCI's Adult file, cannot read it"),
+    (
+        ["--task=spanish_keyboard"],
+        "--task=spanish_keyboard reads a client store: name it with --data",
+    ),
+    (["--task=fashion_mnist", "--data=no"], "--data: expected a client store, found none at "),
     (["--task=client_files", "--data_dir=."], "dataset.json: expected a JSON description of the "),
 ]
 
