@@ -61,7 +61,8 @@ def round_metrics(
     """What every algorithm reports of a round, in the layout of TFF's own learning processes.
 
     Vectors have one entry per domain. Losses and metrics are those of w_{t-1}, before the round's
-    training, on the cohort's examples.
+    training, on the cohort's examples. Where a metric has nothing to count in a domain its ratio is
+    0, so that all is finite: see the number of examples.
     """
     train: OrderedDict[str, Any] = OrderedDict(
         loss=mean_domain_losses(summed), num_examples=summed.domain_counts
