@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
         ended_by_sigterm(),
         tqdm(total=job.num_bytes(), unit="B", unit_scale=True, disable=None, desc="read") as bar,
     ):
-        report = job.run(ReadLog(options.bad_records == "skip", bar.update))
+        report = job.run(ReadLog(options.bad_records == "skip", bar.update, bar.set_description))
     if options.report is not None:
         write_json(Path(options.report), report.to_json())
     print(report.text())

@@ -92,6 +92,15 @@ def test_names_of_one_domain_and_of_features(tmp_path):
             "data.npz row 0: expected finite features, found nan as nu",
         ),
         ({"x": np.array(list("abcde"))}, "data.npz: expected numbers as features, found <U1"),
+        (
+            {"who": np.array([b"a", b"\xe9", b"", b"", b""])},
+            "row 1: expected UTF-8, found byte 0xe9",
+        ),
+        ({"who": np.zeros([5, 2])}, "data.npz: expected one client in a row, found an array [2]"),
+        (
+            {"x": np.full([5, 1], 1e300)},
+            "data.npz row 0: expected finite features, found inf as nu",
+        ),
         ({"y": np.zeros(4, int)}, "expected arrays of one length, found x 5, y 4, who 5, where 5"),
         ({"x": np.float32(3)}, "x is a single value or an array in Fortran order"),
         ({"x": np.array([{}] * 5)}, "x holds pickled objects, which are refused"),

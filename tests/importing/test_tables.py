@@ -147,7 +147,10 @@ def test_a_folder_of_files(tmp_path, format_):
     _write(format_, tmp_path, _ROWS)
     (tmp_path / "more").mkdir()
     _write(format_, tmp_path / "more", _ROWS[:1])
-    assert len(read(format_, tmp_path, **_NUMBERS)[0]) == 4
+    examples, _ = read(format_, tmp_path, **_NUMBERS)
+    # The names in places are those below the input: they stay when it is moved.
+    assert len({example.place for example in examples}) == 4
+    assert examples[0].place.startswith(f"more/rows.{format_}")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = RowConverter(options)
     for path in find_inputs(paths):
-        yield from converter.examples(_rows(options, path, log), log)
+        yield from converter.examples(_rows(options, path, files.place_of(path, paths), log), log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -32,7 +32,9 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return files.expand(paths, _SUFFIXES)
 
 
-def _rows(options: ImportOptions, path: Path, log: ReadLog) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(
+    options: ImportOptions, path: Path, name: str, log: ReadLog
+) -> Iterator[tuple[str, dict[str, Any]]]:
     csv.field_size_limit(_MAX_FIELD)
     separator = "\t" if ".tsv" in path.suffixes else ","
     with files.open_input(path, log) as file:
@@ -43,7 +45,7 @@ def _rows(options: ImportOptions, path: Path, log: ReadLog) -> Iterator[tuple[st
             for values in lines:
                 if not values:
                     continue
-                place = f"{path.name}:{lines.line_num}"
+                place = f"{name}:{lines.line_num}"
                 if len(values) != len(header):
                     log.num_records += 1
                     log.bad(

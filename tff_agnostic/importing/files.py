@@ -128,6 +128,7 @@ def check_not_empty(path: Path) -> None:
         raise UserError(f"{path}: expected data, found an empty file")
 
 
-def place_of(path: Path, root: Path) -> str:
-    """Returns a file's name in places: relative to the input, so that moving it changes nothing."""
-    return path.relative_to(root).as_posix() if path != root else path.name
+def place_of(path: Path, inputs: Sequence[Path]) -> str:
+    """Returns a file's name in places: below its input, so that moving that changes no split."""
+    roots = [root for root in inputs if root in path.parents]
+    return path.relative_to(roots[0]).as_posix() if roots else path.name

@@ -36,12 +36,13 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     labels = Labels(options.class_names)
     for images_path, labels_path in _pairs(paths):
         split = _split_of(images_path.name)
+        name = files.place_of(images_path, paths)
         deal = _Deal(options, split or "client")
         for start, images, numbers in _blocks(images_path, labels_path, log):
             values = unit_interval(images)
             for i, number in enumerate(numbers.tolist()):
                 log.num_records += 1
-                place = f"{images_path.name} image {start + i}"
+                place = f"{name} image {start + i}"
                 if kept and number not in kept:
                     log.skip("class that is not in --classes")
                     continue

@@ -67,6 +67,7 @@ class Import:
                 except ValueError as e:
                     raise UserError(f"{place}: {e}") from e
             self._check_result(writer, log)
+            log.say("sorting by client")
             vocabulary = words.top(self.options.vocabulary_size) if kind == TEXT else None
             writer.finish(
                 kind or FEATURES,

@@ -24,7 +24,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = RowConverter(options)
     for path in find_inputs(paths):
-        yield from converter.examples(_rows(path, log), log)
+        yield from converter.examples(_rows(path, files.place_of(path, paths), log), log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -32,12 +32,12 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return files.expand(paths, _SUFFIXES)
 
 
-def _rows(path: Path, log: ReadLog) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(path: Path, name: str, log: ReadLog) -> Iterator[tuple[str, dict[str, Any]]]:
     with files.open_input(path, log) as file:
         for number, line in enumerate(files.decoded_lines(file, path), start=1):
             if line.isspace():
                 continue
-            place = f"{path.name}:{number}"
+            place = f"{name}:{number}"
             try:
                 row = _parsed(line, place)
             except RecordError as e:

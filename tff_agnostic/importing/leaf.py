@@ -30,8 +30,9 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     converter = _Converter(options)
     for path in find_inputs(paths):
         split = path.parent.name if path.parent.name in SPLIT_NAMES else None
+        name = files.place_of(path, paths)
         for user, data in _users(path, log):
-            yield from converter.examples(user, data, split, path, log)
+            yield from converter.examples(user, data, split, name, log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -80,11 +81,11 @@ class _Converter:
             self._domains = _read_domains(Path(options.domains_file))
 
     def examples(
-        self, user: str, data: Any, split: Optional[str], path: Path, log: ReadLog
+        self, user: str, data: Any, split: Optional[str], name: str, log: ReadLog
     ) -> Iterator[SourceExample]:
         try:
-            pairs = _pairs(data, f"{path.name} user {user}")
-            domain = self._domain(user, path)
+            pairs = _pairs(data, f"{name} user {user}")
+            domain = self._domain(user, name)
         except RecordError as e:
             log.num_records += 1
             log.bad(e, user)
@@ -94,7 +95,7 @@ class _Converter:
             log.skip("user without examples", user)
         for i, (x, y) in enumerate(pairs):
             log.num_records += 1
-            place = f"{path.name} user {user} example {i}"
+            place = f"{name} user {user} example {i}"
             try:
                 features = self._features(x, y, place)
             except RecordError as e:
@@ -105,12 +106,12 @@ class _Converter:
                 continue
             yield SourceExample(Record(user, domain, features, split), place)
 
-    def _domain(self, user: str, path: Path) -> str:
+    def _domain(self, user: str, name: str) -> str:
         if self._domains is None:
             return str(self._options.domain_name)
         if user not in self._domains:
             raise RecordError(
-                f"{path.name} user {user}",
+                f"{name} user {user}",
                 "unknown domain",
                 f"expected a line in {self._options.domains_file}, found none",
             )

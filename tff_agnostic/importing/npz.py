@@ -23,6 +23,7 @@ from tff_agnostic.importing.vectors import (
     VECTOR,
     check_finite,
     is_images,
+    to_float32,
     unit_interval,
 )
 
@@ -41,7 +42,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         with NpzColumns(path) as archive:
             for split, suffix in _parts(archive.names, columns, path):
                 names = {role: name + suffix for role, name in columns.items()}
-                part = path.name + suffix
+                part = files.place_of(path, paths) + suffix
                 for start, rows in _rows(archive, names, log):
                     yield from _examples(rows, start, part, split, options, labels, log)
 
@@ -113,15 +114,22 @@ def _examples(
     images = is_images(features.dtype, features.shape[1:])
     if features.dtype.kind not in "iufb":
         raise UserError(f"{part}: expected numbers as features, found {features.dtype}")
+    for role in ("label", "client", "domain"):
+        if role in rows and rows[role].ndim != 1:
+            shape = list(rows[role].shape[1:])
+            raise UserError(f"{part}: expected one {role} in a row, found an array {shape}")
     name = options.feature_name or (PIXELS if images else VECTOR)
-    values = unit_interval(features) if images else features.astype(np.float32)
+    values = unit_interval(features) if images else to_float32(features)
     for i in range(len(values)):
         log.num_records += 1
         place = f"{part} row {start + i}"
-        client = _text(rows["client"][i])
-        domain = _text(rows["domain"][i]) if "domain" in rows else str(options.domain_name)
+        client = None
         try:
-            label = labels.number_of(_plain(rows["label"][i]), place)
+            client = _text(rows["client"][i], place)
+            domain = str(options.domain_name)
+            if "domain" in rows:
+                domain = _text(rows["domain"][i], place)
+            label = labels.number_of(_plain(rows["label"][i], place), place)
             record = Record(
                 client, domain, {name: check_finite(values[i], place), "label": label}, split
             )
@@ -131,13 +139,18 @@ def _examples(
         yield SourceExample(record, place)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, place: str) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
-    return value.decode() if isinstance(value, bytes) else value
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError as e:
+        raise RecordError(
+            place, "text that is not UTF-8", f"expected UTF-8, found byte 0x{value[e.start]:02x}"
+        ) from None
 
 
-def _text(value: Any) -> str:
-    return str(_plain(value))
+def _text(value: Any, place: str) -> str:
+    return str(_plain(value, place))
 
 
 FORMAT = Format(

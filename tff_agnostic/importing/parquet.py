@@ -22,7 +22,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = RowConverter(options)
     for path in find_inputs(paths):
-        yield from converter.examples(_rows(options, path, log), log)
+        yield from converter.examples(_rows(options, path, files.place_of(path, paths), log), log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -30,7 +30,9 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return files.expand(paths, (".parquet",))
 
 
-def _rows(options: ImportOptions, path: Path, log: ReadLog) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(
+    options: ImportOptions, path: Path, name: str, log: ReadLog
+) -> Iterator[tuple[str, dict[str, Any]]]:
     # Imported here: it takes time to load, and no other format needs it.
     import pyarrow
     from pyarrow import parquet
@@ -44,7 +46,7 @@ def _rows(options: ImportOptions, path: Path, log: ReadLog) -> Iterator[tuple[st
                 before = number
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path.name} row {number}", row
+                    yield f"{name} row {number}", row
                 log.advance(size * number // total - size * before // total)
     except (pyarrow.ArrowException, OSError) as e:
         raise _damaged(path, e) from e

@@ -44,6 +44,7 @@ class ReadLog:
     Args:
         skip_bad: Whether bad records are counted instead of ending the import.
         advance: Called with the number of bytes that were read.
+        say: Called with what is done now, when that is no longer reading.
 
     Attributes:
         skipped: How many records were left out, by reason.
@@ -51,11 +52,15 @@ class ReadLog:
     """
 
     def __init__(
-        self, skip_bad: bool = False, advance: Callable[[int], object] = lambda size: None
+        self,
+        skip_bad: bool = False,
+        advance: Callable[[int], object] = lambda size: None,
+        say: Callable[[str], object] = lambda what: None,
     ) -> None:
         self.skipped: Counter[str] = Counter()
         self.num_records = 0
         self.advance = advance
+        self.say = say
         self._skip_bad = skip_bad
         self._clients_of_skipped = DistinctKeys()
         self._clients_of_kept = DistinctKeys()

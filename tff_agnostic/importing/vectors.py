@@ -23,6 +23,12 @@ def unit_interval(images: np.ndarray) -> np.ndarray:
     return images.astype(np.float32) / np.float32(255)
 
 
+def to_float32(features: np.ndarray) -> np.ndarray:
+    """Returns numbers as float32; those that are too large for it become infinite."""
+    with np.errstate(over="ignore"):
+        return features.astype(np.float32)
+
+
 def vector_of(values: Sequence[Any], shape: tuple[int, ...], place: str) -> np.ndarray:
     """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
 
@@ -30,7 +36,7 @@ def vector_of(values: Sequence[Any], shape: tuple[int, ...], place: str) -> np.n
         RecordError: If one is no finite number, or the shape does not fit.
     """
     try:
-        vector = np.asarray([float(value) for value in values], np.float32)
+        vector = to_float32(np.asarray([float(value) for value in values]))
     except (TypeError, ValueError, OverflowError):
         at = next(i for i, value in enumerate(values) if not _is_number(value))
         raise RecordError(

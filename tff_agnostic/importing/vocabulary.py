@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-_MAX_WORDS = 4_000_000
+_MAX_WORDS = 2_000_000
 
 
 class WordCounts:
