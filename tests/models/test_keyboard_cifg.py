@@ -84,6 +84,12 @@ def test_it_has_the_papers_number_of_parameters():
     ]
 
 
+@pytest.mark.parametrize("scale", [0.05, 0.4])
+def test_word_vectors_start_in_a_range(scale):
+    vectors = _small(embedding_scale=scale).initial_weights.trainable[0]
+    assert 0.8 * scale < np.max(np.abs(vectors)) <= scale
+
+
 def test_losses_and_scores_are_those_of_the_formulas():
     weights, batch = _weights(), _sentences(9)
     floats = [tf.constant(w, tf.float32) for w in weights]

@@ -19,6 +19,7 @@ def keyboard_cifg(
     projection: int = 96,
     sequence_length: int = 20,
     expected_length: Optional[float] = None,
+    embedding_scale: float = 0.05,
     seed: int = 0,
 ) -> Model:
     """Returns a next-word CIFG with tied embeddings: x int32 [n, T] ids, y the ids that follow.
@@ -35,10 +36,13 @@ def keyboard_cifg(
         projection: Size of its projection, and of the word vectors.
         sequence_length: T.
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
+        embedding_scale: Word vectors start at random in [-embedding_scale, embedding_scale]; 0.05
+            is what Keras starts embeddings with. As scores are products with them, training leaves
+            its first plateau sooner with larger ones.
         seed: Seeds the initial weights.
     """
     policy = tf.keras.mixed_precision.global_policy().name
-    sizes = (TokenIds(vocabulary_size), units, projection, sequence_length)
+    sizes = (TokenIds(vocabulary_size), units, projection, sequence_length, embedding_scale)
     model = _keyboard_cifg(*sizes, expected_length, policy)
     return with_seed(model, functools.partial(_build, *sizes), seed)
 
@@ -49,21 +53,25 @@ def _keyboard_cifg(
     units: int,
     projection: int,
     sequence_length: int,
+    embedding_scale: float,
     expected_length: Optional[float],
     policy: str,
 ) -> Model:
     del policy  # Keras' own, part of the key.
     return model_from_keras(
-        functools.partial(_build, ids, units, projection, sequence_length),
+        functools.partial(_build, ids, units, projection, sequence_length, embedding_scale),
         loss=SentenceLoss(expected_length),
         example_spec=sentence_spec(sequence_length),
         metrics=text_metrics(ids, sequence_length),
     )
 
 
-def _build(ids: TokenIds, units: int, projection: int, sequence_length: int) -> tf.keras.Model:
+def _build(
+    ids: TokenIds, units: int, projection: int, sequence_length: int, embedding_scale: float
+) -> tf.keras.Model:
     tokens = tf.keras.Input([sequence_length], dtype=tf.int32)
-    words = _TiedEmbedding(ids.num_ids, projection)
+    start = tf.keras.initializers.RandomUniform(-embedding_scale, embedding_scale)
+    words = _TiedEmbedding(ids.num_ids, projection, embeddings_initializer=start)
     state = CIFG(units, projection_units=projection, return_sequences=True)(words(tokens))
     return tf.keras.Model(tokens, words(state, as_scores=True))
 
