@@ -128,8 +128,6 @@ _KINDS = {
         has_real_inputs=False,
     ),
 }
-# Other runtimes than `cohort`, which hand work to others of its kind, run the first one only.
-_FIRST_KIND = next(iter(_KINDS))
 
 
 class Combination(NamedTuple):
@@ -138,6 +136,11 @@ class Combination(NamedTuple):
     algorithm: str
     aggregation: str
     kind: str
+
+
+# Other runtimes than `cohort`, which hand work to others of its kind, run the first ones only.
+_FIRST_KIND = next(iter(_KINDS))
+_FIRST = Combination(next(iter(ALGORITHMS)), next(iter(AGGREGATIONS)), _FIRST_KIND)
 
 
 class Way(NamedTuple):
@@ -154,11 +157,26 @@ def _name(parts: Sequence[str]) -> str:
     return "-".join(parts)
 
 
-def _runs(way: Way, kind: str) -> bool:
-    in_step = way.client_mode == "vectorised"
-    if in_step and not _KINDS[kind].can_be_vectorised:
+def _can_run(way: Way, kind: str) -> bool:
+    return way.client_mode != "vectorised" or _KINDS[kind].can_be_vectorised
+
+
+def _runs(way: Way, combination: Combination) -> bool:
+    """Whether the way is tried: of `cohort` and the first kind of model every one.
+
+    Of the other kinds and runtimes each aggregation is tried with one mode.
+    """
+    kind, is_first_kind = combination.kind, combination.kind == _FIRST_KIND
+    if not _can_run(way, kind) or (way.runtime != "cohort" and not is_first_kind):
         return False
-    return way.runtime == "cohort" or kind == _FIRST_KIND
+    if _ALL in os.environ or (way.runtime == "cohort" and is_first_kind):
+        return True
+    number = [*_KINDS].index(kind) + [*AGGREGATIONS].index(combination.aggregation)
+    modes = [mode for mode in _MODES if _can_run(Way(way.runtime, mode), kind)]
+    is_first_algorithm = combination.algorithm == _FIRST.algorithm
+    return way.client_mode == modes[number % len(modes)] and (
+        way.runtime == "cohort" or is_first_algorithm
+    )
 
 
 def _spoiled(client: dict[str, Any]) -> dict[str, Any]:
@@ -247,18 +265,26 @@ class _Rounds:
 
 
 def _combinations() -> list[Combination]:
-    """All of the first kind of model; of the others enough for every pair of parts to meet.
+    """All of the first kind of model; of the others one of each aggregation.
 
-    With TFF_AGNOSTIC_ALL_COMBINATIONS in the environment: all of all kinds, in a few minutes more.
+    With TFF_AGNOSTIC_ALL_COMBINATIONS in the environment: all of all kinds, in many minutes more.
     """
-    everything = itertools.product(
-        enumerate(_KINDS), enumerate(ALGORITHMS), enumerate(AGGREGATIONS)
-    )
+    if _ALL in os.environ:
+        parts = itertools.product(_KINDS, ALGORITHMS, AGGREGATIONS)
+        return [Combination(algorithm, aggregation, kind) for kind, algorithm, aggregation in parts]
     return [
         Combination(algorithm, aggregation, kind)
-        for (k, kind), (i, algorithm), (j, aggregation) in everything
-        if k == 0 or (k + i) % len(AGGREGATIONS) == j or _ALL in os.environ
+        for k, kind in enumerate(_KINDS)
+        for j, aggregation in enumerate(AGGREGATIONS)
+        for algorithm in (ALGORITHMS if k == 0 else [_algorithm_of(k, j)])
     ]
+
+
+def _algorithm_of(kind: int, aggregation: int) -> str:
+    """The first algorithm with one aggregation, the others in turn with the rest."""
+    first, *others = ALGORITHMS
+    number, is_not_first = divmod(kind + aggregation, len(AGGREGATIONS))
+    return others[number % len(others)] if is_not_first else first
 
 
 _COMBINATIONS = _combinations()
@@ -274,8 +300,21 @@ _RUNS = [
     pytest.param(combination, way, id=f"{_name(combination)}-{_name(way)}")
     for combination in _COMBINATIONS
     for way in _WAYS
-    if _runs(way, combination.kind)
+    if _runs(way, combination)
 ]
+
+
+def test_every_part_and_the_pairs_that_matter_appear():
+    runs = [run.values for run in _RUNS]
+    met = {pair for c, way in runs for pair in itertools.combinations((*c, *way), 2)}
+    wanted = [
+        *itertools.product(AGGREGATIONS, _KINDS),
+        *itertools.product(ALGORITHMS, AGGREGATIONS),
+        *((kind, mode) for kind in _KINDS for mode in _MODES if _can_run(Way("", mode), kind)),
+        *itertools.product(ALGORITHMS, _MODES),
+        *((r, mode) for r in RUNTIMES if r != "tff" for mode in _MODES),
+    ]
+    assert set(wanted) <= met
 
 
 @pytest.mark.parametrize(("rounds", "way"), _RUNS, indirect=["rounds"], scope="module")
@@ -295,8 +334,17 @@ def test_rounds_are_those_of_tff_and_lanes_change_no_bit(rounds, runtimes, way):
                 assert_identical(rounds.run(training), (state, metrics))
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def _evaluated() -> list[tuple[str, str]]:
+    """Every aggregation of the first kind of model, one of each of the others."""
+    return [
+        (aggregation, kind)
+        for k, kind in enumerate(_KINDS)
+        for j, aggregation in enumerate(AGGREGATIONS)
+        if k == 0 or k % len(AGGREGATIONS) == j or _ALL in os.environ
+    ]
+
+
+@pytest.mark.parametrize(("aggregation", "kind"), _evaluated())
 def test_evaluations_are_those_of_tff(tff_runtime, runtimes, aggregation, kind):
     model = _KINDS[kind].model()
     rng = np.random.default_rng(5)
@@ -313,7 +361,7 @@ def test_evaluations_are_those_of_tff(tff_runtime, runtimes, aggregation, kind):
     evaluate = tff_runtime.evaluation(*arguments)
     expected = [evaluate(weights, cohort) for cohort in cohorts]
     for way in _WAYS:
-        if _runs(way, kind):
+        if _can_run(way, kind) and (way.runtime == "cohort" or kind == _FIRST_KIND):
             evaluate = runtimes.get(way).evaluation(*arguments)
             for cohort, of_cohort in zip(cohorts, expected):
                 _assert_equal_numbers(evaluate(weights, cohort), of_cohort)

@@ -45,7 +45,12 @@ def test_tasks_without_files_load_with_their_defaults(name):
         ("digits", {"client": 1}, None, "unknown option of digits 'client': did you mean "),
         ("adult", {}, None, "--task=adult reads a folder: name it with --data_dir"),
         ("client_files", {}, None, "--task=client_files reads a folder: name it with --data_dir"),
-        ("digits", {}, "here", "--data_dir has no effect with --task=digits, which reads no folder"),
+        (
+            "digits",
+            {},
+            "here",
+            "--data_dir has no effect with --task=digits, which reads no folder",
+        ),
         ("adult", {}, "missing", "--data_dir: expected a folder, found none at "),
     ],
 )

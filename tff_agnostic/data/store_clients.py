@@ -59,6 +59,9 @@ class StoreClients:
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
         """Returns the examples of each client and domain, int64 [clients, p]; None if not known."""
+        # A task may have domains that are not those of the store.
+        if not {*self._store.description.domains} <= {*self._domain_names}:
+            return None
         counts = self._store.domain_counts(self._split)
         if counts is None:
             return None

@@ -169,7 +169,7 @@ class CohortTraining:
         """Runs one round."""
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         summed = self._map_sum(self._prepare(state), cohort)
-        next_state, metrics = self._finish(state, summed)
+        next_state, metrics = _called(self._finish, state, summed)
         return _to_numpy(next_state), _to_numpy(metrics)
 
 
@@ -194,7 +194,12 @@ class CohortEvaluation:
     def __call__(self, weights: ModelWeights, clients: Sequence[Examples]) -> EvaluationOutput:
         """Returns the sums over `clients`."""
         weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-        return _to_numpy(self._decode(self._map_sum(weights, clients)))
+        return _to_numpy(_called(self._decode, self._map_sum(weights, clients)))
+
+
+def _called(function: Any, *arguments: Any) -> Any:
+    """Calls a tf.function; unlike a plain call, without a warning when many short runs trace it."""
+    return function.get_concrete_function(*arguments)(*arguments)
 
 
 def _checked_security(

@@ -70,7 +70,7 @@ def load(options: CustomOptions, context: TaskContext) -> Task:
 
 
 def _text_task(store: Store, options: CustomOptions, build: Any) -> Task:
-    check_sizes("custom", options.vocabulary_size, options.sequence_length)
+    check_sizes("custom", options)
     spec = sentence_spec(options.sequence_length)
     names = stored_domains(store)
 

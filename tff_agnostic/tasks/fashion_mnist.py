@@ -1,12 +1,13 @@
 """Fashion-MNIST: which of three garments? Every class is a domain.
 
 As in section 5.2 of Mohri et al. 2019: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic
-regression, Adam. The store is one of all ten classes or of these three, from
-`import_data --format=idx`.
+regression, Adam. The store is one of all ten classes, from `import_data --format=idx`, or of these
+three, with `--classes=0,2,6`, which numbers them anew.
 """
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Optional
 
 import numpy as np
 
@@ -42,12 +43,11 @@ def load(options: FashionMnistOptions, context: TaskContext) -> Task:
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
     store = open_store(context.data, "fashion_mnist", features)
-    class_of = np.full([_NUM_LABELS], -1, np.int32)
-    class_of[list(_LABELS)] = range(len(_LABELS))
+    class_of = _class_of(store.description.num_classes)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{store.path}: client {client_id}"
-        classes = class_of[labels_of(columns, _NUM_LABELS, where)]
+        classes = class_of[labels_of(columns, len(class_of), where)]
         rows = classes >= 0
         if not np.any(rows):
             raise UserError(f"{where}: expected images of {', '.join(_DOMAIN_NAMES)}, found none")
@@ -66,6 +66,15 @@ def load(options: FashionMnistOptions, context: TaskContext) -> Task:
         test=clients(options.test_split),
         model=logistic_regression(_NUM_PIXELS, len(_DOMAIN_NAMES)),
     )
+
+
+def _class_of(num_classes: Optional[int]) -> np.ndarray:
+    """Returns the class of each label of the store, -1 for one that is left out."""
+    if num_classes == len(_LABELS):
+        return np.arange(num_classes, dtype=np.int32)
+    class_of = np.full([_NUM_LABELS], -1, np.int32)
+    class_of[list(_LABELS)] = range(len(_LABELS))
+    return class_of
 
 
 TASK = TaskSpec(

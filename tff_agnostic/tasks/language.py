@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tff_agnostic.data.store_format import TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.tasks.stored import TRAIN_SPLIT, domains_by_name
-from tff_agnostic.tasks.task import Task
+from tff_agnostic.tasks.task import Task, option_flag
 
 VOCABULARY_SIZE_HELP = "K, how many of the most frequent words are known; fewer if there are fewer."
 SEQUENCE_LENGTH_HELP = "T, words of a sentence that are predicted; the rest is cut off."
@@ -36,14 +36,12 @@ class Corpus:
     domain_feature: str
 
 
-def check_sizes(task: str, vocabulary_size: int, sequence_length: int) -> None:
-    """Raises a `UserError` that names the flag if a size is out of range."""
-    for flag, value in (
-        (f"{task}_vocabulary_size", vocabulary_size),
-        (f"{task}_sequence_length", sequence_length),
-    ):
-        if value < 1:
-            raise UserError(f"--{flag}: expected at least 1, found {value}")
+def check_sizes(task: str, options: Any) -> None:
+    """Raises a `UserError` that names the flag if an option that is a number is below 1."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"--{option_flag(task, field)}: expected at least 1, found {value}")
 
 
 def next_word_task(

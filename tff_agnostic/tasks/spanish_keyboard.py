@@ -38,7 +38,7 @@ def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
     Raises:
         UserError: If the store does not fit, or an option is out of range.
     """
-    check_sizes("spanish_keyboard", options.vocabulary_size, options.sequence_length)
+    check_sizes("spanish_keyboard", options)
     assert context.data is not None
     features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
     store = open_store(context.data, "spanish_keyboard", features)

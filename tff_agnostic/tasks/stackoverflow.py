@@ -44,7 +44,7 @@ def load(options: StackOverflowOptions, context: TaskContext) -> Task:
     Raises:
         UserError: If the data are missing or do not fit, or an option is out of range.
     """
-    check_sizes("stackoverflow", options.vocabulary_size, options.sequence_length)
+    check_sizes("stackoverflow", options)
     path = context.data if context.data is not None else stackoverflow_store(context.data_dir)
     store = open_store(path, "stackoverflow", {TOKENS: Feature("string")})
     is_ours = store.description.kind is not None

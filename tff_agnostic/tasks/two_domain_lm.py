@@ -39,7 +39,7 @@ def load(options: TwoDomainOptions, context: TaskContext) -> Task:
     Raises:
         UserError: If the store does not fit, or an option is out of range.
     """
-    check_sizes("two_domain_lm", options.vocabulary_size, options.sequence_length)
+    check_sizes("two_domain_lm", options)
     assert context.data is not None
     features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
     store = open_store(context.data, "two_domain_lm", features)

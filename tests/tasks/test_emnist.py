@@ -1,0 +1,239 @@
+"""EMNIST: domains by writer or by name, and where the data come from."""
+
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.data.stores import image, text_store, tff_store, write_store
+from tff_agnostic.data.clients import domain_counts
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.tasks import emnist
+from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+_WRITERS = {
+    "f0000_14": emnist.CENSUS,
+    "f2099_81": emnist.CENSUS,
+    "f2100_69": emnist.HIGH_SCHOOL,
+    "f2103_04": emnist.HIGH_SCHOOL,
+    "f2599_10": emnist.HIGH_SCHOOL,
+    "f2600_42": emnist.CENSUS,
+    "f4099_10": emnist.CENSUS,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_model(monkeypatch):
+    """The CNN has tests of its own."""
+    monkeypatch.setattr(
+        emnist, "emnist_cnn", lambda num_classes, seed: logistic_regression(4, num_classes)
+    )
+
+
+def _load(path: Any, seed: int = 0, **options: Any) -> Task:
+    return load_task("emnist", {"num_classes": 10, **options}, TaskContext(seed, data=path))
+
+
+def _pixels(ink: float = 0.5) -> np.ndarray:
+    return np.full([28 * 28], ink, np.float32)
+
+
+def _of_tff(path, writers=tuple(_WRITERS), labels=(3, 9)):
+    """A file with the splits and the ids of TFF's; letters in those of all characters only."""
+    rows = []
+    for part in ("train", "test"):
+        for writer in writers:
+            for label in labels:
+                rows.append((f"digits_only_{part}", writer, label))
+                rows.append((f"all_{part}", writer, label))
+            rows.append((f"all_{part}", writer, 61))
+    return tff_store(
+        path, [(split, w, {"pixels": _pixels(), "label": label}) for split, w, label in rows]
+    )
+
+
+def _of_import(path, high_school=4, census=6):
+    def records(split, prefix):
+        for k in range(high_school):
+            yield split, image(f"{prefix}h{k}", emnist.HIGH_SCHOOL, k)
+        for k in range(census):
+            yield split, image(f"{prefix}c{k}", emnist.CENSUS, k)
+            yield split, image(f"{prefix}c{k}", emnist.CENSUS, 9)
+
+    rows = [*records("train", ""), *records("test", "t"), *records("heldout", "x")]
+    return write_store(path, rows, "features")
+
+
+def _error(path: Any, client: Optional[str] = None, **options: Any) -> str:
+    with pytest.raises(UserError) as error:
+        task = _load(path, **options)
+        if client is not None:
+            task.train.read(client)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_domains_are_those_of_the_writers_numbers(tmp_path):
+    task = _load(_of_tff(tmp_path / "s.sqlite"))
+    assert task.domain_names == (emnist.HIGH_SCHOOL, emnist.CENSUS)
+    assert list(task.train.client_ids) == sorted(_WRITERS)
+    for writer, domain in _WRITERS.items():
+        examples = task.train.read(writer)
+        assert examples["domain_id"].dtype == np.int32
+        assert {task.domain_names[i] for i in examples["domain_id"]} == {domain}, writer
+
+
+@pytest.mark.parametrize(("num_classes", "labels"), [(62, [3, 9, 61]), (10, [3, 9])])
+def test_tffs_splits_are_those_of_the_number_of_classes(tmp_path, num_classes, labels):
+    task = _load(_of_tff(tmp_path / "s.sqlite"), num_classes=num_classes)
+    for clients in (task.train, task.test):
+        examples = clients.read("f2103_04")
+        assert examples["y"].tolist() == labels
+        assert examples["y"].dtype == np.int32
+        assert examples["x"].shape == (len(labels), 28, 28, 1)
+    assert task.fingerprint == {"classes": str(num_classes)}
+
+
+def test_a_store_of_an_import_names_the_domains(tmp_path):
+    task = _load(_of_import(tmp_path / "s.sqlite"))
+    np.testing.assert_array_equal(domain_counts(task.train, 2), [4, 12])
+    assert task.train.read("h2")["domain_id"].tolist() == [0]
+    assert task.train.read("c3")["domain_id"].tolist() == [1, 1]
+    assert task.train.read("c3")["y"].tolist() == [3, 9]
+    np.testing.assert_array_equal(task.train.read("c3")["x"], np.full([2, 28, 28, 1], 0.5))
+
+
+def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
+    path = _of_import(tmp_path / "s.sqlite")
+    assert _load(path).test.client_ids[0] == "tc0"
+    assert _load(path, test_split="heldout").test.client_ids[0] == "xc0"
+    message = f"{path}: expected clients in split validation, found the splits heldout, test, train"
+    assert _error(path, test_split="validation") == message
+
+
+def test_the_task_has_the_model_of_the_paper(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    task = _load(_of_tff(tmp_path / "s.sqlite"))
+    sizes = [w.size for w in task.model.initial_weights.trainable]
+    # 1,206,590 with 62 classes.
+    assert sum(sizes) == 1_206_590 - (128 + 1) * (62 - 10)
+
+
+def test_the_rarer_writers_are_drawn_by_the_seed(tmp_path):
+    path = _of_import(tmp_path / "s.sqlite")
+
+    def kept(seed):
+        ids = list(_load(path, seed, high_school_writers=2).train.client_ids)
+        assert ids == sorted(ids)
+        assert [i for i in ids if i.startswith("c")] == [f"c{k}" for k in range(6)]
+        return tuple(i for i in ids if i.startswith("h"))
+
+    assert len(kept(0)) == 2
+    assert kept(0) == kept(0)
+    assert len({kept(seed) for seed in range(8)}) > 1
+    # Those to evaluate on stay as they are.
+    assert len(_load(path, high_school_writers=2).test.client_ids) == 10
+
+
+def test_writers_of_tffs_file_are_thinned_too(tmp_path):
+    task = _load(_of_tff(tmp_path / "s.sqlite"), high_school_writers=1)
+    domains = [_WRITERS[writer] for writer in task.train.client_ids]
+    assert domains.count(emnist.HIGH_SCHOOL) == 1
+    assert domains.count(emnist.CENSUS) == 4
+
+
+@pytest.mark.parametrize("keep", [0, -1, 5])
+def test_more_writers_than_there_are_or_none(tmp_path, keep):
+    assert _error(_of_import(tmp_path / "s.sqlite"), high_school_writers=keep) == (
+        "--emnist_high_school_writers: expected 1 to 4, the high-school writers there are, found "
+        f"{keep}"
+    )
+
+
+def test_all_writers_may_be_named(tmp_path):
+    task = _load(_of_import(tmp_path / "s.sqlite"), high_school_writers=4)
+    assert len(task.train.client_ids) == 10
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_a_label_out_of_range_names_the_client(tmp_path, label):
+    path = _of_tff(tmp_path / "s.sqlite", labels=(0, label))
+    message = _error(path, "f2100_69")
+    assert (
+        message == f"{path}: client f2100_69: expected labels from 0 to 9, found {label} in row 1"
+    )
+
+
+@pytest.mark.parametrize("client", ["alice", "", "f_01", "fünf_1"])
+def test_a_client_that_is_no_writer(tmp_path, client):
+    path = _of_tff(tmp_path / "s.sqlite", writers=[client])
+    assert _error(path, client) == (
+        f"{path}: expected ids of TFF's EMNIST such as f2103_04 in a store that does not name the "
+        f"domains, found the client {client!r}"
+    )
+
+
+def test_a_domain_that_the_task_does_not_have(tmp_path):
+    rows = [(split, image("a", "school", 1)) for split in ("train", "test")]
+    path = write_store(tmp_path / "s.sqlite", rows, "features")
+    message = f"{path}: client a: expected domains high_school, census, found 'school'"
+    assert _error(path, "a") == message
+
+
+def test_a_store_of_texts(tmp_path):
+    path = text_store(tmp_path / "s.sqlite")
+    assert _error(path) == (
+        f"{path}: --task=emnist needs examples with pixels (float32[28, 28]), label (int64), found "
+        "domain (string), tokens (string)"
+    )
+
+
+def test_images_of_another_size(tmp_path):
+    rows = [("train", "f2100_69", {"pixels": np.zeros([784 + 1], np.float32), "label": 1})]
+    path = tff_store(tmp_path / "s.sqlite", rows)
+    assert _error(path).endswith("found label (int64), pixels (float32[785])")
+
+
+def test_classes_that_are_none(tmp_path):
+    message = "--emnist_num_classes: expected at least 2, found 1"
+    assert _error(_of_tff(tmp_path / "s.sqlite"), num_classes=1) == message
+
+
+def test_tffs_file_is_not_downloaded_again(tmp_path, monkeypatch):
+    def load_data(**kwargs):
+        raise AssertionError("downloaded")
+
+    monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", load_data)
+    _of_tff(tmp_path / "emnist_all.sqlite")
+    task = load_task("emnist", {"num_classes": 10}, TaskContext(0, data_dir=tmp_path))
+    assert list(task.train.client_ids) == sorted(_WRITERS)
+
+
+def test_tffs_file_is_downloaded_into_the_folder(tmp_path, monkeypatch):
+    def load_data(cache_dir):
+        _of_tff(tmp_path / "emnist_all.sqlite")
+        assert cache_dir == str(tmp_path)
+
+    monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", load_data)
+    task = load_task("emnist", {"num_classes": 10}, TaskContext(0, data_dir=tmp_path))
+    assert list(task.test.client_ids) == sorted(_WRITERS)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(OSError("no\n  network"), "no network"), (ValueError(), "ValueError")],
+)
+def test_where_there_is_no_network(tmp_path, monkeypatch, error, told):
+    def load_data(**kwargs):
+        raise error
+
+    monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", load_data)
+    with pytest.raises(UserError) as caught:
+        load_task("emnist", {}, TaskContext(0, data_dir=tmp_path))
+    assert str(caught.value) == (
+        f"emnist_all.sqlite: TensorFlow Federated could not download it ({told}); name a client "
+        "store with --data"
+    )

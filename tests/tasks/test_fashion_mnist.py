@@ -1,0 +1,91 @@
+"""Fashion-MNIST: three classes of a store of ten, or of these three."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.stores import image, text_store, tff_store, write_store
+from tff_agnostic.data.clients import client_domain_counts
+from tff_agnostic.errors import UserError
+from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+
+def _load(path: Any, **options: Any) -> Task:
+    return load_task("fashion_mnist", options, TaskContext(0, data=path))
+
+
+def _store(path, labels, domain=str):
+    """A client of the labels, with the label as ink."""
+    rows = [
+        (split, image("a", domain(label), label, ink=label / 10))
+        for split in ("train", "test", "heldout")
+        for label in labels
+    ]
+    return write_store(path, rows, "features")
+
+
+def test_of_ten_classes_three_are_left_and_numbered_anew(tmp_path):
+    task = _load(_store(tmp_path / "s.sqlite", [6, 1, 0, 9, 2, 0]))
+    assert task.domain_names == ("t-shirt/top", "pullover", "shirt")
+    for clients in (task.train, task.test):
+        examples = clients.read("a")
+        assert examples["y"].tolist() == examples["domain_id"].tolist() == [2, 0, 1, 0]
+        assert examples["x"].shape == (4, 784)
+        np.testing.assert_allclose(examples["x"][:, 0], [0.6, 0, 0.2, 0], rtol=1e-6)
+
+
+def test_a_store_of_these_three_has_them_numbered_already(tmp_path):
+    # As of import_data --format=idx --classes=0,2,6.
+    domain = ["0", "2", "6"].__getitem__
+    task = _load(_store(tmp_path / "s.sqlite", [2, 0, 1, 1], domain))
+    examples = task.train.read("a")
+    assert examples["y"].tolist() == examples["domain_id"].tolist() == [2, 0, 1, 1]
+    np.testing.assert_allclose(examples["x"][:, 0], [0.2, 0, 0.1, 0.1], rtol=1e-6)
+
+
+def test_counts_are_those_of_the_three(tmp_path):
+    task = _load(_store(tmp_path / "s.sqlite", [6, 1, 0, 9, 2, 0]))
+    np.testing.assert_array_equal(client_domain_counts(task.train, 3), [[2, 1, 1]])
+
+
+def test_a_store_of_tff(tmp_path):
+    pixels = np.arange(784, dtype=np.float32) / 784
+    rows = [(s, "a", {"pixels": pixels, "label": y}) for s in ("train", "test") for y in (6, 3)]
+    examples = _load(tff_store(tmp_path / "s.sqlite", rows)).train.read("a")
+    assert examples["y"].tolist() == [2]
+    np.testing.assert_allclose(examples["x"], pixels[np.newaxis], rtol=1e-6)
+
+
+def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
+    path = write_store(
+        tmp_path / "s.sqlite",
+        [("train", image("a", "0", 0)), ("heldout", image("h", "9", 9))],
+        "features",
+    )
+    assert list(_load(path, test_split="heldout").test.client_ids) == ["h"]
+    with pytest.raises(UserError, match="expected clients in split test, found the splits heldout"):
+        _load(path)
+
+
+def test_a_client_without_any_of_them(tmp_path):
+    path = _store(tmp_path / "s.sqlite", [1, 9])
+    with pytest.raises(UserError) as error:
+        _load(path).train.read("a")
+    assert str(error.value) == (
+        f"{path}: client a: expected images of t-shirt/top, pullover, shirt, found none"
+    )
+
+
+def test_a_label_out_of_range(tmp_path):
+    path = _store(tmp_path / "s.sqlite", [0, 10])
+    with pytest.raises(UserError) as error:
+        _load(path).train.read("a")
+    assert str(error.value) == (f"{path}: client a: expected labels from 0 to 9, found 10 in row 1")
+
+
+def test_a_store_of_texts(tmp_path):
+    path = text_store(tmp_path / "s.sqlite")
+    with pytest.raises(UserError, match="--task=fashion_mnist needs examples with pixels "):
+        _load(path)

@@ -1,0 +1,250 @@
+"""Next-word tasks: ids worked out by hand, domains, vocabularies."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tests.data.stores import image, sentence, text_store, tff_store, write_store
+from tff_agnostic.errors import UserError
+from tff_agnostic.tasks import spanish_keyboard, stackoverflow, two_domain_lm
+from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+_SMALL = {
+    "stackoverflow": {"embedding": 2, "units": 3},
+    "spanish_keyboard": {"projection": 2, "units": 3},
+    "two_domain_lm": {"embedding": 2, "units": 3},
+}
+_LANGUAGE_TASKS = list(_SMALL)
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """Has no model built, which takes a second, and returns the vocabularies' sizes instead."""
+    seen = []
+
+    def build(vocabulary_size, **arguments):
+        seen.append((vocabulary_size, arguments))
+
+    monkeypatch.setattr(stackoverflow, "next_word_lstm", build)
+    monkeypatch.setattr(spanish_keyboard, "keyboard_cifg", build)
+    monkeypatch.setattr(two_domain_lm, "next_word_lstm", build)
+    return seen
+
+
+def _load(task: str, path: Any, seed: int = 0, **options: Any) -> Task:
+    return load_task(task, options, TaskContext(seed, data=path))
+
+
+def _error(task: str, path: Any, client: str = "", **options: Any) -> str:
+    with pytest.raises(UserError) as error:
+        loaded = _load(task, path, **options)
+        loaded.train.read(client)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def _questions(path, type_="question", **more):
+    """As TFF's own file: users with posts of a type."""
+    rows = [
+        ("train", "7", {"tokens": "how ?", "type": type_, "title": "t", **more}),
+        ("train", "7", {"tokens": "so", "type": "answer", "title": "t", **more}),
+        ("heldout", "8", {"tokens": "? how", "type": "question", "title": "t", **more}),
+        ("test", "9", {"tokens": "so how", "type": "answer", "title": "t", **more}),
+    ]
+    return tff_store(path, rows)
+
+
+def _locales(path):
+    rows = [
+        (split, sentence(f"{split}_{domain}", domain, "hola che"))
+        for split in ("train", "test")
+        for domain in ("es-MX", "es-AR", "es-419")
+    ]
+    return write_store(path, rows, "text", vocabulary={"hola": 2, "che": 1})
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_sentences_are_ids(tmp_path, sizes, task):
+    loaded = _load(task, text_store(tmp_path / "s.sqlite"), sequence_length=4)
+    assert loaded.domain_names == ("answer", "question")
+    examples = loaded.train.read("b")
+    # the, cat, sat are 1 to 3, every other word 4, begin 5, end 6; a padding 0 after it.
+    np.testing.assert_array_equal(examples["x"], [[5, 1, 2, 6], [5, 3, 6, 0], [5, 1, 1, 4]])
+    np.testing.assert_array_equal(examples["y"], [[1, 2, 6, 0], [3, 6, 0, 0], [1, 1, 4, 6]])
+    assert examples["domain_id"].tolist() == [1, 0, 1]
+    assert {column.dtype for column in examples.values()} == {np.dtype(np.int32)}
+    assert [size for size, _ in sizes] == [3]
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_the_vocabulary_and_the_sentences_are_cut(tmp_path, sizes, task):
+    path = text_store(tmp_path / "s.sqlite")
+    loaded = _load(task, path, sequence_length=2, vocabulary_size=2)
+    # sat is unknown now: 3; begin is 4, end 5.
+    np.testing.assert_array_equal(loaded.train.read("b")["x"], [[4, 1], [4, 3], [4, 1]])
+    np.testing.assert_array_equal(loaded.train.read("b")["y"], [[1, 2], [3, 5], [1, 1]])
+    ((size, arguments),) = sizes
+    assert (size, arguments["sequence_length"]) == (2, 2)
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_options_reach_the_model(tmp_path, sizes, task):
+    _load(task, text_store(tmp_path / "s.sqlite"), seed=6, **_SMALL[task])
+    ((_, arguments),) = sizes
+    assert arguments["seed"] == 6
+    assert arguments.items() >= _SMALL[task].items()
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_a_model_of_the_vocabulary(tmp_path, task):
+    loaded = _load(task, text_store(tmp_path / "s.sqlite"), sequence_length=4, **_SMALL[task])
+    # Word vectors of three words and four more ids.
+    assert (3 + 4, 2) in [w.shape for w in loaded.model.initial_weights.trainable]
+    names = [metric.name for metric in loaded.model.metrics]
+    assert {"perplexity", "in_vocab_accuracy"} <= set(names)
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_the_fingerprint_is_the_vocabularys(tmp_path, sizes, task):
+    def fingerprint(words, **options):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite"
+        return _load(task, text_store(path, words), **options).fingerprint["vocabulary"]
+
+    first = fingerprint({"the": 9, "cat": 5, "sat": 3})
+    assert fingerprint({"the": 4, "cat": 3, "sat": 2}) == first
+    assert fingerprint({"the": 9, "cat": 5, "sat": 3, "a": 1}, vocabulary_size=3) == first
+    others = [
+        fingerprint({"the": 9, "cat": 5, "dog": 3}),
+        fingerprint({"cat": 9, "the": 5, "sat": 3}),
+        fingerprint({"the": 9, "cat": 5, "sat": 3}, vocabulary_size=2),
+        fingerprint({"the": 9, "cat sat": 5}),
+    ]
+    assert len({first, *others}) == 5
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
+    path = text_store(tmp_path / "s.sqlite")
+    assert list(_load(task, path).test.client_ids) == ["t"]
+    assert list(_load(task, path, test_split="heldout").test.client_ids) == ["h"]
+
+
+@pytest.mark.parametrize(
+    ("task", "option"),
+    [
+        (task, option)
+        for task in _LANGUAGE_TASKS
+        for option in ("vocabulary_size", "sequence_length", *_SMALL[task])
+    ]
+    + [("stackoverflow", "layers")],
+)
+@pytest.mark.parametrize("value", [0, -3])
+def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, task, option, value):
+    message = _error(task, text_store(tmp_path / "s.sqlite"), **{option: value})
+    assert message == f"--{task}_{option}: expected at least 1, found {value}"
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_a_store_of_images(tmp_path, task):
+    path = write_store(tmp_path / "s.sqlite", [("train", image("a", "b", 1))], "features")
+    needed = "tokens (string)" if task == "stackoverflow" else "tokens (string), domain (string)"
+    assert _error(task, path) == (
+        f"{path}: --task={task} needs examples with {needed}, found domain (string), "
+        "label (int64), pixels (float32[28, 28])"
+    )
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_a_store_without_words(tmp_path, task):
+    path = text_store(tmp_path / "s.sqlite", words={})
+    assert _error(task, path) == f"{path}: expected a vocabulary, found an empty one"
+
+
+@pytest.mark.parametrize("task", ["spanish_keyboard", "two_domain_lm"])
+def test_domains_are_those_of_the_store(tmp_path, sizes, task):
+    loaded = _load(task, _locales(tmp_path / "s.sqlite"))
+    assert loaded.domain_names == ("es-419", "es-AR", "es-MX")
+    ids = [loaded.train.read(f"train_{name}")["domain_id"] for name in loaded.domain_names]
+    assert np.concatenate(ids).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("task", ["spanish_keyboard", "two_domain_lm"])
+def test_a_store_of_tff_has_no_vocabulary(tmp_path, task):
+    path = tff_store(tmp_path / "s.sqlite", [("train", "a", {"tokens": "x", "domain": "y"})])
+    assert _error(task, path) == f"{path}: expected a vocabulary, found a store without one"
+
+
+def test_questions_and_answers_only(tmp_path, sizes):
+    path = _locales(tmp_path / "s.sqlite")
+    assert _error("stackoverflow", path, "train_es-AR") == (
+        f"{path}: client train_es-AR: expected domains answer, question, found 'es-AR'"
+    )
+
+
+@pytest.fixture
+def word_counts(monkeypatch):
+    """What TFF would download."""
+
+    def load_word_counts(cache_dir, vocab_size):
+        words = OrderedDict([("how", 30), ("so", 20), ("?", 10)])
+        return OrderedDict(list(words.items())[:vocab_size])
+
+    monkeypatch.setattr(tff.simulation.datasets.stackoverflow, "load_word_counts", load_word_counts)
+
+
+def test_tffs_file_names_the_domain_as_the_type(tmp_path, sizes, word_counts):
+    path = _questions(tmp_path / "s.sqlite")
+    loaded = _load("stackoverflow", path, sequence_length=3, vocabulary_size=2)
+    examples = loaded.train.read("7")
+    # how, so are 1 and 2; ? is unknown, 3; begin 4, end 5.
+    np.testing.assert_array_equal(examples["x"], [[4, 1, 3], [4, 2, 5]])
+    np.testing.assert_array_equal(examples["y"], [[1, 3, 5], [2, 5, 0]])
+    assert examples["domain_id"].tolist() == [1, 0]
+    assert list(loaded.test.client_ids) == ["9"]
+    assert [size for size, _ in sizes] == [2]
+
+
+def test_tffs_file_in_its_cache_is_not_downloaded_again(tmp_path, sizes, word_counts, monkeypatch):
+    def load_data(**kwargs):
+        raise AssertionError("downloaded")
+
+    monkeypatch.setattr(tff.simulation.datasets.stackoverflow, "load_data", load_data)
+    _questions(tmp_path / "stackoverflow.sqlite")
+    loaded = load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
+    assert list(loaded.train.client_ids) == ["7"]
+
+
+def test_a_type_that_is_neither(tmp_path, sizes, word_counts):
+    path = _questions(tmp_path / "s.sqlite", type_="comment")
+    assert _error("stackoverflow", path, "7") == (
+        f"{path}: client 7: expected domains answer, question, found 'comment'"
+    )
+
+
+def test_a_store_of_tff_without_types(tmp_path, sizes, word_counts):
+    rows = [(split, "7", {"tokens": "how"}) for split in ("train", "test")]
+    path = tff_store(tmp_path / "s.sqlite", rows)
+    message = _error("stackoverflow", path, "7")
+    assert message.startswith(f"{path}: ")
+    assert "type (string" in message
+
+
+@pytest.mark.parametrize("missing", ["load_data", "load_word_counts"])
+def test_where_there_is_no_network(tmp_path, monkeypatch, missing):
+    def fail(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(tff.simulation.datasets.stackoverflow, missing, fail)
+    if missing == "load_word_counts":
+        _questions(tmp_path / "stackoverflow.sqlite")
+    with pytest.raises(UserError) as error:
+        load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
+    file = {"load_data": "stackoverflow.sqlite", "load_word_counts": "stackoverflow.word_count"}
+    assert str(error.value) == (
+        f"{file[missing]}: TensorFlow Federated could not download it (no network); name a client "
+        "store with --data"
+    )
