@@ -82,7 +82,7 @@ def test_a_report_for_people(tmp_path):
         "empty where 2",
         "clients of which nothing was kept 1",
         "Vocabulary: 1 of 2 words of the training clients, 66.7% of what they wrote; the rarest "
-        "occurs 16 times.",
+        "has a count of 16.",
     ):
         assert line in lines
     assert lines[-1].startswith(
@@ -94,6 +94,7 @@ def test_a_report_for_people(tmp_path):
 def test_one_domain_has_no_overlap(tmp_path):
     text = _report(tmp_path, ["a,x", "b,x"]).text()
     assert "more than one domain" not in text
+    assert text.endswith("\n\nThere is one domain, x: nothing to weigh against one another.")
     assert "Left out" not in text
 
 

@@ -13,7 +13,7 @@ from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.vectors import VECTOR, check_shape, vector_of
 from tff_agnostic.importing.words import Normalizer
 
-# A row, where it stands, and what reading it raised, if anything.
+# Where a row stands, and its values by column.
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 
 

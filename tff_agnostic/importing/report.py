@@ -62,6 +62,8 @@ class Skewness:
 
     def meaning(self) -> str:
         """Returns what it means for the choice of domains."""
+        if self.num_domains == 1:
+            return f"There is one domain, {self.rarest}: nothing to weigh against one another."
         # The bound of theorem 1 has s / m under its root, which is 1 / m_k.
         return (
             f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
@@ -105,7 +107,7 @@ class VocabularySummary:
         """Returns a line for people."""
         line = (
             f"Vocabulary: {self.size} of {self.different} words of the training clients, "
-            f"{self.coverage:.1%} of what they wrote; the rarest occurs {self.rarest_count} times."
+            f"{self.coverage:.1%} of what they wrote; the rarest has a count of {self.rarest_count}."
         )
         if self.max_undercount:
             line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
