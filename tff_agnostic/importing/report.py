@@ -107,7 +107,8 @@ class VocabularySummary:
         """Returns a line for people."""
         line = (
             f"Vocabulary: {self.size} of {self.different} words of the training clients, "
-            f"{self.coverage:.1%} of what they wrote; the rarest has a count of {self.rarest_count}."
+            f"{self.coverage:.1%} of what they wrote; the rarest has a count of "
+            f"{self.rarest_count}."
         )
         if self.max_undercount:
             line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
