@@ -1,5 +1,6 @@
 """`train`: two rounds, and what they leave in the output folder."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tff_agnostic.program.config import config_names
 from tff_agnostic.program.history import read_history
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import option_flag
 
 _DIGITS = (
     "--task=digits",
@@ -60,6 +62,7 @@ def test_the_result(digits):
         "overall",
         "worst_domain",
         "worst",
+        "difference",
         "clients",
         "domain_weights",
     ]
@@ -73,22 +76,27 @@ def test_the_result(digits):
     losses = {name: report["loss"] for name, report in result["domains"].items()}
     assert result["worst_domain"] == max(losses, key=lambda name: losses[name])
     assert sum(result["domain_weights"].values()) == pytest.approx(1, abs=1e-5)
+    assert result["difference"]["loss"] == max(losses.values()) - min(losses.values())
     assert result["clients"] == {"evaluated": 4, "empty": 0, "non_finite": 0}
 
 
 def test_every_flag_is_in_the_config(digits):
     config = json.loads((digits[0] / "config.json").read_text())
-    expected = {"task", "data_dir", *config_names()}
+    expected = {"task", "data_dir", "data", *config_names()}
     expected |= {name for name in defined_flags(train) if name.startswith("digits_")}
     assert set(config) == expected
     assert (config["rounds"], config["digits_num_clients"], config["seed"]) == (2, 6, 0)
 
 
 def test_every_flag_can_be_given():
-    options = {f"{task}_{name}" for task, spec in TASKS.items() for name in _names(spec.options)}
-    execution = _names(RuntimeOptions)
-    expected = {"task", "data_dir", "output_dir", "resume", *config_names(), *options, *execution}
-    assert defined_flags(train) == expected
+    options = {
+        option_flag(task, field)
+        for task, spec in TASKS.items()
+        for field in dataclasses.fields(spec.options)
+    }
+    assert {"digits_keep", "emnist_test_split", "model"} < options
+    others = {"task", "data_dir", "data", "output_dir", "resume", *_names(RuntimeOptions)}
+    assert defined_flags(train) == {*others, *options, *config_names()}
 
 
 def _names(settings) -> list[str]:

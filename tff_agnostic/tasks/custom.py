@@ -110,11 +110,11 @@ def _features_task(store: Store, options: CustomOptions, build: Any) -> Task:
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{store.path}: client {client_id}"
-        x: Any = {
-            name: columns[name].astype(_spec(feature).dtype.as_numpy_dtype)
-            for name, feature in sorted(features.items())
-        }
-        y = columns[LABEL] if num_classes is None else labels_of(columns, num_classes, where)
+        x: Any = {name: _column(columns, name, where) for name in sorted(features)}
+        if num_classes is None:
+            y = _column(columns, LABEL, where)
+        else:
+            y = labels_of(columns, num_classes, where)
         examples = {
             "x": next(iter(x.values())) if is_single else x,
             "y": y,
@@ -138,6 +138,19 @@ def _spec(feature: Feature) -> tf.TensorSpec:
     # Whole numbers are int32 to models, as to TensorFlow's embeddings and losses.
     dtype = tf.int32 if feature.dtype == "int64" else tf.float32
     return tf.TensorSpec([None, *feature.shape], dtype)
+
+
+def _column(columns: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
+    values = columns[name]
+    if values.dtype != np.int64:
+        return values
+    narrow = values.astype(np.int32)
+    if not np.array_equal(narrow, values):
+        row = int(np.argwhere(narrow != values)[0][0])
+        raise UserError(
+            f"{where}: {name}: expected whole numbers of 32 bits, found a larger one in row {row}"
+        )
+    return narrow
 
 
 def _digest(path: Path) -> str:

@@ -1,0 +1,107 @@
+"""Nesterov momentum beside Keras', which has it too."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import assert_all_close, random_client, run_rounds
+from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.fed_avg import fed_avg
+from tff_agnostic.computations.nesterov import Nesterov
+from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
+from tff_agnostic.models import logistic_regression
+
+
+class _Keras:
+    """Keras' SGD on variables of its own.
+
+    Args:
+        weights: Their first values.
+    """
+
+    def __init__(self, weights, learning_rate, momentum):
+        self._variables = [tf.Variable(w) for w in weights]
+        self._sgd = tf.keras.optimizers.SGD(learning_rate, momentum=momentum, nesterov=True)
+
+    def step(self, gradients):
+        self._sgd.apply_gradients(zip(map(tf.constant, gradients), self._variables))
+        return [v.numpy() for v in self._variables]
+
+
+def _specs(weights):
+    return [tf.TensorSpec(w.shape, w.dtype) for w in weights]
+
+
+@pytest.mark.parametrize(("learning_rate", "momentum"), [(0.1, 0.9), (1.0, 0.5), (0.3, 0.0)])
+def test_steps_are_those_of_keras(learning_rate, momentum):
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
+    keras = _Keras(weights, learning_rate, momentum)
+    optimizer = Nesterov(learning_rate, momentum)
+    state = optimizer.initialize(_specs(weights))
+    for _ in range(6):
+        gradients = [np.asarray(rng.normal(size=w.shape), np.float32) for w in weights]
+        state, weights = optimizer.next(state, weights, gradients)
+        assert_all_close(list(weights), keras.step(gradients), rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_by_hand():
+    # v = 0.5 v - 0.1 g: -1, then -0.5 - 2 = -2.5.  w += 0.5 v - 0.1 g: -0.5 - 1, -1.25 - 2.
+    optimizer = Nesterov(0.1, 0.5)
+    state = optimizer.initialize([tf.TensorSpec([], tf.float32)])
+    state, weights = optimizer.next(state, [tf.constant(8.0)], [tf.constant(10.0)])
+    np.testing.assert_allclose(weights[0], 6.5)
+    state, weights = optimizer.next(state, weights, [tf.constant(20.0)])
+    np.testing.assert_allclose(weights[0], 3.25)
+    np.testing.assert_allclose(state["velocity"][0], -2.5)
+
+
+def test_other_types_of_numbers():
+    optimizer = Nesterov(0.1, 0.9)
+    weights = [tf.constant([1.0], tf.float64)]
+    state, (stepped,) = optimizer.next(
+        optimizer.initialize([tf.TensorSpec([1], tf.float64)]), weights, weights
+    )
+    assert stepped.dtype == state["velocity"][0].dtype == tf.float64
+    np.testing.assert_allclose(stepped, [1 - 0.9 * 0.1 - 0.1], rtol=1e-7)
+
+
+def _cohorts():
+    rng = np.random.default_rng(1)
+    return [[random_client(rng, n, range(2)) for n in (5, 8)] for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def runs(tff_runtime):
+    """States of the server after each of three rounds in TFF: with plain SGD, and with Nesterov."""
+    model = logistic_regression(4, 3)
+
+    def states(name):
+        params = AlgorithmParams(server_optimizer=SERVER_OPTIMIZERS[name](0.7, 0.9, 0.0))
+        training = tff_runtime.training(fed_avg(model, 2, params), PlainSum())
+        cohorts = _cohorts()
+        return [run_rounds(training, cohorts[: t + 1])[0] for t in range(len(cohorts))]
+
+    return {"sgd": states("sgd"), "nesterov": states("nesterov")}
+
+
+def test_rounds_in_tff_are_steps_of_keras(runs):
+    first, *_ = runs["sgd"]
+    zeros = [np.zeros_like(w) for w in first.weights.trainable]
+    # The first round's gradient is the same whatever is done with it.
+    gradient = [-np.asarray(w) / 0.7 for w in first.weights.trainable]
+    keras = _Keras(zeros, 0.7, 0.9)
+    assert_all_close(
+        list(runs["nesterov"][0].weights.trainable), keras.step(gradient), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_velocity_outlives_the_round(runs):
+    for before, after in zip(runs["nesterov"], runs["nesterov"][1:]):
+        velocities = [s.optimizer_state["velocity"] for s in (before, after)]
+        for v, w_0, w, next_v in zip(
+            velocities[0], before.weights.trainable, after.weights.trainable, velocities[1]
+        ):
+            # w - w_0 = 0.9 next_v - 0.7 g and next_v = 0.9 v - 0.7 g.
+            np.testing.assert_allclose(w - w_0, 1.9 * next_v - 0.9 * v, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,145 @@
+"""Evaluations in parts, and on a sample of the clients."""
+
+import numpy as np
+import pytest
+
+from tests.program.harness import make_task
+from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.program import evaluator
+from tff_agnostic.program.evaluator import Evaluator, check_readable
+
+_NUM_CLIENTS = 7
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task(("a", "b"), clients=_NUM_CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def evaluate(cohort_runtime, task):
+    return cohort_runtime.evaluation(task.model, task.num_domains, PlainSum())
+
+
+@pytest.fixture(scope="module")
+def weights(task):
+    rng = np.random.default_rng(0)
+    initial = task.model.initial_weights
+    trainable = [rng.normal(size=w.shape).astype(np.float32) for w in initial.trainable]
+    return ModelWeights(trainable, initial.non_trainable)
+
+
+class _Recorded:
+    """An evaluation that remembers how many clients it saw at once, and which."""
+
+    def __init__(self, evaluate, task):
+        self._evaluate = evaluate
+        self._of = {
+            task.test.read(client_id)["x"].tobytes(): client_id
+            for client_id in task.test.client_ids
+        }
+        self.parts: list[list[str]] = []
+
+    def __call__(self, weights, clients):
+        self.parts.append([self._of[client["x"].tobytes()] for client in clients])
+        return self._evaluate(weights, clients)
+
+
+def _close(found, expected):
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for name, value in expected.items():
+            _close(found[name], value)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-5)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "sizes"),
+    [("_MAX_CLIENTS", 3, [3, 3, 1]), ("_MAX_BYTES", 1, [1] * 7), ("_MAX_CLIENTS", 7, [7])],
+)
+def test_parts_give_the_report_of_all_at_once(
+    task, evaluate, weights, monkeypatch, limit, value, sizes
+):
+    expected = Evaluator(task, evaluate)(weights, on_all=True).to_json()
+    assert expected["overall"]["num_examples"] == 4 * _NUM_CLIENTS
+    monkeypatch.setattr(evaluator, limit, value)
+    recorded = _Recorded(evaluate, task)
+    _close(Evaluator(task, recorded)(weights, on_all=True).to_json(), expected)
+    assert list(map(len, recorded.parts)) == sizes
+    assert [k for part in recorded.parts for k in part] == list(task.test.client_ids)
+
+
+def test_the_sample_is_the_same_in_all_evaluations(task, evaluate, weights):
+    recorded = _Recorded(evaluate, task)
+    evaluate_sample = Evaluator(task, recorded, sample=3, seed=1)
+    reports = [evaluate_sample(weights, on_all=False).to_json() for _ in range(2)]
+    assert reports[0] == reports[1]
+    first, second = recorded.parts
+    assert first == second == sorted(first)
+    assert len(set(first)) == 3
+    assert set(first) <= set(task.test.client_ids)
+    assert reports[0]["clients"]["evaluated"] == 3
+
+
+def test_another_run_with_the_seed_has_the_same_sample(task, evaluate, weights):
+    recorded = _Recorded(evaluate, task)
+    for seed in (0, 0, 1, 2, 3):
+        Evaluator(task, recorded, sample=3, seed=seed)(weights, on_all=False)
+    assert recorded.parts[0] == recorded.parts[1]
+    assert len(set(map(tuple, recorded.parts))) > 1
+
+
+def test_the_last_evaluation_is_on_all(task, evaluate, weights):
+    recorded = _Recorded(evaluate, task)
+    report = Evaluator(task, recorded, sample=3)(weights, on_all=True)
+    assert recorded.parts == [list(task.test.client_ids)]
+    assert report.clients["evaluated"] == _NUM_CLIENTS
+
+
+@pytest.mark.parametrize("sample", [None, _NUM_CLIENTS, _NUM_CLIENTS + 1])
+def test_a_sample_of_all_or_more_is_all(task, evaluate, weights, sample):
+    recorded = _Recorded(evaluate, task)
+    Evaluator(task, recorded, sample=sample)(weights, on_all=False)
+    assert recorded.parts == [list(task.test.client_ids)]
+
+
+class _Clients:
+    """Clients that say who was read; one may be damaged."""
+
+    def __init__(self, num, damaged=None):
+        self.client_ids = [f"{k:02d}" for k in range(num)]
+        self.seen = []
+        self._damaged = damaged
+
+    def read(self, client_id):
+        self.seen.append(client_id)
+        if client_id == self._damaged:
+            raise UserError(f"{client_id}: damaged")
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("num", "most", "seen"),
+    [
+        (3, 10, ["00", "01", "02"]),
+        (3, 3, ["00", "01", "02"]),
+        (21, 3, ["00", "10", "20"]),
+        (21, 5, ["00", "05", "10", "15", "20"]),
+        (1, 5, ["00"]),
+        (0, 5, []),
+    ],
+)
+def test_clients_are_read_evenly_spaced(num, most, seen):
+    clients = _Clients(num)
+    check_readable(clients, most)
+    assert clients.seen == seen
+
+
+def test_a_client_that_cannot_be_read_is_told():
+    with pytest.raises(UserError, match="02: damaged"):
+        check_readable(_Clients(5, damaged="02"), 5)
