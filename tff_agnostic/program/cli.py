@@ -1,5 +1,6 @@
 """What the binaries share: how they start, and how they tell a user's mistake."""
 
+import os
 import shlex
 import signal
 import sys
@@ -42,6 +43,10 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
         main(argv)
     except UserError as e:
         return _failed(e)
+    except BrokenPipeError:
+        # Whoever read the output, such as `head`, has seen enough. Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as e:
         # A file or folder that may not be read, say; without a name it is no user's file.
         if e.filename is None:

@@ -1,0 +1,68 @@
+"""Small copies of the real data that the documentation names: the same files, with less in them."""
+
+import itertools
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+
+_FILES_PER_LOCALE = 15
+_BYTES_PER_FILE = 3000
+_POSTS = 400
+_IMAGES_PER_WRITER = 3
+
+
+def _spanish(source: Path, target: Path) -> None:
+    for locale in source.iterdir():
+        (target / locale.name).mkdir(parents=True)
+        for path in sorted(locale.iterdir())[:_FILES_PER_LOCALE]:
+            text = path.read_text(encoding="utf-8")[:_BYTES_PER_FILE].rpartition(" ")[0]
+            (target / locale.name / path.name).write_text(text, encoding="utf-8")
+
+
+def _stackexchange(source: Path, target: Path) -> None:
+    for site in source.iterdir():
+        (target / site.name).mkdir(parents=True)
+        with open(site / "Posts.xml", encoding="utf-8") as posts:
+            lines = list(itertools.islice(posts, _POSTS))
+        with open(target / site.name / "Posts.xml", "w", encoding="utf-8") as small:
+            small.writelines([*lines, "</posts>\n"])
+
+
+def _mnist_by_writer(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    name = "mnist_by_writer.npz"
+    with np.load(source / name) as archive:
+        arrays = dict(archive)
+    small = {}
+    for split in ("train", "test"):
+        writers = arrays[f"writer_{split}"]
+        rows = np.sort(
+            np.concatenate(
+                [np.flatnonzero(writers == w)[:_IMAGES_PER_WRITER] for w in np.unique(writers)]
+            )
+        )
+        small.update({f"{key}_{split}": arrays[f"{key}_{split}"][rows] for key in _KEYS})
+    np.savez(target / name, **small)
+
+
+def _as_it_is(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.symlink_to(source)
+
+
+_KEYS = ("x", "y", "hsf", "writer")
+_COPIES: dict[str, Callable[[Path, Path], None]] = {
+    "activ_es": _spanish,
+    "adult": _as_it_is,
+    "mnist_by_writer": _mnist_by_writer,
+    "stackexchange": _stackexchange,
+}
+
+
+def small_copies(source: Path, target: Path) -> None:
+    """Copies what there is of `source`, the folder of real data, to the new folder `target`."""
+    target.mkdir(parents=True)
+    for name, copy in _COPIES.items():
+        if (source / name).is_dir():
+            copy(source / name, target / name)
