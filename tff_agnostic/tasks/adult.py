@@ -19,6 +19,8 @@ from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 _DOMAIN_NAMES = ("doctorate", "non-doctorate")
 _LABELS = {"<=50K": 0, ">50K": 1}
 _UNKNOWN = "?"
+# Features, labels and domain ids of the rows of a file.
+Table = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,11 @@ class AdultOptions:
 
     num_clients: int = option(50, "Training clients.")
     num_test_clients: int = option(20, "Test clients.")
+    heldout_share: float = option(
+        0.0,
+        "Share of the training rows to evaluate on in place of adult.test, while tuning; they are "
+        "not trained on.",
+    )
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:
@@ -36,26 +43,38 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
         UserError: If a file is missing or a line is not in UCI's format.
     """
     assert context.data_dir is not None
+    if not 0 <= options.heldout_share < 1:
+        raise UserError(
+            f"--adult_heldout_share: expected 0 or more, less than 1, found {options.heldout_share}"
+        )
     rng = np.random.default_rng([context.seed, 2])
-    train = _clients(
-        context.data_dir / "adult.data", "num_clients", options.num_clients, "train", rng
-    )
-    test = _clients(
-        context.data_dir / "adult.test", "num_test_clients", options.num_test_clients, "test", rng
-    )
+    train_path, test_path = (context.data_dir / name for name in ("adult.data", "adult.test"))
+    train = read_adult(train_path)
+    if options.heldout_share:
+        order = rng.permutation(len(train[1]))
+        cut = round(options.heldout_share * len(order))
+        test_path, test = train_path, _rows(train, order[:cut])
+        train = _rows(train, order[cut:])
+    else:
+        test = read_adult(test_path)
     num_features = sum(len(values) for values in CATEGORIES.values())
     return Task(
         domain_names=_DOMAIN_NAMES,
-        train=train,
-        test=test,
+        train=_clients(train, train_path, "num_clients", options.num_clients, "train", rng),
+        test=_clients(test, test_path, "num_test_clients", options.num_test_clients, "test", rng),
         model=logistic_regression(num_features, len(_LABELS)),
     )
 
 
+def _rows(table: Table, rows: np.ndarray) -> Table:
+    x, y, domain_id = table
+    return x[rows], y[rows], domain_id[rows]
+
+
 def _clients(
-    path: Path, flag: str, num_clients: int, prefix: str, rng: np.random.Generator
+    table: Table, path: Path, flag: str, num_clients: int, prefix: str, rng: np.random.Generator
 ) -> InMemoryClients:
-    x, y, domain_id = read_adult(path)
+    x, y, domain_id = table
     if not 1 <= num_clients <= len(y):
         raise UserError(
             f"--adult_{flag}: expected 1 to {len(y)}, the rows of {path}, found {num_clients}"
@@ -68,7 +87,7 @@ def _clients(
     )
 
 
-def read_adult(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read_adult(path: Path) -> Table:
     """Reads a file in UCI's format.
 
     Returns:
