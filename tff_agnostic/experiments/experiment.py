@@ -82,16 +82,18 @@ class Experiment:
         return dataclasses.replace(self.raw_data, input=(str(data_dir),), output=str(output))
 
 
-def fed_avg_arms(target: str) -> dict[str, Arm]:
+def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
     """Returns the three arms of every table of Ro et al. 2021.
 
     Args:
         target: Name of the domain that the second one trains on.
+        label: What the table calls it, if not by its name.
     """
     return {
         "fed_avg": Arm("FedAvg (uniform)", {"algorithm": "fed_avg"}),
         "fed_avg_target_only": Arm(
-            f"FedAvg ({target})", {"algorithm": "fed_avg_target_only", "target_domain": target}
+            f"FedAvg ({label or target})",
+            {"algorithm": "fed_avg_target_only", "target_domain": target},
         ),
         "agnostic_fed_avg": Arm("AgnosticFedAvg", {"algorithm": "agnostic_fed_avg"}),
     }

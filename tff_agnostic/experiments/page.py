@@ -75,7 +75,7 @@ def page(
     facts += [f"- {line}" for line in differences]
     parts = [
         f"# {experiment.title}",
-        f"    {record.command}",
+        f"```sh\n{record.command}\n```",
         "\n".join(facts),
     ]
     for measure in experiment.measures:
