@@ -17,10 +17,10 @@ from absl import flags
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import Experiment
-from tff_agnostic.experiments.prepare import data_lines, prepared_store
+from tff_agnostic.experiments.prepare import data_lines, prepare, store_path
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparison import Comparison, run_trials
+from tff_agnostic.program.comparison import Comparison, check_folder, run_trials
 from tff_agnostic.program.config import check_effective, config_names
 from tff_agnostic.program.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.flags import (
@@ -80,17 +80,19 @@ def main(argv: Sequence[str]) -> None:
     folder = (
         Path(given) if given else default_folder(_RUNS, f"reproduce-{name}", flags.FLAGS.resume)
     )
-    # Before anything is imported: a flag that is out of range is better found now.
-    trial_specs(experiment, trials, data())
-    print(f"{name}, {trials} trials of {', '.join(experiment.arms)}: {folder}")
-    store = prepared_store(experiment, data_dir(), data(), folder)
+    store = store_path(experiment, data_dir(), data(), folder)
     specs = trial_specs(experiment, trials, store)
+    # Before anything is imported: what is wrong with a flag or the folder is better found now.
+    check_folder(specs, folder, flags.FLAGS.resume)
+    print(f"{name}, {trials} trials of {', '.join(experiment.arms)}: {folder}")
+    prepare(experiment, data_dir(), store)
     runtime_name = next(iter(specs.values()))[0].config.runtime
     options = runtime_options(runtime_name)
     started = time.monotonic()
     with StopRequest() as stop, RUNTIMES[runtime_name](options) as runtime:
         try:
-            comparison = run_trials(specs, folder, runtime, flags.FLAGS.resume, stop)
+            # The folder was checked, and may hold the store by now: that is nothing to refuse.
+            comparison = run_trials(specs, folder, runtime, resume=True, stop=stop)
         except Interrupted as e:
             raise e.with_command(resume_command("reproduce", folder)) from None
         finally:

@@ -14,38 +14,51 @@ from tff_agnostic.program.files import make_folder
 STORE_NAME = "clients.sqlite"
 
 
-def prepared_store(
+def store_path(
     experiment: Experiment, data_dir: Optional[Path], data: Optional[Path], folder: Path
 ) -> Optional[Path]:
-    """Returns the store to train on: the one given, or one made of the raw files in `data_dir`.
+    """Returns the store to train on: the one given, or the one to make of raw files in `data_dir`.
 
     Args:
         experiment: What is reproduced.
         data_dir: Folder of raw files, or whatever folder the task reads itself.
         data: A client store.
-        folder: Where a store is made; one that is there already is used.
+        folder: Where a store is made.
 
     Raises:
-        UserError: If both are given or both are missing where raw files are read, or the raw files
-            are not as they have to be.
+        UserError: If both are given or both are missing where raw files are read.
     """
+    if data is not None and data_dir is not None:
+        raise UserError("--data and --data_dir: expected one of them, found both")
     if experiment.raw_data is None or data is not None:
-        if data is not None and data_dir is not None:
-            raise UserError("--data and --data_dir: expected one of them, found both")
         return data
     if data_dir is None:
         raise UserError(
             "--data_dir: expected the folder of the raw files, or a client store in --data, found "
             "neither"
         )
-    store = folder / STORE_NAME
-    if not store.exists():
-        make_folder(folder)
-        print(f"importing {data_dir} into {store}")
-        options = experiment.import_options(data_dir, store)
-        report = checked_import(options, given=()).run(ReadLog())
-        print(report.text())
-    return store
+    return folder / STORE_NAME
+
+
+def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Path]) -> None:
+    """Makes the store of the raw files in `data_dir`, if it is to be made and not there yet.
+
+    Args:
+        experiment: What is reproduced.
+        data_dir: Folder of raw files.
+        store: What `store_path` returned.
+
+    Raises:
+        UserError: If the raw files are not as they have to be.
+    """
+    if experiment.raw_data is None or data_dir is None or store is None or store.exists():
+        return
+    if not data_dir.is_dir():
+        raise UserError(f"--data_dir: expected a folder, found none at {data_dir}")
+    make_folder(store.parent)
+    print(f"importing {data_dir} into {store}")
+    options = experiment.import_options(data_dir, store)
+    print(checked_import(options, given=()).run(ReadLog()).text())
 
 
 def data_lines(path: Optional[Path]) -> Sequence[str]:

@@ -1,0 +1,238 @@
+"""`reproduce`: the arms of an experiment, and its page."""
+
+import dataclasses
+import json
+import shutil
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from binaries import reproduce
+from tests.binaries.harness import Caller, tree
+from tests.data.stores import text_store
+from tests.program.harness import is_png
+from tff_agnostic.experiments.prepare import data_lines
+from tff_agnostic.experiments.registry import EXPERIMENTS
+
+_PERSON = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
+    "Male, 2174, 0, 40, United-States, <=50K"
+)
+_DOCTOR = (
+    "50, Private, 1, Doctorate, 16, Divorced, Sales, Husband, Black, Female, 0, 0, 40, ?, >50K"
+)
+_ADULT = (
+    *("--experiment=adult", "--data_dir=adult", "--trials=2", "--rounds=2"),
+    "--clients_per_round=2",
+)
+_ARMS = ("fed_avg_doctorate", "agnostic_fed_avg")
+_STACKOVERFLOW = ("--experiment=stackoverflow", "--rounds=2", "--trials=1", "--clients_per_round=2")
+
+
+@pytest.fixture
+def small_experiments(monkeypatch):
+    """Fewer arms on smaller tasks."""
+
+    def smaller(name: str, arms: tuple[str, ...], **options: Any) -> None:
+        experiment = EXPERIMENTS[name]
+        some = {arm: experiment.arms[arm] for arm in arms}
+        experiments[name] = dataclasses.replace(experiment, arms=some, task_options=options)
+
+    experiments = dict(EXPERIMENTS.items())
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", experiments)
+    smaller("adult", _ARMS, num_clients=5, num_test_clients=2)
+    sizes = {"vocabulary_size": 20, "sequence_length": 4, "embedding": 2, "units": 3}
+    smaller("stackoverflow", ("fed_avg",), **sizes)
+
+
+@pytest.fixture(scope="module")
+def adult_files(tmp_path_factory) -> Path:
+    """UCI Adult, in small."""
+    folder = tmp_path_factory.mktemp("files") / "adult"
+    folder.mkdir()
+    rows = [_PERSON, _DOCTOR, _PERSON, _PERSON.replace("<=50K", ">50K")]
+    (folder / "adult.data").write_text("\n".join(rows * 5))
+    (folder / "adult.test").write_text("\n".join(f"{row}." for row in rows))
+    return folder
+
+
+def _posts(folder: Path) -> Path:
+    """A dump of three users each of whom asks and answers."""
+    rows = []
+    for k in range(30):
+        body = escape(f"<p>What is number {k % 4} of these?</p>")
+        rows.append(
+            f'<row Id="{k + 1}" PostTypeId="{1 + k % 2}" OwnerUserId="{k % 15}" Body="{body}" />'
+        )
+    folder.mkdir()
+    text = '<?xml version="1.0" encoding="utf-8"?>\n<posts>\n' + "\n".join(rows) + "\n</posts>\n"
+    (folder / "Posts.xml").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def adult(folder, adult_files):
+    """A folder with the files of Adult, the current one."""
+    shutil.copytree(adult_files, folder / "adult")
+    return folder
+
+
+def test_adult_from_files_to_page(call: Caller, adult, small_experiments):
+    arguments = (*_ADULT, "--output_dir=run", "--page=docs/adult.md")
+    outcome = call(reproduce, *arguments)
+    assert outcome.status == 0, outcome
+    arms = list(_ARMS)
+    assert sorted(path.name for path in (adult / "run").iterdir()) == sorted(
+        [*arms, "compare.json", "images", "page.md", "seconds.json"]
+    )
+    for arm in arms:
+        configs = [
+            json.loads((adult / "run" / arm / f"trial_{k:02d}" / "config.json").read_text())
+            for k in range(2)
+        ]
+        assert [config["seed"] for config in configs] == [0, 1]
+        assert configs[0].items() >= dict(EXPERIMENTS["adult"].arms[arm].settings).items()
+    compared = json.loads((adult / "run" / "compare.json").read_text())
+    assert list(compared) == arms
+    assert set(compared["agnostic_fed_avg"]) >= {
+        "doctorate",
+        "non-doctorate",
+        "(overall)",
+        "(worst)",
+    }
+
+    page = (adult / "docs" / "adult.md").read_text()
+    assert page == (adult / "run" / "page.md").read_text()
+    assert f"\n./run reproduce {' '.join(arguments)}\n" in page
+    assert "`rounds` is 2; the task's default is " in page
+    row = next(line for line in page.splitlines() if line.startswith("| L doctorate"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2::2] == ["53.35 (0.91)", "73.58 (0.48)", "53.12 (0.89)", "53.12 (0.89)"]
+    mean = compared["fed_avg_doctorate"]["(overall)"]["accuracy"]["mean"]
+    assert cells[1].startswith(f"{100 * mean:.1f} (")
+    assert is_png((adult / "docs" / "images" / "adult.png").read_bytes())
+    assert "L doctorate" in outcome.out
+    assert outcome.out.endswith("\npage: docs/adult.md\n")
+
+    # Somebody writes about it, and it is made once more: nothing runs again.
+    text = page.replace("Nobody has written about these numbers yet.", "As expected.")
+    (adult / "docs" / "adult.md").write_text(text)
+    runs = {arm: tree(adult / "run" / arm) for arm in arms}
+    again = Caller({"cohort": _NoTraining(call)})
+    outcome = again(reproduce, *arguments, "--resume")
+    assert outcome.status == 0, outcome
+    assert {arm: tree(adult / "run" / arm) for arm in arms} == runs
+    assert "As expected." in (adult / "docs" / "adult.md").read_text()
+
+    message = call.refused(adult, reproduce, *arguments)
+    assert message.startswith("--output_dir: run holds a comparison already: add --resume")
+
+
+class _NoTraining:
+    """A runtime that prepares rounds and evaluations and refuses to do any."""
+
+    def __init__(self, call: Caller) -> None:
+        self.take_events = list
+
+    def training(self, algorithm, aggregation):
+        return _Nothing()
+
+    def evaluation(self, model, num_domains, aggregation):
+        return _Nothing()
+
+
+class _Nothing:
+    security = None
+
+
+def test_a_dump_is_imported_and_trained_on(call: Caller, folder, small_experiments):
+    _posts(folder / "dump")
+    outcome = call(
+        reproduce, *_STACKOVERFLOW, "--data_dir=dump", "--output_dir=run", "--clients_per_round=3"
+    )
+    assert outcome.status == 0, outcome
+    assert "importing dump into run/clients.sqlite" in outcome.out
+    config = json.loads((folder / "run/fed_avg/trial_00/config.json").read_text())
+    assert config["data"] == str(folder / "run" / "clients.sqlite")
+    assert config["data_dir"] is None
+    page = (folder / "run" / "page.md").read_text()
+    assert "\n## perplexity (lower is better)\n" in page
+    for line in data_lines(folder / "run" / "clients.sqlite"):
+        assert f"\n- {line}\n" in page
+    store = (folder / "run" / "clients.sqlite").read_bytes()
+
+    # The dump need not be read again.
+    shutil.move(folder / "dump" / "Posts.xml", folder / "dump" / "gone.xml")
+    outcome = call(
+        *(reproduce, *_STACKOVERFLOW, "--data_dir=dump", "--output_dir=run"),
+        *("--clients_per_round=3", "--resume"),
+    )
+    assert outcome.status == 0, outcome
+    assert "importing" not in outcome.out
+    assert (folder / "run" / "clients.sqlite").read_bytes() == store
+
+
+def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, monkeypatch):
+    experiment = reproduce.EXPERIMENTS["adult"]
+    arms = {"fed_avg": EXPERIMENTS["adult"].arms["fed_avg"]}
+    monkeypatch.setitem(reproduce.EXPERIMENTS, "adult", dataclasses.replace(experiment, arms=arms))
+    outcome = call(
+        *(reproduce, "--experiment=adult", "--data_dir=adult", "--trials=1", "--output_dir=run"),
+        *("--clients_per_round=2", "--scale=0.0001"),
+    )
+    assert outcome.status == 0, outcome
+    config = json.loads((adult / "run/fed_avg/trial_00/config.json").read_text())
+    assert (config["rounds"], config["evaluate_every"]) == (1, 1)
+    assert "- Shortened: 0.0001 times the paper's rounds." in (adult / "run/page.md").read_text()
+
+
+_BAD = [
+    ([], "--experiment: expected one of emnist, mnist_by_writer, stackoverflow, "),
+    (["--experiment=adlut"], "unknown experiment 'adlut': did you mean adult?"),
+    ([*_ADULT, "--trials=0"], "--trials: expected at least 1, found 0"),
+    ([*_ADULT, "--scale=0"], "--scale: expected a positive number, found 0.0"),
+    ([*_ADULT, "--scale=-1"], "--scale: expected a positive number, found -1.0"),
+    ([*_ADULT, "--scale=nan"], "--scale: expected a positive number, found nan"),
+    ([*_ADULT, "--scale=inf"], "--scale: expected a positive number, found inf"),
+    ([*_ADULT, "--rounds=0"], "--rounds: expected at least 1, found 0"),
+    ([*_ADULT, "--algorithm=fed_avg"], "Unknown command line flag 'algorithm'"),
+    (["--experiment=adult"], "--task=adult reads a folder: name it with --data_dir"),
+    ([*_ADULT, "--data=s.sqlite"], "--data and --data_dir: expected one of them, found both"),
+    (
+        _STACKOVERFLOW,
+        "--data_dir: expected the folder of the raw files, or a client store in --data, found "
+        "neither",
+    ),
+    ([*_STACKOVERFLOW, "--data_dir=no"], "--data_dir: expected a folder, found none at no"),
+    ([*_STACKOVERFLOW, "--data=no"], "--data: expected a client store, found none at "),
+    (
+        [*_ADULT, "--override=fed_avg:window=3"],
+        "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_avg",
+    ),
+    (
+        [*_ADULT, "--override=fedavg:window=3"],
+        "--override: expected NAME:FLAG=VALUE with one of fed_avg_doctorate, ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _BAD)
+def test_what_cannot_be_reproduced_is_one_line_and_nothing_is_written(
+    call: Caller, adult, arguments, message
+):
+    text_store(adult / "s.sqlite")
+    assert message in call.refused(adult, reproduce, *arguments, "--output_dir=run")
+
+
+def test_a_folder_of_something_else_is_left_alone(call: Caller, folder):
+    _posts(folder / "dump")
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "thesis.tex").write_text("")
+    message = call.refused(
+        folder, reproduce, *_STACKOVERFLOW, "--data_dir=dump", "--output_dir=thesis"
+    )
+    assert message.startswith(
+        "--output_dir: expected a new or empty folder or that of a comparison, found thesis.tex"
+    )

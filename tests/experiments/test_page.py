@@ -1,0 +1,187 @@
+"""The page of an experiment, from results made by hand."""
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tff_agnostic.experiments import page as pages
+from tff_agnostic.experiments.experiment import Arm, Experiment, PaperTable
+from tff_agnostic.experiments.registry import EXPERIMENTS
+from tff_agnostic.program.comparison import DIFFERENCE, OVERALL, Comparison, Trials
+from tff_agnostic.program.run_spec import resolve
+
+_EXPERIMENT = Experiment(
+    title="Toys",
+    summary="for tests",
+    task="toy_regression",
+    arms={
+        "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg"}),
+        "agnostic_fed_avg": Arm("Agnostic", {"algorithm": "agnostic_fed_avg"}),
+    },
+    paper=PaperTable(
+        source="Nobody 2020, table 7",
+        cells={"accuracy": {"fed_avg": {"phone": "61.5 (0.2)", DIFFERENCE: "8.5"}}},
+    ),
+    measures=("accuracy", "perplexity"),
+    columns=(OVERALL, "phone", "watch", DIFFERENCE),
+    curve="accuracy",
+    harder_domain="phone",
+)
+
+
+def _trials(phone: list[float], tablet: list[float]) -> Trials:
+    values = {
+        "phone": {"accuracy": np.array(phone), "perplexity": 100 * np.array(phone)},
+        "tablet": {"accuracy": np.array(tablet), "perplexity": 100 * np.array(tablet)},
+    }
+    for summary, of_both in ((OVERALL, np.mean), (DIFFERENCE, np.ptp), ("(worst)", np.min)):
+        values[summary] = {
+            measure: of_both([values[d][measure] for d in ("phone", "tablet")], axis=0)
+            for measure in ("accuracy", "perplexity")
+        }
+    history = {
+        "round": np.array([1.0, 2.0, 3.0]),
+        "test/accuracy/phone": np.array([0.1, np.nan, phone[0]]),
+        "test/accuracy/tablet": np.array([0.2, np.nan, tablet[0]]),
+    }
+    return Trials(values, [history] * len(phone))
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    return Comparison(
+        ("phone", "tablet"),
+        {"loss": False, "accuracy": True, "perplexity": False},
+        {"fed_avg": _trials([0.5, 0.6], [0.9, 0.9]), "agnostic_fed_avg": _trials([0.7], [0.8])},
+    )
+
+
+def _record(**changed: Any) -> pages.Record:
+    values: dict[str, Any] = {
+        "command": "./run reproduce --experiment=toys",
+        "data": ["train: 3 clients."],
+        "trials": 2,
+        "scale": 1.0,
+        "seconds": 754.0,
+        "date": datetime.date(2024, 5, 17),
+        "cores": 4,
+    }
+    return pages.Record(**{**values, **changed})
+
+
+def _page(comparison, remarks=None, differences=(), **changed):
+    return pages.page(
+        _EXPERIMENT, comparison, _record(**changed), differences, "images/toys.png", remarks
+    )
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_ours_and_the_papers_numbers_stand_side_by_side(comparison):
+    header, _, *rows = map(
+        _cells, pages.table(_EXPERIMENT, comparison, "accuracy", "github").splitlines()
+    )
+    # All first, then what was planned, then what the data has beside it, then the difference.
+    assert header == [
+        *("", "all", "paper", "phone", "paper", "watch", "paper", "tablet", "paper"),
+        *("difference", "paper"),
+    ]
+    assert rows == [
+        [
+            *("FedAvg", "72.5 (3.5)", "-", "55.0 (7.1)", "61.5 (0.2)", "-", "-"),
+            *("90.0 (0.0)", "-", "35.0 (7.1)", "8.5"),
+        ],
+        ["Agnostic", "75.0", "-", "70.0", "-", "-", "-", "80.0", "-", "10.0", "-"],
+    ]
+
+
+def test_what_is_no_share_is_not_in_percent(comparison):
+    text = pages.table(_EXPERIMENT, comparison, "perplexity", "github")
+    assert _cells(text.splitlines()[3])[:4] == ["Agnostic", "75.0", "-", "70.0"]
+    page = _page(comparison)
+    assert "## accuracy, % (higher is better)\n" in page
+    assert "## perplexity (lower is better)\n" in page
+
+
+def test_the_page_says_how_the_numbers_came_about(comparison):
+    page = _page(comparison)
+    assert page.startswith("# Toys\n")
+    assert "\n./run reproduce --experiment=toys\n" in page
+    assert "2 trials with seeds of their own; 2024-05-17; " in page
+    assert "took 13 minutes on 4 processor cores." in page
+    assert "\n- train: 3 clients.\n" in page
+    assert "Paper: Nobody 2020, table 7." in page
+    assert "](images/toys.png)" in page
+    assert "Shortened" not in page
+
+
+def test_the_page_says_what_was_shortened_and_changed(comparison):
+    page = _page(comparison, scale=0.25, differences=["`window` is 3; the task's default is 1."])
+    assert "\n- Shortened: 0.25 times the paper's rounds.\n" in page
+    assert "\n- `window` is 3; the task's default is 1.\n" in page
+
+
+def test_settings_that_differ_are_told_once():
+    def specs(**given: Any) -> dict[str, Any]:
+        return {
+            arm: resolve("toy_regression", {**row.settings, **given}, {})
+            for arm, row in _EXPERIMENT.arms.items()
+        }
+
+    labels = {arm: row.label for arm, row in _EXPERIMENT.arms.items()}
+    paper = specs()
+    assert pages.settings_that_differ(specs(), paper, labels) == []
+    # What changes no number of the last evaluation.
+    looks = {"seed": 7, "evaluate_every": 3, "evaluation_clients": 2, "checkpoint_every": 1}
+    assert pages.settings_that_differ(specs(**looks), paper, labels) == []
+    default = paper["fed_avg"].config
+    ours = {
+        "fed_avg": specs(rounds=3, client_learning_rate=0.123456)["fed_avg"],
+        "agnostic_fed_avg": specs(rounds=3)["agnostic_fed_avg"],
+    }
+    assert pages.settings_that_differ(ours, paper, labels) == [
+        f"`rounds` is 3; the task's default is {default.rounds}.",
+        "`client_learning_rate` is 0.1235 for FedAvg; the task's default is "
+        f"{default.client_learning_rate:.4g}.",
+    ]
+
+
+def test_remarks_stay_when_the_page_is_written_again(comparison, tmp_path):
+    path = tmp_path / "page.md"
+    assert pages.written_remarks(path) is None
+    path.write_text(_page(comparison))
+    assert pages.written_remarks(path) is None
+    remarks = "The gap is smaller.\n\nNot the paper's number, *though*: ñ."
+    path.write_text(path.read_text().rstrip("\n").rpartition("\n")[0] + f"\n{remarks}\n\n")
+    assert pages.written_remarks(path) == remarks
+    path.write_text(_page(comparison, pages.written_remarks(path)))
+    assert pages.written_remarks(path) == remarks
+    assert path.read_text().count(pages.REMARKS_HEADING) == 1
+
+
+def test_the_figure_has_a_line_per_arm(comparison):
+    (axes,) = pages.curve(_EXPERIMENT, comparison).axes
+    assert [line.get_label() for line in axes.lines] == ["FedAvg", "Agnostic"]
+    # Rounds without an evaluation are left out.
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), [1, 3])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.1, 0.5])
+    assert axes.get_ylabel() == "accuracy of phone"
+
+
+def test_the_harder_domain_is_the_worst_of_the_uniform_model(comparison):
+    def harder(**changed: Any) -> str:
+        experiment = Experiment(**{**vars(_EXPERIMENT), **changed})
+        return pages.harder_domain(experiment, comparison)
+
+    assert harder() == "phone"
+    assert harder(harder_domain=None) == "phone"
+    assert harder(harder_domain=None, measures=("perplexity",)) == "tablet"
+
+
+def test_every_experiment_has_a_heading_for_its_page():
+    titles = [experiment.title for experiment in EXPERIMENTS.values()]
+    assert len(set(titles)) == len(titles)

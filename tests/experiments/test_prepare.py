@@ -1,0 +1,103 @@
+"""Where the data of an experiment come from."""
+
+import dataclasses
+
+import pytest
+
+from tests.data.stores import text_store, tff_store
+from tff_agnostic.data.store import Store
+from tff_agnostic.errors import UserError
+from tff_agnostic.experiments.prepare import STORE_NAME, data_lines, prepare, store_path
+from tff_agnostic.experiments.registry import EXPERIMENTS
+
+_RAW = EXPERIMENTS["two_domain_lm"]
+_OWN = EXPERIMENTS["adult"]
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Two folders of texts."""
+    for domain in ("documents", "conversations"):
+        folder = tmp_path / "raw" / domain
+        folder.mkdir(parents=True)
+        for k in range(12):
+            (folder / f"{k:02d}.txt").write_text(f"The {domain} begin. Number {k}!\n")
+    return tmp_path / "raw"
+
+
+def test_a_folder_of_raw_files_becomes_a_store_once(raw, tmp_path, capsys):
+    folder = tmp_path / "run"
+    path = store_path(_RAW, raw, None, folder)
+    assert path == folder / STORE_NAME
+    prepare(_RAW, raw, path)
+    printed = capsys.readouterr().out
+    assert f"importing {raw} into {path}" in printed
+    store = Store(path)
+    assert store.description.domains == ("conversations", "documents")
+    assert {"train", "test"} <= set(store.splits())
+    # In capitals, without punctuation.
+    assert "THE" in store.vocabulary()
+    assert not {"the", "The", "."} & set(store.vocabulary())
+    before = path.stat().st_mtime_ns, path.read_bytes()
+    prepare(_RAW, raw, path)
+    assert (path.stat().st_mtime_ns, path.read_bytes()) == before
+    assert capsys.readouterr().out == ""
+
+
+def test_an_import_that_fails_leaves_no_store(tmp_path):
+    (tmp_path / "raw").mkdir()
+    path = store_path(_RAW, tmp_path / "raw", None, tmp_path / "run")
+    with pytest.raises(UserError):
+        prepare(_RAW, tmp_path / "raw", path)
+    assert not path.exists()
+
+
+def test_a_store_is_taken_as_it_is(tmp_path):
+    path = text_store(tmp_path / "s.sqlite")
+    assert store_path(_RAW, None, path, tmp_path / "run") == path
+    prepare(_RAW, None, path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tasks_that_read_the_folder_themselves_have_no_store(tmp_path):
+    assert store_path(_OWN, tmp_path, None, tmp_path / "run") is None
+    prepare(_OWN, tmp_path, None)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("experiment", [_RAW, _OWN])
+def test_both_are_one_too_many(experiment, tmp_path):
+    with pytest.raises(UserError) as error:
+        store_path(experiment, tmp_path, tmp_path / "s.sqlite", tmp_path / "run")
+    assert str(error.value) == "--data and --data_dir: expected one of them, found both"
+
+
+def test_neither_is_too_little(tmp_path):
+    with pytest.raises(UserError) as error:
+        store_path(_RAW, None, None, tmp_path / "run")
+    assert str(error.value) == (
+        "--data_dir: expected the folder of the raw files, or a client store in --data, found "
+        "neither"
+    )
+
+
+def test_raw_files_that_are_not_there(tmp_path):
+    path = store_path(_RAW, tmp_path / "missing", None, tmp_path / "run")
+    with pytest.raises(UserError, match="missing"):
+        prepare(_RAW, tmp_path / "missing", path)
+
+
+def test_the_data_are_told_by_split(tmp_path):
+    assert data_lines(None) == []
+    assert data_lines(text_store(tmp_path / "s.sqlite")) == [
+        "heldout: 1 clients; examples: 0 of answer, 1 of question.",
+        "test: 1 clients; examples: 1 of answer, 0 of question.",
+        "train: 2 clients; examples: 2 of answer, 2 of question.",
+    ]
+    path = tff_store(tmp_path / "tff.sqlite", [("train", k, {"tokens": "x"}) for k in "ab"])
+    assert data_lines(path) == ["train: 2 clients."]
+
+
+def test_an_import_is_that_of_the_experiment(tmp_path):
+    options = _RAW.import_options(tmp_path, tmp_path / "s.sqlite")
+    assert dataclasses.replace(options, input=(), output="") == _RAW.raw_data
