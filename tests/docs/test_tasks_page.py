@@ -1,0 +1,42 @@
+"""The table of docs/tasks.md is what the tasks have as their defaults."""
+
+from pathlib import Path
+
+from tabulate import tabulate
+
+from tff_agnostic.program.run_spec import resolve
+from tff_agnostic.tasks.registry import TASKS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks.md"
+_SETTINGS = {
+    "rounds": "rounds",
+    "clients": "clients_per_round",
+    "batch": "batch_size",
+    "epochs": "client_epochs",
+    "client lr": "client_learning_rate",
+    "server": "server_optimizer",
+    "server lr": "server_learning_rate",
+    "lambda lr": "domain_learning_rate",
+    "window": "window",
+    "divided by": "batch_normalizer",
+}
+
+
+def _table() -> str:
+    rows = []
+    for name in TASKS:
+        config = resolve(name, {}, {}).config
+        values = [getattr(config, setting) for setting in _SETTINGS.values()]
+        cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+        rows.append([f"`{name}`", *cells])
+    return tabulate(rows, headers=["task", *_SETTINGS], tablefmt="github", disable_numparse=True)
+
+
+def test_the_table_is_that_of_the_tasks():
+    assert _table() in PAGE.read_text(), f"expected in {PAGE.name}:\n{_table()}"
+
+
+def test_every_task_is_explained():
+    text = PAGE.read_text()
+    for name in TASKS:
+        assert f"### `{name}`" in text
