@@ -5,7 +5,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class StoreWriter:
         self._unsorted = _Scratch(path, "unsorted")
         self._sorted = _Scratch(path, "sorted")
         self._features: dict[str, Feature] = {}
+        self._known_looks: set[Any] = set()
         self._labels: Optional[tuple[int, int]] = None
         self._rows: list[tuple[str, str, str, bytes]] = []
         self._connection: Optional[sqlite3.Connection] = None
@@ -171,6 +172,10 @@ class StoreWriter:
         return self._labels[1] + 1 if self._labels and self._labels[0] >= 0 else None
 
     def _check(self, features: Mapping[str, Value]) -> None:
+        # Most records are alike in this: looking at types alone saves time.
+        look = tuple([(name, type(value)) for name, value in features.items()])
+        if look in self._known_looks:
+            return
         found = {name: _feature(name, value) for name, value in features.items()}
         if not self._features:
             self._features = found
@@ -184,6 +189,8 @@ class StoreWriter:
                 f"{different}: expected {self._features.get(different, 'no such feature')}, as in "
                 f"the first example, found {found.get(different, 'none')}"
             )
+        if not any(isinstance(value, np.ndarray) for value in features.values()):
+            self._known_looks.add(look)
 
 
 class _Scratch:
@@ -257,6 +264,8 @@ def _serialized(features: Mapping[str, Value]) -> bytes:
         feature = example.features.feature[name]
         if isinstance(value, str):
             feature.bytes_list.value.append(value.encode())
+        elif isinstance(value, int):
+            feature.int64_list.value.append(value)
         else:
             array = np.asarray(value).ravel()
             values = (
