@@ -233,8 +233,14 @@ def test_a_store_of_tff_without_types(tmp_path, sizes, word_counts):
     assert "type (string" in message
 
 
-@pytest.mark.parametrize("missing", ["load_data", "load_word_counts"])
-def test_where_there_is_no_network(tmp_path, monkeypatch, missing):
+@pytest.mark.parametrize(
+    ("missing", "instead"),
+    [
+        ("load_data", "name a client store with --data"),
+        ("load_word_counts", "name a file of words with --stackoverflow_vocabulary"),
+    ],
+)
+def test_where_there_is_no_network(tmp_path, monkeypatch, missing, instead):
     def fail(*args, **kwargs):
         raise OSError("no network")
 
@@ -245,6 +251,42 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, missing):
         load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
     file = {"load_data": "stackoverflow.sqlite", "load_word_counts": "stackoverflow.word_count"}
     assert str(error.value) == (
-        f"{file[missing]}: TensorFlow Federated could not download it (no network); name a client "
-        "store with --data"
+        f"{file[missing]}: TensorFlow Federated could not download it (no network); {instead}"
     )
+
+
+def _loaded(path, **options):
+    return load_task("spanish_keyboard", options, TaskContext(seed=0, data=path))
+
+
+def test_words_may_be_those_of_another_store_or_a_list(tmp_path):
+    path = text_store(tmp_path / "s.sqlite")
+    other = text_store(tmp_path / "o.sqlite", words={"dog": 3, "the": 2, "cat": 1})
+    words = tmp_path / "words.txt"
+    words.write_text("dog 3\nthe 2\n\ncat 1\n")
+    small = {"vocabulary_size": 2, "sequence_length": 3, "projection": 2, "units": 2}
+    of_store = _loaded(path, vocabulary=str(other), **small)
+    of_list = _loaded(path, vocabulary=str(words), **small)
+    # dog 1, the 2, others 3, begin 4, end 5: "cat sat the".
+    np.testing.assert_array_equal(of_store.train.read("a")["x"], [[4, 3, 3]])
+    np.testing.assert_array_equal(of_list.train.read("a")["y"], [[3, 3, 2]])
+    assert of_store.fingerprint == of_list.fingerprint != _loaded(path, **small).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--spanish_keyboard_vocabulary: expected a list of words, cannot read"),
+        (b"\xff\xfe", "--spanish_keyboard_vocabulary: expected a list of words, cannot read"),
+        (b"\n\n", "--spanish_keyboard_vocabulary: expected a word in each line of"),
+        (b"a 2\nb 1\na 1\n", "found 'a' twice"),
+    ],
+)
+def test_what_is_no_list_of_words_is_one_line(tmp_path, content, message):
+    words = tmp_path / "words.txt"
+    if content is not None:
+        words.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        _loaded(text_store(tmp_path / "s.sqlite"), vocabulary=str(words))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

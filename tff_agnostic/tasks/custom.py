@@ -22,33 +22,31 @@ from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.sentences import sentence_spec
 from tff_agnostic.models.user_model import ModelData, load_user_model
 from tff_agnostic.tasks.language import (
-    SEQUENCE_LENGTH_HELP,
-    VOCABULARY_SIZE_HELP,
     Corpus,
+    LanguageOptions,
     check_sizes,
+    known_words,
     next_word_task,
 )
 from tff_agnostic.tasks.stored import (
-    TEST_SPLIT_HELP,
     TRAIN_SPLIT,
     domains_by_name,
     labels_of,
     open_store,
     stored_domains,
 )
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option, option_flag
+
+_TEXT_ONLY = ("vocabulary_size", "vocabulary", "sequence_length")
 
 
 @dataclasses.dataclass(frozen=True)
-class CustomOptions:
+class CustomOptions(LanguageOptions):
     """Options of the task."""
 
     model: Optional[str] = option(
         None, "Python file with a function build_model.", flag="model", is_path=True
     )
-    vocabulary_size: int = option(10_000, f"Of texts {VOCABULARY_SIZE_HELP}")
-    sequence_length: int = option(20, f"Of texts {SEQUENCE_LENGTH_HELP}")
-    test_split: str = option("test", TEST_SPLIT_HELP)
 
 
 def load(options: CustomOptions, context: TaskContext) -> Task:
@@ -80,12 +78,17 @@ def _text_task(store: Store, options: CustomOptions, build: Any) -> Task:
         )
         return built
 
-    words = store.vocabulary(options.vocabulary_size)
+    words = known_words(options, "custom", store.vocabulary)
     corpus = Corpus(store, words, names, DOMAIN)
-    return next_word_task(corpus, options.sequence_length, options.test_split, model)
+    return next_word_task(corpus, options, model)
 
 
 def _features_task(store: Store, options: CustomOptions, build: Any) -> Task:
+    for field in dataclasses.fields(LanguageOptions):
+        if field.name in _TEXT_ONLY and getattr(options, field.name) != field.default:
+            raise UserError(
+                f"--{option_flag('custom', field)} has no effect: {store.path} holds no text"
+            )
     names = stored_domains(store)
     features = {
         name: feature

@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -12,11 +13,30 @@ from tff_agnostic.data.store_clients import StoreClients
 from tff_agnostic.data.store_format import TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model
-from tff_agnostic.tasks.stored import TRAIN_SPLIT, domains_by_name
-from tff_agnostic.tasks.task import Task, option_flag
+from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, TRAIN_SPLIT, domains_by_name
+from tff_agnostic.tasks.task import Task, option, option_flag
 
-VOCABULARY_SIZE_HELP = "K, how many of the most frequent words are known; fewer if there are fewer."
-SEQUENCE_LENGTH_HELP = "T, words of a sentence that are predicted; the rest is cut off."
+# How SQLite files begin.
+_SQLITE = b"SQLite format 3\0"
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageOptions:
+    """Options that every next-word task has."""
+
+    vocabulary_size: int = option(
+        10_000, "K, how many of the most frequent words are known; fewer if there are fewer."
+    )
+    vocabulary: Optional[str] = option(
+        None,
+        "Whose words are known: another client store, or a text file with a word and its count a "
+        "line, the most frequent first. [the store's own]",
+        is_path=True,
+    )
+    sequence_length: int = option(
+        20, "T, words of a sentence that are predicted; the rest is cut off."
+    )
+    test_split: str = option("test", TEST_SPLIT_HELP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,21 +64,52 @@ def check_sizes(task: str, options: Any) -> None:
             raise UserError(f"--{option_flag(task, field)}: expected at least 1, found {value}")
 
 
-def next_word_task(
-    corpus: Corpus, sequence_length: int, test_split: str, build: Callable[[int], Model]
-) -> Task:
+def known_words(
+    options: LanguageOptions, task: str, of_data: Callable[[int], Sequence[str]]
+) -> Sequence[str]:
+    """Returns the K words that a task knows, the most frequent first.
+
+    Args:
+        options: The task's options.
+        task: Name of the task, for messages.
+        of_data: Returns the most frequent words of the task's data, given how many.
+
+    Raises:
+        UserError: If the file that the options name is no vocabulary.
+    """
+    size = options.vocabulary_size
+    if options.vocabulary is None:
+        return of_data(size)
+    path = Path(options.vocabulary)
+    flag = f"--{task}_vocabulary"
+    try:
+        content = path.read_bytes()
+        if content.startswith(_SQLITE):
+            return Store(path).vocabulary(size)
+        lines = content.decode().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{flag}: expected a list of words, cannot read {path} ({e})") from e
+    words = [line.split()[0] for line in lines if line.strip()][:size]
+    if not words:
+        raise UserError(f"{flag}: expected a word in each line of {path}, found none")
+    if len(set(words)) < len(words):
+        twice = next(word for word in words if words.count(word) > 1)
+        raise UserError(f"{flag}: expected different words in {path}, found {twice!r} twice")
+    return words
+
+
+def next_word_task(corpus: Corpus, options: LanguageOptions, build: Callable[[int], Model]) -> Task:
     """Returns a task of next-word prediction.
 
     Args:
         corpus: The sentences.
-        sequence_length: T.
-        test_split: Split to evaluate on.
+        options: The task's options.
         build: From the size of the vocabulary to the model.
 
     Raises:
         UserError: If a split has no clients.
     """
-    encoder = SentenceEncoder(corpus.words, sequence_length)
+    encoder = SentenceEncoder(corpus.words, options.sequence_length)
     store = corpus.store
     domains_of = domains_by_name(corpus.domain_names, store.path, corpus.domain_feature)
 
@@ -73,7 +124,7 @@ def next_word_task(
     return Task(
         domain_names=corpus.domain_names,
         train=clients(TRAIN_SPLIT),
-        test=clients(test_split),
+        test=clients(options.test_split),
         model=build(len(corpus.words)),
         fingerprint={"vocabulary": vocabulary_digest(corpus.words)},
     )

@@ -11,25 +11,22 @@ from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keyboard_cifg import keyboard_cifg
 from tff_agnostic.tasks.language import (
-    SEQUENCE_LENGTH_HELP,
-    VOCABULARY_SIZE_HELP,
     Corpus,
+    LanguageOptions,
     check_sizes,
+    known_words,
     next_word_task,
 )
-from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, open_store, stored_domains
+from tff_agnostic.tasks.stored import open_store, stored_domains
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanishKeyboardOptions:
+class SpanishKeyboardOptions(LanguageOptions):
     """Options of the task."""
 
-    vocabulary_size: int = option(10_000, VOCABULARY_SIZE_HELP)
-    sequence_length: int = option(20, SEQUENCE_LENGTH_HELP)
     projection: int = option(96, "Size of the recurrent projection and of the word vectors.")
     units: int = option(670, "Units of the CIFG.")
-    test_split: str = option("test", TEST_SPLIT_HELP)
 
 
 def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
@@ -42,7 +39,7 @@ def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
     assert context.data is not None
     features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
     store = open_store(context.data, "spanish_keyboard", features)
-    words = store.vocabulary(options.vocabulary_size)
+    words = known_words(options, "spanish_keyboard", store.vocabulary)
 
     def build(vocabulary_size: int) -> Model:
         return keyboard_cifg(
@@ -54,7 +51,7 @@ def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
         )
 
     corpus = Corpus(store, words, stored_domains(store), DOMAIN)
-    return next_word_task(corpus, options.sequence_length, options.test_split, build)
+    return next_word_task(corpus, options, build)
 
 
 TASK = TaskSpec(

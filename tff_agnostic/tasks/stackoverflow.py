@@ -6,18 +6,19 @@ TFF's; a store that import_data made of any Stack Exchange dump takes their plac
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.next_word_lstm import next_word_lstm
 from tff_agnostic.tasks.language import (
-    SEQUENCE_LENGTH_HELP,
-    VOCABULARY_SIZE_HELP,
     Corpus,
+    LanguageOptions,
     check_sizes,
+    known_words,
     next_word_task,
 )
-from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, open_store
+from tff_agnostic.tasks.stored import open_store
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 from tff_agnostic.tasks.tff_datasets import stackoverflow_store, stackoverflow_words
 
@@ -27,15 +28,12 @@ _TYPE = "type"
 
 
 @dataclasses.dataclass(frozen=True)
-class StackOverflowOptions:
+class StackOverflowOptions(LanguageOptions):
     """Options of the task."""
 
-    vocabulary_size: int = option(10_000, VOCABULARY_SIZE_HELP)
-    sequence_length: int = option(20, SEQUENCE_LENGTH_HELP)
     embedding: int = option(96, "Size of the word vectors.")
     units: int = option(670, "Units of each LSTM.")
     layers: int = option(1, "Number of LSTMs.")
-    test_split: str = option("test", TEST_SPLIT_HELP)
 
 
 def load(options: StackOverflowOptions, context: TaskContext) -> Task:
@@ -48,8 +46,11 @@ def load(options: StackOverflowOptions, context: TaskContext) -> Task:
     path = context.data if context.data is not None else stackoverflow_store(context.data_dir)
     store = open_store(path, "stackoverflow", {TOKENS: Feature("string")})
     is_ours = store.description.kind is not None
-    size = options.vocabulary_size
-    words = store.vocabulary(size) if is_ours else stackoverflow_words(context.data_dir, size)
+
+    def words_of_data(size: int) -> Sequence[str]:
+        return store.vocabulary(size) if is_ours else stackoverflow_words(context.data_dir, size)
+
+    words = known_words(options, "stackoverflow", words_of_data)
 
     def build(vocabulary_size: int) -> Model:
         return next_word_lstm(
@@ -62,7 +63,7 @@ def load(options: StackOverflowOptions, context: TaskContext) -> Task:
         )
 
     corpus = Corpus(store, words, _DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
-    return next_word_task(corpus, options.sequence_length, options.test_split, build)
+    return next_word_task(corpus, options, build)
 
 
 TASK = TaskSpec(

@@ -50,7 +50,8 @@ def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]
     try:
         counts = tff.simulation.datasets.stackoverflow.load_word_counts(folder, size)
     except Exception as e:  # Whatever a download can raise.
-        raise _not_fetched("stackoverflow.word_count", e) from e
+        instead = "name a file of words with --stackoverflow_vocabulary"
+        raise _not_fetched("stackoverflow.word_count", e, instead) from e
     return tuple(counts)
 
 
@@ -60,12 +61,12 @@ def _fetched(cache_dir: Optional[Path], file: str, load: Callable[[str], None]) 
         try:
             load(str(folder))
         except Exception as e:  # Whatever a download can raise.
-            raise _not_fetched(file, e) from e
+            raise _not_fetched(file, e, "name a client store with --data") from e
     return folder / file
 
 
-def _not_fetched(file: str, error: Exception) -> UserError:
+def _not_fetched(file: str, error: Exception, instead: str) -> UserError:
     return UserError(
         f"{file}: TensorFlow Federated could not download it "
-        f"({' '.join(str(error).split()) or type(error).__name__}); name a client store with --data"
+        f"({' '.join(str(error).split()) or type(error).__name__}); {instead}"
     )

@@ -12,25 +12,22 @@ from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.next_word_lstm import next_word_lstm
 from tff_agnostic.tasks.language import (
-    SEQUENCE_LENGTH_HELP,
-    VOCABULARY_SIZE_HELP,
     Corpus,
+    LanguageOptions,
     check_sizes,
+    known_words,
     next_word_task,
 )
-from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, open_store, stored_domains
+from tff_agnostic.tasks.stored import open_store, stored_domains
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoDomainOptions:
+class TwoDomainOptions(LanguageOptions):
     """Options of the task."""
 
-    vocabulary_size: int = option(10_000, VOCABULARY_SIZE_HELP)
-    sequence_length: int = option(20, SEQUENCE_LENGTH_HELP)
     embedding: int = option(200, "Size of the word vectors.")
     units: int = option(200, "Units of each LSTM.")
-    test_split: str = option("test", TEST_SPLIT_HELP)
 
 
 def load(options: TwoDomainOptions, context: TaskContext) -> Task:
@@ -43,7 +40,7 @@ def load(options: TwoDomainOptions, context: TaskContext) -> Task:
     assert context.data is not None
     features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
     store = open_store(context.data, "two_domain_lm", features)
-    words = store.vocabulary(options.vocabulary_size)
+    words = known_words(options, "two_domain_lm", store.vocabulary)
 
     def build(vocabulary_size: int) -> Model:
         return next_word_lstm(
@@ -56,7 +53,7 @@ def load(options: TwoDomainOptions, context: TaskContext) -> Task:
         )
 
     corpus = Corpus(store, words, stored_domains(store), DOMAIN)
-    return next_word_task(corpus, options.sequence_length, options.test_split, build)
+    return next_word_task(corpus, options, build)
 
 
 TASK = TaskSpec(
