@@ -165,7 +165,7 @@ _CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
         ),
         (
             ["--format=stackexchange", *_CSV[1:], "--case=lower"],
-            "--case has no effect with --format=stackexchange: it needs --format=text_folders or le",
+            "--case has no effect with --format=stackexchange: it needs --format=text_folders",
         ),
         (["--format=npz", *_CSV[1:], "--split_by=group"], "--split_by=group: npz has no groups"),
         (
