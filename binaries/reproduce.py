@@ -58,7 +58,11 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "trials", None, "Trials of each arm; trial k has seed --seed + k. [as in the paper]"
     )
-    flags.DEFINE_float("scale", 1.0, "Multiplies the paper's number of rounds; 0.1 is a tenth.")
+    flags.DEFINE_float(
+        "scale",
+        1.0,
+        "Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.",
+    )
     flags.DEFINE_string(
         "page", None, "Also write the page here, and its figure into images/ beside it."
     )

@@ -185,7 +185,7 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     assert outcome.status == 0, outcome
     config = json.loads((adult / "run/fed_avg/trial_00/config.json").read_text())
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
-    assert "- Shortened: 0.0001 times the paper's rounds." in (adult / "run/page.md").read_text()
+    assert "- Shortened: 0.0001 times the task's rounds." in (adult / "run/page.md").read_text()
 
 
 _BAD = [

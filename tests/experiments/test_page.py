@@ -121,7 +121,7 @@ def test_the_page_says_how_the_numbers_came_about(comparison):
 
 def test_the_page_says_what_was_shortened_and_changed(comparison):
     page = _page(comparison, scale=0.25, differences=["`window` is 3; the task's default is 1."])
-    assert "\n- Shortened: 0.25 times the paper's rounds.\n" in page
+    assert "\n- Shortened: 0.25 times the task's rounds.\n" in page
     assert "\n- `window` is 3; the task's default is 1.\n" in page
 
 

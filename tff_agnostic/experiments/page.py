@@ -31,7 +31,7 @@ class Record:
         command: The command, without paths of this machine.
         data: One line a split about the data.
         trials: Trials of each arm.
-        scale: What the paper's number of rounds was multiplied by.
+        scale: What the task's number of rounds was multiplied by.
         seconds: Time that training and evaluation took, all arms and trials together.
         date: The day.
         cores: Processor cores of the machine.
@@ -70,8 +70,11 @@ def page(
         f"and evaluation took {minutes:.0f} minutes on {record.cores} processor cores.",
         *(f"- {line}" for line in record.data),
     ]
+    if experiment.task_options:
+        options = ", ".join(f"`{name}` {value}" for name, value in experiment.task_options.items())
+        facts.append(f"- Of the task `{experiment.task}`: {options}.")
     if record.scale != 1:
-        facts.append(f"- Shortened: {record.scale:g} times the paper's rounds.")
+        facts.append(f"- Shortened: {record.scale:g} times the task's rounds.")
     facts += [f"- {line}" for line in differences]
     parts = [
         f"# {experiment.title}",
@@ -88,7 +91,8 @@ def page(
         f"Paper: {experiment.paper.source}.",
         f"![{experiment.curve} of the harder domain over rounds]({image})",
         f"*{experiment.curve} of {harder_domain(experiment, comparison)} on the test clients that "
-        "evaluations between rounds use; mean and standard deviation over the trials.*",
+        "evaluations between rounds use, after the last round on all; mean and standard deviation "
+        "over the trials.*",
         REMARKS_HEADING,
         remarks or _NO_REMARKS,
     ]
