@@ -6,8 +6,8 @@ from typing import Callable
 
 import numpy as np
 
-_FILES_PER_LOCALE = 15
-_BYTES_PER_FILE = 3000
+_FILES_PER_LOCALE = 80
+_BYTES_PER_FILE = 900
 _POSTS = 400
 _IMAGES_PER_WRITER = 3
 
