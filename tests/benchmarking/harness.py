@@ -9,6 +9,8 @@ from tff_agnostic.benchmarking.process import SideProcess
 from tff_agnostic.benchmarking.schedule import Contestant, Protocol
 from tff_agnostic.benchmarking.workloads import Workload
 
+# Seconds that only a side that hangs takes, even where other work keeps the machine busy.
+HANG = 15.0
 FAKE_SIDE = Path(__file__).with_name("fake_side.py")
 TINY = Workload(
     name="tiny",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarking.harness import is_running, process, wait_until
+from tests.benchmarking.harness import HANG, is_running, process, wait_until
 from tff_agnostic.benchmarking.environments import side_environment
 from tff_agnostic.benchmarking.process import SideError, last_line
 from tff_agnostic.benchmarking.process_tree import PeakMemory, descendants, tree_memory_bytes
@@ -68,8 +68,9 @@ def test_a_program_that_is_not_there_is_told(tmp_path):
 
 
 def test_a_side_that_hangs_is_told_and_ended(tmp_path):
-    with pytest.raises(SideError, match=r"did not finish a round in 1 s: it printed nothing"):  # noqa: SIM117
-        with process("hangs_at_once", tmp_path, timeout=1.0) as side:
+    message = f"did not finish a round in {HANG:g} s: it printed nothing"
+    with pytest.raises(SideError, match=message):  # noqa: SIM117
+        with process("hangs_at_once", tmp_path, timeout=HANG) as side:
             side.ready()
             pids = [side.pid, *descendants(side.pid)]
             side.round()
