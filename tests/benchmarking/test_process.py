@@ -133,11 +133,14 @@ def test_a_side_runs_only_when_it_is_let(tmp_path):
     with process("sleepy", tmp_path) as side:
         with side.released():
             side.ready()
-        states = [Path(f"/proc/{pid}/stat").read_text() for pid in descendants(side.pid)]
-        assert [state.rpartition(")")[2].split()[0] for state in states] == ["T"]
+        wait_until(lambda: [_state(pid) for pid in descendants(side.pid)] == ["T"])
         with side.released():
             assert side.round() < 60
     assert not is_running(side.pid)
+
+
+def _state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_memory_is_that_of_the_whole_tree(tmp_path):

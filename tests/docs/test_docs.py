@@ -84,8 +84,9 @@ def _run(page: Path, line: str) -> str:
     for value in (argument.partition("=")[2] for argument in arguments):
         if value.startswith("../shared") and not Path(value).exists():
             return value
+    module = "tests.docs.small_reproduce" if command == "reproduce" else f"binaries.{command}"
     finished = subprocess.run(
-        [sys.executable, "-m", f"binaries.{command}", *arguments, *SHORTENED[command]],
+        [sys.executable, "-m", module, *arguments, *SHORTENED[command]],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,

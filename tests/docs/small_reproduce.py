@@ -1,0 +1,32 @@
+"""`reproduce` with models that are small, for the tests of the documentation."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from binaries import reproduce
+from tff_agnostic.experiments.registry import EXPERIMENTS
+from tff_agnostic.registry import Registry
+
+_SMALL: Mapping[str, Mapping[str, Any]] = {
+    "stackoverflow": {"units": 4, "embedding": 4, "sequence_length": 5},
+    "spanish_keyboard": {"units": 4, "projection": 4, "sequence_length": 5},
+}
+
+
+def main() -> None:
+    """Runs the binary."""
+    reproduce.EXPERIMENTS = Registry(
+        "experiment",
+        {
+            name: dataclasses.replace(
+                experiment, task_options={**experiment.task_options, **_SMALL.get(name, {})}
+            )
+            for name, experiment in EXPERIMENTS.items()
+        },
+    )
+    reproduce.entry_point()
+
+
+if __name__ == "__main__":
+    main()
