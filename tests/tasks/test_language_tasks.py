@@ -31,7 +31,7 @@ def sizes(monkeypatch):
 
     monkeypatch.setattr(stackoverflow, "next_word_lstm", build)
     monkeypatch.setattr(spanish_keyboard, "keyboard_cifg", build)
-    monkeypatch.setattr(two_domain_lm, "next_word_lstm", build)
+    monkeypatch.setattr(two_domain_lm, "two_layer_lstm", build)
     return seen
 
 

@@ -10,10 +10,16 @@ import numpy as np
 from tff_agnostic.data.sentences import SentenceEncoder
 from tff_agnostic.data.store import Store, vocabulary_digest
 from tff_agnostic.data.store_clients import StoreClients
-from tff_agnostic.data.store_format import TOKENS, Feature
+from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model
-from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, TRAIN_SPLIT, domains_by_name
+from tff_agnostic.tasks.stored import (
+    TEST_SPLIT_HELP,
+    TRAIN_SPLIT,
+    domains_by_name,
+    open_store,
+    stored_domains,
+)
 from tff_agnostic.tasks.task import Task, option, option_flag
 
 # How SQLite files begin.
@@ -96,6 +102,24 @@ def known_words(
         twice = next(word for word in words if words.count(word) > 1)
         raise UserError(f"{flag}: expected different words in {path}, found {twice!r} twice")
     return words
+
+
+def stored_corpus(options: LanguageOptions, task: str, path: Optional[Path]) -> Corpus:
+    """Returns the sentences of a store that import_data made, with the domains that it names.
+
+    Args:
+        options: The task's options.
+        task: Name of the task, for messages.
+        path: The store.
+
+    Raises:
+        UserError: If an option is out of range, or the store is one for other tasks.
+    """
+    assert path is not None
+    check_sizes(task, options)
+    store = open_store(path, task, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
+    words = known_words(options, task, store.vocabulary)
+    return Corpus(store, words, stored_domains(store), DOMAIN)
 
 
 def next_word_task(corpus: Corpus, options: LanguageOptions, build: Callable[[int], Model]) -> Task:

@@ -7,17 +7,13 @@ a client partition. The paper's data are private: any store of texts by country 
 
 import dataclasses
 
-from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keyboard_cifg import keyboard_cifg
 from tff_agnostic.tasks.language import (
-    Corpus,
     LanguageOptions,
-    check_sizes,
-    known_words,
     next_word_task,
+    stored_corpus,
 )
-from tff_agnostic.tasks.stored import open_store, stored_domains
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 
 
@@ -35,11 +31,6 @@ def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
     Raises:
         UserError: If the store does not fit, or an option is out of range.
     """
-    check_sizes("spanish_keyboard", options)
-    assert context.data is not None
-    features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
-    store = open_store(context.data, "spanish_keyboard", features)
-    words = known_words(options, "spanish_keyboard", store.vocabulary)
 
     def build(vocabulary_size: int) -> Model:
         return keyboard_cifg(
@@ -50,8 +41,7 @@ def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
             seed=context.seed,
         )
 
-    corpus = Corpus(store, words, stored_domains(store), DOMAIN)
-    return next_word_task(corpus, options, build)
+    return next_word_task(stored_corpus(options, "spanish_keyboard", context.data), options, build)
 
 
 TASK = TaskSpec(

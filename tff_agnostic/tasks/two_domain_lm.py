@@ -8,17 +8,13 @@ are whatever the store names.
 
 import dataclasses
 
-from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.models.functional import Model
-from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.models.next_word_lstm import two_layer_lstm
 from tff_agnostic.tasks.language import (
-    Corpus,
     LanguageOptions,
-    check_sizes,
-    known_words,
     next_word_task,
+    stored_corpus,
 )
-from tff_agnostic.tasks.stored import open_store, stored_domains
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 
 
@@ -26,8 +22,8 @@ from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 class TwoDomainOptions(LanguageOptions):
     """Options of the task."""
 
-    embedding: int = option(200, "Size of the word vectors.")
-    units: int = option(200, "Units of each LSTM.")
+    embedding: int = option(96, "Size of the word vectors.")
+    units: int = option(256, "Units of each LSTM.")
 
 
 def load(options: TwoDomainOptions, context: TaskContext) -> Task:
@@ -36,24 +32,17 @@ def load(options: TwoDomainOptions, context: TaskContext) -> Task:
     Raises:
         UserError: If the store does not fit, or an option is out of range.
     """
-    check_sizes("two_domain_lm", options)
-    assert context.data is not None
-    features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
-    store = open_store(context.data, "two_domain_lm", features)
-    words = known_words(options, "two_domain_lm", store.vocabulary)
 
     def build(vocabulary_size: int) -> Model:
-        return next_word_lstm(
+        return two_layer_lstm(
             vocabulary_size,
             embedding=options.embedding,
             units=options.units,
-            layers=2,
             sequence_length=options.sequence_length,
             seed=context.seed,
         )
 
-    corpus = Corpus(store, words, stored_domains(store), DOMAIN)
-    return next_word_task(corpus, options, build)
+    return next_word_task(stored_corpus(options, "two_domain_lm", context.data), options, build)
 
 
 TASK = TaskSpec(
