@@ -5,9 +5,8 @@ Example: ./run compare --task=digits --algorithms=fed_avg,agnostic_fed_avg --tri
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -16,7 +15,11 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.program import comparison_report
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, run_trials
-from tff_agnostic.program.config import check_effective, config_names
+from tff_agnostic.program.config import (
+    check_effective,
+    check_effective_somewhere,
+    config_names,
+)
 from tff_agnostic.program.files import make_folder, write_json, write_text
 from tff_agnostic.program.flags import (
     data,
@@ -99,22 +102,8 @@ def trial_specs() -> dict[str, list[RunSpec]]:
             for k in range(flags.FLAGS.trials)
         ]
         check_effective(specs[algorithm][0].config, own_flags[algorithm])
-    for name, value in given.items():
-        _check_effective_somewhere({name: value}, specs)
+    check_effective_somewhere([runs[0].config for runs in specs.values()], given)
     return specs
-
-
-def _check_effective_somewhere(
-    given: Mapping[str, Any], specs: Mapping[str, Sequence[RunSpec]]
-) -> None:
-    errors = []
-    for runs in specs.values():
-        try:
-            check_effective(runs[0].config, given)
-        except UserError as e:
-            errors.append(e)
-    if len(errors) == len(specs):
-        raise errors[0]
 
 
 def report(comparison: Comparison, task: str, path: Path) -> None:

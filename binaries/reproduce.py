@@ -21,7 +21,11 @@ from tff_agnostic.experiments.prepare import data_lines, prepare, store_path
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, check_folder, run_trials
-from tff_agnostic.program.config import check_effective, config_names
+from tff_agnostic.program.config import (
+    check_effective,
+    check_effective_somewhere,
+    config_names,
+)
 from tff_agnostic.program.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.flags import (
     data,
@@ -129,6 +133,7 @@ def trial_specs(
             for k in range(trials)
         ]
         check_effective(specs[arm][0].config, own[arm])
+    check_effective_somewhere([runs[0].config for runs in specs.values()], given)
     return specs
 
 

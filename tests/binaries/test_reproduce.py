@@ -212,6 +212,10 @@ _BAD = [
         "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_avg",
     ),
     (
+        [*_ADULT, "--secure_bits=16"],
+        "--secure_bits has no effect with --aggregation=plain: it needs --aggregation=secure",
+    ),
+    (
         [*_ADULT, "--override=fedavg:window=3"],
         "--override: expected NAME:FLAG=VALUE with one of fed_avg_doctorate, ",
     ),

@@ -1,7 +1,7 @@
 """The configuration of a run: one frozen dataclass, from which the flags are made."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow_federated as tff
@@ -225,6 +225,27 @@ def check_effective(config: RunConfig, given: Mapping[str, Any]) -> None:
         UserError: Naming the first such flag and what it needs.
     """
     settings.check_effective(dataclasses.fields(RunConfig), dataclasses.asdict(config), given)
+
+
+def check_effective_somewhere(configs: Sequence[RunConfig], given: Mapping[str, Any]) -> None:
+    """Refuses settings that were given but have no effect on any of several runs.
+
+    Args:
+        configs: The configuration of each run.
+        given: The fields that the user gave, for all of them.
+
+    Raises:
+        UserError: Naming the first such flag and what it needs in the first run.
+    """
+    for name, value in given.items():
+        errors = []
+        for config in configs:
+            try:
+                check_effective(config, {name: value})
+            except UserError as e:
+                errors.append(e)
+        if len(errors) == len(configs):
+            raise errors[0]
 
 
 def config_names() -> tuple[str, ...]:
