@@ -1,7 +1,7 @@
 """Metrics as ratios of sums: exact under any batching, and ready for secure sums."""
 
 import dataclasses
-from typing import Callable, Optional
+from typing import Callable, Literal, Optional
 
 import tensorflow as tf
 
@@ -29,6 +29,8 @@ class Metric:
         higher_is_better: Which direction is good, for "worst domain" and for tables.
         transform: An increasing function of the ratio, in TensorFlow, or None.
         num_bins: Number of points of the grid from 0 to `upper`.
+        shown_as: "none" for plain numbers, "share" for numbers in [0, 1] that people read in
+            percent, "factor" for ones that are compared by ratios, on logarithmic axes.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Metric:
     higher_is_better: bool = True
     transform: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
     num_bins: int = 201
+    shown_as: Literal["none", "share", "factor"] = "none"
 
     def value(self, ratio: tf.Tensor) -> tf.Tensor:
         """Returns the metric's values from ratios of any shape; too large ones are infinite."""
@@ -54,4 +57,4 @@ def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor
 
 def accuracy() -> Metric:
     """Share of examples whose largest score is the label's: labels int [n], scores [n, classes]."""
-    return Metric("accuracy", _correct_class)
+    return Metric("accuracy", _correct_class, shown_as="share")

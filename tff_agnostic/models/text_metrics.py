@@ -56,6 +56,7 @@ def perplexity(sequence_length: int) -> Metric:
         transform=tf.exp,
         # Steps of 0.02 nats: quantiles of perplexity over clients are right to 1%.
         num_bins=1001,
+        shown_as="factor",
     )
 
 
@@ -97,7 +98,9 @@ def _word_accuracy(
         return tf.reduce_sum(correct, axis=1), tf.reduce_sum(counted, axis=1)
 
     longest = float(sequence_length)
-    return Metric(name, per_sentence, max_numerator=longest, max_denominator=longest)
+    return Metric(
+        name, per_sentence, max_numerator=longest, max_denominator=longest, shown_as="share"
+    )
 
 
 def _is_none_of(labels: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:

@@ -1,0 +1,119 @@
+"""What rounds and evaluations report, described: files, tables, plots and curves are made of this.
+
+An algorithm reports nested mappings of tensors, and describes them by mappings of the same
+structure whose leaves are `Quantity`. Nothing downstream reads names of quantities apart.
+"""
+
+import dataclasses
+import enum
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.metrics import Metric
+
+
+class Unit(enum.Enum):
+    """What the numbers of a quantity are, where that matters for how they are shown."""
+
+    NONE = enum.auto()
+    SHARE = enum.auto()  # In [0, 1]; people read percent.
+    EXAMPLES = enum.auto()
+    CLIENTS = enum.auto()
+    VALUES = enum.auto()
+    FACTOR = enum.auto()  # Differences are ratios: logarithmic axes, such as for perplexity.
+
+
+class Role(enum.Enum):
+    """What a quantity is for those who show a round in a line, or domains in a table."""
+
+    NONE = enum.auto()
+    DOMAIN_LOSS = enum.auto()  # The progress line names the domain in which it is largest.
+    DOMAIN_WEIGHT = enum.auto()  # Stands beside each domain.
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """Something that every round, or every evaluation, reports.
+
+    Attributes:
+        name: Its column in metrics.csv, and its tag in TensorBoard; with "/DOMAIN" after it where
+            it is `per_domain`. Different from those of all other quantities of a run.
+        label: What it is, for the axis of a plot.
+        per_domain: Whether it is a vector [p] with an entry per domain, or a scalar.
+        unit: What its numbers are.
+        higher_is_better: Which direction is good; None if neither is.
+        of_present_domains: Whether it is undefined for a domain without examples in the round.
+        role: What it is for those who show a round in a line; at most one quantity of a run has
+            each role but NONE.
+        is_drawn: Whether a run draws its course over the rounds, a curve per domain.
+        file_name: Of that plot, without suffix; made of the name if None.
+        formerly: What earlier releases called it in metrics.csv.
+    """
+
+    name: str
+    label: str
+    per_domain: bool = False
+    unit: Unit = Unit.NONE
+    higher_is_better: Optional[bool] = None
+    of_present_domains: bool = False
+    role: Role = Role.NONE
+    is_drawn: bool = False
+    file_name: Optional[str] = None
+    formerly: tuple[str, ...] = ()
+
+
+# Nested mappings, as those of a report; their leaves are `Quantity`.
+Quantities = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A measure of a model on examples: the loss, or a metric.
+
+    Attributes:
+        name: "loss", or the metric's name.
+        unit: What its numbers are.
+        higher_is_better: Which direction is good.
+        metric: The metric; None for the loss.
+    """
+
+    name: str
+    unit: Unit
+    higher_is_better: bool
+    metric: Optional[Metric]
+
+
+def measures_of(model: Model) -> "OrderedDict[str, Measure]":
+    """Returns the measures of a model by name: the loss, then its metrics."""
+    measures = OrderedDict(loss=Measure("loss", Unit.NONE, False, None))
+    for metric in model.metrics:
+        unit = Unit[metric.shown_as.upper()]
+        measures[metric.name] = Measure(metric.name, unit, metric.higher_is_better, metric)
+    return measures
+
+
+def paired(quantities: Quantities, report: Mapping[str, Any]) -> Iterator[tuple[Quantity, Any]]:
+    """Yields each quantity with what was reported of it, in the order of `quantities`.
+
+    Raises:
+        ValueError: If one is described and not reported, or reported and not described.
+    """
+    if set(quantities) != set(report):
+        different = ", ".join(sorted(set(quantities) ^ set(report)))
+        raise ValueError(f"expected a report of what is described, found a difference: {different}")
+    for key, quantity in quantities.items():
+        if isinstance(quantity, Mapping):
+            yield from paired(quantity, report[key])
+        else:
+            yield quantity, report[key]
+
+
+def flattened(quantities: Quantities) -> Iterator[Quantity]:
+    """Yields the quantities of nested mappings, in their order."""
+    for quantity in quantities.values():
+        if isinstance(quantity, Mapping):
+            yield from flattened(quantity)
+        else:
+            yield quantity
