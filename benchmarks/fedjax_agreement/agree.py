@@ -28,11 +28,11 @@ from problem import (  # noqa: E402
     make_problem,
     save_problem,
 )
-
-from tff_agnostic.benchmarking.environments import isolated, python_of  # noqa: E402
-from tff_agnostic.computations.aggregation import PlainSum  # noqa: E402
 from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
 from tff_agnostic.computations.algorithm import AlgorithmParams  # noqa: E402
+
+from benchmarks.timing.environments import isolated, python_of  # noqa: E402
+from tff_agnostic.computations.aggregation import PlainSum  # noqa: E402
 from tff_agnostic.computations.domain_weights import DomainWeightsParams  # noqa: E402
 from tff_agnostic.computations.local_training import LocalTrainingParams  # noqa: E402
 from tff_agnostic.models import logistic_regression  # noqa: E402

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from fedjax.algorithms import agnostic_fed_avg, fed_avg
 
-from tff_agnostic.benchmarking.side import Side
-from tff_agnostic.benchmarking.workloads import Workload
+from benchmarks.timing.side import Side
+from benchmarks.timing.workloads import Workload
 
 
 def logistic(workload: Workload) -> fedjax.Model:

@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch_models import make_model, make_tensors, mean_loss
 
-from tff_agnostic.benchmarking.workloads import Workload, make_clients
+from benchmarks.timing.workloads import Workload, make_clients
 
 
 @functools.lru_cache(maxsize=1)

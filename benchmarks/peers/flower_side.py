@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch_models import make_model, num_parameters
 
-from tff_agnostic.benchmarking.side import Side
+from benchmarks.timing.side import Side
 
 # One actor per core, each with one thread: faster than one actor with every core.
 _BACKEND = {

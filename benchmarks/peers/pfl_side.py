@@ -17,7 +17,7 @@ from pfl.model.pytorch import PyTorchModel
 from torch import nn
 from torch_models import make_model, make_tensors, mean_loss, num_parameters
 
-from tff_agnostic.benchmarking.side import Side
+from benchmarks.timing.side import Side
 
 _NEVER = 1_000_000_000
 

@@ -3,8 +3,8 @@
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.benchmarking.side import Side
-from tff_agnostic.benchmarking.workloads import Workload
+from benchmarks.timing.side import Side
+from benchmarks.timing.workloads import Workload
 from tff_agnostic.runtimes.tff import TffRuntime
 
 

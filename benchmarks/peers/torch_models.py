@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tff_agnostic.benchmarking.workloads import Workload
+from benchmarks.timing.workloads import Workload
 
 
 class EmnistCnn(nn.Module):

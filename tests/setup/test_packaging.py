@@ -128,6 +128,18 @@ def test_binaries_do_not_import_one_another():
                 assert "binaries" not in roots, f"{path}:{node.lineno}"
 
 
+def test_what_is_installed_does_not_need_the_benchmarks():
+    for folder in ("tff_agnostic", "binaries", "plan_runner"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module]
+                assert "benchmarks" not in {name.split(".")[0] for name in names}, path
+
+
 def test_the_list_of_packages_is_complete(project):
     folders = {path.parent for path in (ROOT / "tff_agnostic").rglob("*.py")}
     packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.benchmarking.harness import TINY, command, protocol
-from tff_agnostic.benchmarking.scale import ScalePlan, measure_scale
+from benchmarks.timing.scale import ScalePlan, measure_scale
+from tests.benchmarks.timing.harness import TINY, command, protocol
 
 PLAN = ScalePlan(cohorts=(TINY, TINY, TINY), long_run=TINY, long_rounds=6, look_every=2)
 

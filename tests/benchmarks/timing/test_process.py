@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarking.harness import HANG, is_running, process, wait_until
-from tff_agnostic.benchmarking.environments import side_environment
-from tff_agnostic.benchmarking.process import SideError, last_line
-from tff_agnostic.benchmarking.process_tree import PeakMemory, descendants, tree_memory_bytes
+from benchmarks.timing.environments import side_environment
+from benchmarks.timing.process import SideError, last_line
+from benchmarks.timing.process_tree import PeakMemory, descendants, tree_memory_bytes
+from tests.benchmarks.timing.harness import HANG, is_running, process, wait_until
 
 
 def test_a_side_runs_a_round_for_each_line(tmp_path):
@@ -60,19 +60,21 @@ def test_the_end_of_a_side_is_told_with_its_last_line(tmp_path, behaviour, messa
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path):
-    from tff_agnostic.benchmarking.process import SideProcess
+    from benchmarks.timing.process import SideProcess
 
-    missing = SideProcess([str(tmp_path / "no")], side_environment(), tmp_path / "log")
+    missing = SideProcess([str(tmp_path / "no")], side_environment(), tmp_path / "log", 60.0)
     with pytest.raises(SideError, match="ended with status 1: FileNotFoundError"), missing as side:
         side.ready()
 
 
-def test_a_side_that_hangs_is_told_and_ended(tmp_path):
-    message = f"did not finish a round in {HANG:g} s: it printed nothing"
+@pytest.mark.parametrize("behaviour", ["never_ready", "hangs_at_once"])
+def test_a_side_that_hangs_is_told_and_ended(tmp_path, behaviour):
+    message = f"no round within {HANG:g} s: it printed nothing"
     with pytest.raises(SideError, match=message):  # noqa: SIM117
-        with process("hangs_at_once", tmp_path, timeout=HANG) as side:
-            side.ready()
+        with process(behaviour, tmp_path, round_limit=HANG) as side:
+            wait_until(lambda: descendants(side.pid))
             pids = [side.pid, *descendants(side.pid)]
+            side.ready()
             side.round()
     assert not any(map(is_running, pids))
 
@@ -100,7 +102,7 @@ import signal, sys
 from pathlib import Path
 # A shell that runs tests in the background has SIGINT ignored, by its children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from tests.benchmarking.harness import process
+from tests.benchmarks.timing.harness import process
 with process("daemon", Path(sys.argv[1])) as side:
     side.ready()
     side.round()

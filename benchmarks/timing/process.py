@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.benchmarking import guard
-from tff_agnostic.benchmarking.process_tree import hold, release
+from benchmarks.timing import guard
+from benchmarks.timing.process_tree import hold, release
 
 _GRACE_SECONDS = 20.0
 _KILL_SECONDS = 60.0
@@ -33,7 +33,7 @@ class SideProcess:
         command: Its command line.
         environment: Its environment variables.
         log: File for its standard error.
-        timeout: Seconds after which a side that does not answer has failed.
+        round_limit: Seconds that it has for a round; the first one counts from its start.
     """
 
     def __init__(
@@ -41,20 +41,22 @@ class SideProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         log: Path,
-        timeout: float = 900.0,
+        round_limit: float,
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
         self._log = log
-        self._timeout = timeout
+        self._round_limit = round_limit
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._unread = b""
         self._started = 0.0
+        self._deadline: Optional[float] = None
 
     def __enter__(self) -> "SideProcess":
         """Starts it."""
         with open(self._log, "wb") as log:
             self._started = time.perf_counter()
+            self._deadline = time.monotonic() + self._round_limit
             self._process = subprocess.Popen(
                 [sys.executable, "-ESs", guard.__file__, str(os.getpid()), *self._command],
                 env=self._environment,
@@ -117,7 +119,7 @@ class SideProcess:
         Raises:
             SideError: If it ends before, or takes too long.
         """
-        return dict(self._answer("ready", "start")["ready"])
+        return dict(self._answer("ready")["ready"])
 
     def round(self) -> float:
         """Runs one round; returns its seconds.
@@ -130,31 +132,36 @@ class SideProcess:
         with contextlib.suppress(BrokenPipeError):
             stdin.write(b"round\n")
             stdin.flush()
-        return float(self._answer("seconds", "finish a round")["seconds"])
+        # It may have been held since the last round, which is no fault of its own.
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._round_limit
+        seconds = float(self._answer("seconds")["seconds"])
+        self._deadline = None
+        return seconds
 
     @property
     def _running(self) -> "subprocess.Popen[bytes]":
         assert self._process is not None, "the side was not started"
         return self._process
 
-    def _answer(self, key: str, what: str) -> dict[str, Any]:
-        deadline = time.monotonic() + self._timeout
+    def _answer(self, key: str) -> dict[str, Any]:
         while True:
-            line = self._line(deadline, what)
+            line = self._line()
             # Anything else was printed by one of its libraries.
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
                 if isinstance(message, dict) and key in message:
                     return message
 
-    def _line(self, deadline: float, what: str) -> bytes:
-        stdout = self._running.stdout
+    def _line(self) -> bytes:
+        stdout, deadline = self._running.stdout, self._deadline
         assert stdout is not None
+        assert deadline is not None
         while b"\n" not in self._unread:
             seconds = max(0.0, deadline - time.monotonic())
             if not select.select([stdout], [], [], seconds)[0]:
                 self._running.send_signal(signal.SIGTERM)
-                raise SideError(f"did not {what} in {self._timeout:g} s: {self._last_output()}")
+                raise SideError(f"no round within {self._round_limit:g} s: {self._last_output()}")
             chunk = os.read(stdout.fileno(), 1 << 16)
             if not chunk:
                 raise SideError(f"{self._how_it_ended()}: {self._last_output()}")

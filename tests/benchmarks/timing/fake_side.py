@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from tff_agnostic.benchmarking.side import Side
+from benchmarks.timing.side import Side
 
 
 def daemon():
@@ -32,6 +32,8 @@ MEMORY = []
 def main():
     side = Side.from_command_line()
     behaviour, _, parameters = side.algorithm.partition(":")
+    if behaviour == "never_ready":
+        time.sleep(1000)
     for number in side.rounds(int(parameters or side.workload.parameters), ["numpy"]):
         BEHAVIOURS[behaviour](number)
 

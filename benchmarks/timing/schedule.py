@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable
 
-from tff_agnostic.benchmarking.environments import side_environment
-from tff_agnostic.benchmarking.process import SideError, SideProcess
-from tff_agnostic.benchmarking.process_tree import PeakMemory
-from tff_agnostic.benchmarking.results import SideResult
+from benchmarks.timing.environments import side_environment
+from benchmarks.timing.process import SideError, SideProcess
+from benchmarks.timing.process_tree import PeakMemory
+from benchmarks.timing.results import SideResult
 
 # The first round after the one that compiles is often slow as well.
 _WARM_UP_ROUNDS = 1
@@ -37,16 +37,17 @@ class Protocol:
     Attributes:
         rounds: Steady-state rounds of a repetition.
         repeats: Repetitions, each with new processes.
+        round_limit: Seconds that a side has for a round, or for its start and first round; one that
+            takes longer has failed.
         logs: Folder for what the sides print.
         say: Told what goes on, in lines.
-        timeout: Seconds after which a side that does not answer has failed.
     """
 
     rounds: int
     repeats: int
+    round_limit: float
     logs: Path
     say: Callable[[str], None]
-    timeout: float = 900.0
 
 
 def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideResult]:
@@ -81,7 +82,7 @@ def _start(
 ) -> SideProcess:
     protocol.say(f"starting {contestant.title}")
     command = contestant.command()
-    side = SideProcess(command, side_environment(), log, protocol.timeout)
+    side = SideProcess(command, side_environment(), log, protocol.round_limit)
     stack.enter_context(side)
     with side.released(), PeakMemory(side.pid) as memory:
         result.versions = side.ready()

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from tff_agnostic.benchmarking.products import round_products, total_flops
-from tff_agnostic.benchmarking.results import WorkloadResult
-from tff_agnostic.benchmarking.schedule import Contestant, Protocol, measure
-from tff_agnostic.benchmarking.sides import SideSpec, products_side
-from tff_agnostic.benchmarking.workloads import Workload
+from benchmarks.timing.products import round_products, total_flops
+from benchmarks.timing.results import WorkloadResult
+from benchmarks.timing.schedule import Contestant, Protocol, measure
+from benchmarks.timing.sides import SideSpec, products_side
+from benchmarks.timing.workloads import Workload
 
 
 def compare(workload: Workload, specs: Sequence[SideSpec], protocol: Protocol) -> WorkloadResult:

@@ -6,9 +6,9 @@ from typing import Any, Optional
 
 from tabulate import tabulate
 
-from tff_agnostic.benchmarking.machine import Machine
-from tff_agnostic.benchmarking.results import SideResult, WorkloadResult
-from tff_agnostic.benchmarking.scale import ScaleResult
+from benchmarks.timing.machine import Machine
+from benchmarks.timing.results import SideResult, WorkloadResult
+from benchmarks.timing.scale import ScaleResult
 
 _MEGA = 1e6
 _UNKNOWN = "-"
@@ -53,19 +53,24 @@ class Report:
 
     def markdown(self) -> str:
         """Returns a page."""
-        blocks = [
-            "# Benchmark",
-            f"    {self.command}",
-            f"{self.date}. {self.machine}. {self.protocol}",
-        ]
+        return f"# Benchmark\n\n{self.section(level=2)}"
+
+    def section(self, level: int) -> str:
+        """Returns what a page says of it.
+
+        Args:
+            level: Level of the headings, one for each workload.
+        """
+        heading = "#" * level
+        blocks = [f"    {self.command}", f"{self.date}. {self.machine}. {self.protocol}"]
         for workload in self.workloads:
-            blocks += [f"## {workload.name}", *workload_blocks(workload, "pipe")]
+            blocks += [f"{heading} {workload.name}", *workload_blocks(workload, "pipe")]
         if self.scale:
-            blocks += ["## scale", *scale_blocks(self.scale, "pipe")]
-        blocks += ["## Versions", self._versions()]
+            blocks += [f"{heading} scale", *scale_blocks(self.scale, "pipe")]
+        blocks += [f"{heading} Versions", self._versions()]
         failed = self.failures()
         if failed:
-            blocks += ["## Failed", "\n".join(f"- {line}" for line in failed)]
+            blocks += [f"{heading} Failed", "\n".join(f"- {line}" for line in failed)]
         return "\n\n".join(blocks) + "\n"
 
     def text(self) -> str:

@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from tff_agnostic.benchmarking.environments import side_environment
-from tff_agnostic.benchmarking.process import SideError, SideProcess
-from tff_agnostic.benchmarking.process_tree import tree_memory_bytes
-from tff_agnostic.benchmarking.results import SideResult, failures
-from tff_agnostic.benchmarking.schedule import Contestant, Protocol, measure
-from tff_agnostic.benchmarking.sides import SideSpec
-from tff_agnostic.benchmarking.workloads import Workload, logistic
+from benchmarks.timing.environments import side_environment
+from benchmarks.timing.process import SideError, SideProcess
+from benchmarks.timing.process_tree import tree_memory_bytes
+from benchmarks.timing.results import SideResult, failures
+from benchmarks.timing.schedule import Contestant, Protocol, measure
+from benchmarks.timing.sides import SideSpec
+from benchmarks.timing.workloads import Workload, logistic
 
 _NAME = "scale"
 
@@ -151,7 +151,7 @@ def _run_long(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> LongRun:
     log = protocol.logs / "long.log"
     try:
         command = spec.command(plan.long_run)
-        with SideProcess(command, side_environment(), log, protocol.timeout) as side:
+        with SideProcess(command, side_environment(), log, protocol.round_limit) as side:
             side.ready()
             for number in range(1, plan.long_rounds + 1):
                 side.round()

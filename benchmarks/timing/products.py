@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Callable
 
-from tff_agnostic.benchmarking.workloads import Workload
+from benchmarks.timing.workloads import Workload
 from tff_agnostic.registry import Registry
 
 # Examples of a step of the domain pass, as in `LocalTrainingParams`.

@@ -1,13 +1,13 @@
-"""What the tests of benchmarking share."""
+"""What the tests of the benchmarks share."""
 
 import sys
 import time
 from pathlib import Path
 
-from tff_agnostic.benchmarking.environments import side_environment
-from tff_agnostic.benchmarking.process import SideProcess
-from tff_agnostic.benchmarking.schedule import Contestant, Protocol
-from tff_agnostic.benchmarking.workloads import Workload
+from benchmarks.timing.environments import side_environment
+from benchmarks.timing.process import SideProcess
+from benchmarks.timing.schedule import Contestant, Protocol
+from benchmarks.timing.workloads import Workload
 
 # Seconds that only a side that hangs takes, even where other work keeps the machine busy.
 HANG = 15.0
@@ -39,14 +39,15 @@ def fake(behaviour, title=None):
     return Contestant(title or behaviour, TINY.describe(), lambda: command(behaviour))
 
 
-def process(behaviour, folder, timeout=60.0):
+def process(behaviour, folder, round_limit=60.0):
     """A fake side's process."""
-    return SideProcess(command(behaviour), side_environment(), folder / "log", timeout)
+    return SideProcess(command(behaviour), side_environment(), folder / "log", round_limit)
 
 
-def protocol(folder, rounds=3, repeats=2, timeout=60.0, said=None):
+def protocol(folder, rounds=3, repeats=2, round_limit=60.0, said=None):
     """A protocol that is quick."""
-    return Protocol(rounds, repeats, folder, (said if said is not None else []).append, timeout)
+    say = (said if said is not None else []).append
+    return Protocol(rounds, repeats, round_limit, folder, say)
 
 
 def is_running(pid):

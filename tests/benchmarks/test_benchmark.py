@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from binaries import benchmark
-from tests.benchmarking.harness import FAKE_SIDE, TINY
+from benchmarks import benchmark
+from benchmarks.timing import sides
+from benchmarks.timing.page import BEGIN, END
+from benchmarks.timing.process_tree import descendants
+from benchmarks.timing.scale import ScalePlan
+from benchmarks.timing.sides import SideSpec
+from tests.benchmarks.timing.harness import FAKE_SIDE, HANG, TINY
 from tests.binaries.harness import Caller, Process, is_running, wait_until
-from tff_agnostic.benchmarking import environments, sides
-from tff_agnostic.benchmarking.process_tree import descendants
-from tff_agnostic.benchmarking.scale import ScalePlan
-from tff_agnostic.benchmarking.sides import SideSpec
 from tff_agnostic.registry import Registry
 
 QUICK = ("--rounds=2", "--repeats=1", "--runtime=tff", "--output_dir=results")
@@ -42,8 +43,15 @@ def fake_peers(monkeypatch):
     def peer(behaviour):
         return SideSpec(title=f"the {behaviour} one", script=str(FAKE_SIDE), algorithm=behaviour)
 
-    peers = Registry("peer", {name: peer(name) for name in ("good", "raises", "killed")})
-    monkeypatch.setattr(benchmark, "PEERS", peers)
+    names = ("good", "raises", "killed", "hangs_at_once")
+    monkeypatch.setattr(benchmark, "PEERS", Registry("peer", {name: peer(name) for name in names}))
+
+
+@pytest.fixture
+def fake_ours(monkeypatch):
+    """Fast sides in the place of ours, where those are not what is tested."""
+    fast = [SideSpec(title="ours", script=str(FAKE_SIDE), algorithm="sleepy")]
+    monkeypatch.setattr(benchmark, "own_sides", lambda runtime: fast)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +65,9 @@ def fake_peers(monkeypatch):
         (["--workload=scale", "--peers=pfl"], "--peers: has no effect with --workload=scale"),
         (["--rounds=0"], "--rounds: expected at least 1, found 0"),
         (["--repeats=-1"], "--repeats: expected at least 1, found -1"),
+        (["--round_limit=0"], "--round_limit: expected at least 1, found 0"),
+        (["--page=none.md"], "--page: expected a page, found none.md: No such file"),
+        (["--page=page.md"], "--page: expected the line '<!-- What ./run benchmark --page"),
         (["--runtime=tf"], "unknown runtime 'tf': did you mean tff?"),
         (["--output_dir=full"], "--output_dir: expected a new or empty folder, found full with"),
         (["logistic"], "expected flags only, found 'logistic'"),
@@ -65,14 +76,8 @@ def fake_peers(monkeypatch):
 def test_wrong_flags_are_told_before_anything_starts(call, folder, arguments, message):
     (folder / "full").mkdir()
     (folder / "full" / "file").touch()
+    (folder / "page.md").write_text("# A page\n")
     assert call.refused(folder, benchmark, "--runtime=tff", *arguments).startswith(message)
-
-
-def test_without_a_checkout_peers_are_refused(call, folder, monkeypatch):
-    monkeypatch.setattr(environments, "BENCHMARKS", Path("missing"))
-    assert call.refused(folder, benchmark, "--runtime=tff").startswith(
-        "--peers: other simulators can be timed from a checkout of tff_agnostic only"
-    )
 
 
 def test_ours_alone(call, folder, tiny):
@@ -103,13 +108,8 @@ def test_scale(call, folder, tiny):
     assert list(result["scale"]["long_run"]["memory_bytes"]) == ["2", "4"]
 
 
-def test_a_peer_that_fails_is_named_and_the_others_go_on(
-    call, folder, tiny, fake_peers, monkeypatch
-):
-    # Fast sides in the place of ours, which are not what is tested here.
-    fast = [SideSpec(title="ours", script=str(FAKE_SIDE), algorithm="sleepy")]
-    monkeypatch.setattr(benchmark, "own_sides", lambda runtime: fast)
-    outcome = call(benchmark, "--workload=logistic", *QUICK)
+def test_a_peer_that_fails_is_named_and_the_others_go_on(call, folder, tiny, fake_peers, fake_ours):
+    outcome = call(benchmark, "--workload=logistic", "--peers=good,raises,killed", *QUICK)
     assert outcome.status == 1
     failed = [line for line in outcome.err.splitlines() if line.startswith("failed: ")]
     assert failed == [
@@ -121,10 +121,35 @@ def test_a_peer_that_fails_is_named_and_the_others_go_on(
     assert timed["the raises one"]["failure"]
 
 
+def test_a_peer_without_a_round_is_given_up(call, folder, tiny, fake_peers, fake_ours):
+    peers, limit = "--peers=hangs_at_once,good", f"--round_limit={HANG:.0f}"
+    outcome = call(benchmark, "--workload=logistic", peers, limit, *QUICK)
+    assert outcome.status == 1
+    given_up = f"the hangs_at_once one, tiny: no round within {HANG:.0f} s: it printed nothing"
+    assert f"failed: {given_up}" in outcome.err.splitlines()
+    assert f"\n- {given_up}\n" in Path("results/benchmark.md").read_text()
+    timed = json.loads(Path("results/benchmark.json").read_text())["workloads"]["tiny"]["sides"]
+    assert len(timed["the good one"]["seconds"][0]) == len(timed["ours"]["seconds"][0]) == 2
+
+
+def test_a_page_gets_the_results_and_keeps_the_rest(call, folder, tiny, fake_peers, fake_ours):
+    page = Path("page.md")
+    page.write_text(f"# Ours\n\n{BEGIN}\n\nOld.\n\n{END}\n\nThe end.\n")
+    outcome = call(benchmark, "--workload=logistic", "--peers=good", "--page=page.md", *QUICK)
+    assert outcome.status == 0, outcome
+    before, _, rest = page.read_text().partition(f"{BEGIN}\n\n")
+    section, _, after = rest.partition(f"\n\n{END}\n")
+    assert (before, after) == ("# Ours\n\n", "\nThe end.\n")
+    assert section.startswith("    ./run benchmark --workload=logistic --peers=good ")
+    assert "\n#### tiny\n" in section
+    assert "\n| the good one " in section
+    assert "Old." not in section
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_stays_when_the_command_is_ended(folder, number):
     # In the middle of a workload that is not tiny.
-    command = [sys.executable, "-m", "binaries.benchmark", "--workload=logistic", "--peers=tff"]
+    command = [sys.executable, "-m", "benchmarks.benchmark", "--workload=logistic", "--peers=tff"]
     with Process([*command, *QUICK], folder) as process:
         wait_until(lambda: len(descendants(process.pid)) >= 2)
         pids = descendants(process.pid)
@@ -141,7 +166,7 @@ def test_peers_have_titles_of_their_own():
 
 
 def test_guards_need_nothing_of_this_environment():
-    from tff_agnostic.benchmarking import guard
+    from benchmarks.timing import guard
 
     code = f"import runpy; runpy.run_path({guard.__file__!r})"
     subprocess.run([sys.executable, "-ISc", code], check=True)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.benchmarking.harness import TINY
-from tff_agnostic.benchmarking.own_side import MODELS
-from tff_agnostic.benchmarking.products import Product, round_products, total_flops
-from tff_agnostic.benchmarking.products_side import operands
-from tff_agnostic.benchmarking.workloads import WORKLOADS, logistic, make_clients
+from benchmarks.timing.own_side import MODELS
+from benchmarks.timing.products import Product, round_products, total_flops
+from benchmarks.timing.products_side import operands
+from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
+from tests.benchmarks.timing.harness import TINY
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

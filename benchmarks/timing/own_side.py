@@ -3,13 +3,14 @@
 import dataclasses
 from typing import Callable
 
-from tff_agnostic.benchmarking.side import Side
-from tff_agnostic.benchmarking.workloads import Workload
-from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.computations.registry import ALGORITHMS
+
+from benchmarks.timing.side import Side
+from benchmarks.timing.workloads import Workload
+from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.domain_weights import DomainWeightsParams
 from tff_agnostic.computations.local_training import LocalTrainingParams
-from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.emnist_cnn import emnist_cnn
 from tff_agnostic.models.functional import Model

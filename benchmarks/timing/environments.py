@@ -9,26 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tff_agnostic.benchmarking.process import SideError, last_line
-from tff_agnostic.errors import UserError
+from benchmarks.timing.process import SideError, last_line
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
-BENCHMARKS = _CHECKOUT / "benchmarks"
-
-
-def peers_folder() -> Path:
-    """Returns the folder of the peers' scripts.
-
-    Raises:
-        UserError: If the package was installed, and is not used from a checkout.
-    """
-    folder = BENCHMARKS / "peers"
-    if not folder.is_dir():
-        raise UserError(
-            "--peers: other simulators can be timed from a checkout of tff_agnostic only; "
-            "--peers=none times this package"
-        )
-    return folder
+BENCHMARKS = Path(__file__).resolve().parents[1]
+_CHECKOUT = BENCHMARKS.parent
 
 
 def python_of(name: str) -> Path:
@@ -40,7 +24,7 @@ def python_of(name: str) -> Path:
     Raises:
         SideError: If it cannot be made.
     """
-    requirements = peers_folder() / "requirements" / f"{name}.txt"
+    requirements = BENCHMARKS / "peers" / "requirements" / f"{name}.txt"
     folder = BENCHMARKS / ".venvs" / name
     complete = folder / ".complete"
     made_for = hashlib.sha256(requirements.read_bytes()).hexdigest() + sys.version

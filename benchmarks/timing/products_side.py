@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tff_agnostic.benchmarking.products import Product, round_products
-from tff_agnostic.benchmarking.side import Side
+from benchmarks.timing.products import Product, round_products
+from benchmarks.timing.side import Side
 
 
 def operands(product: Product) -> tuple[tf.Tensor, tf.Tensor]:

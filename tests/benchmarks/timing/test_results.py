@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from tests.benchmarking.harness import TINY
-from tff_agnostic.benchmarking.machine import Machine
-from tff_agnostic.benchmarking.report import Report
-from tff_agnostic.benchmarking.results import SideResult, WorkloadResult
-from tff_agnostic.benchmarking.scale import CohortResult, LongRun, ScaleResult
-from tff_agnostic.benchmarking.workloads import logistic
+from benchmarks.timing.machine import Machine
+from benchmarks.timing.report import Report
+from benchmarks.timing.results import SideResult, WorkloadResult
+from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult
+from benchmarks.timing.workloads import logistic
+from tests.benchmarks.timing.harness import TINY
 
 
 def side(title, *repetitions, failure=None, peak=(100_000_000, 200_000_000)):

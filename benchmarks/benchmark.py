@@ -9,26 +9,29 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Optional
 
 from absl import flags
 
-from tff_agnostic.benchmarking.comparison import compare
-from tff_agnostic.benchmarking.environments import peers_folder
-from tff_agnostic.benchmarking.machine import Machine
-from tff_agnostic.benchmarking.report import Report
-from tff_agnostic.benchmarking.scale import ScalePlan, measure_scale
-from tff_agnostic.benchmarking.schedule import Protocol
-from tff_agnostic.benchmarking.sides import PEERS, SideSpec, own_sides
-from tff_agnostic.benchmarking.workloads import WORKLOADS
+from benchmarks.timing.comparison import compare
+from benchmarks.timing.machine import Machine
+from benchmarks.timing.page import Page
+from benchmarks.timing.report import Report
+from benchmarks.timing.scale import ScalePlan, measure_scale
+from benchmarks.timing.schedule import Protocol
+from benchmarks.timing.sides import PEERS, SideSpec, own_sides
+from benchmarks.timing.workloads import WORKLOADS
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.files import make_folder, write_json, write_text
 from tff_agnostic.program.run_folder import default_folder, is_new_or_empty
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
 _SCALE = "scale"
+# Below the heading of the page's part that holds the section.
+_PAGE_HEADINGS = 4
 # The workloads that each value of --workload stands for.
 _CHOICES: Registry[list[str]] = Registry(
     "workload",
@@ -47,8 +50,20 @@ def define_flags() -> None:
     flags.DEFINE_integer("rounds", 7, "Rounds of each side that count, in each repetition.")
     flags.DEFINE_integer("repeats", 2, "Repetitions, each with new processes.")
     flags.DEFINE_string("runtime", "cohort", f"Where our rounds run. Of: {', '.join(RUNTIMES)}.")
+    flags.DEFINE_integer(
+        "round_limit",
+        300,
+        "Seconds that a side has for a round, the first one from its start; the others go on "
+        "without one that takes longer.",
+    )
     flags.DEFINE_string(
         "output_dir", None, "Folder of the results. [runs/benchmark-NUMBER, a new one]"
+    )
+    flags.DEFINE_string(
+        "page",
+        None,
+        "Markdown page whose section of results is replaced at the end, such as "
+        "docs/benchmarks.md.",
     )
 
 
@@ -57,9 +72,10 @@ def main(argv: Sequence[str]) -> None:
     del argv
     names, peers = _CHOICES[flags.FLAGS.workload], chosen_peers()
     ours = own_sides(flags.FLAGS.runtime)
-    for name in ("rounds", "repeats"):
+    for name in ("rounds", "repeats", "round_limit"):
         if flags.FLAGS[name].value < 1:
             raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
+    page = chosen_page()
     path = output_folder()
     make_folder(path / "logs")
     print(f"{', '.join(names)}, {flags.FLAGS.repeats} x {flags.FLAGS.rounds} rounds: {path}")
@@ -83,6 +99,9 @@ def main(argv: Sequence[str]) -> None:
             report = dataclasses.replace(report, workloads=[*report.workloads, compared])
         # After each: the next one may be interrupted.
         write(report, path)
+    # At the end only: a page is for readers, whom half of the results would mislead.
+    if page is not None:
+        page.replace_section(report.section(_PAGE_HEADINGS))
     finish(report, path)
 
 
@@ -90,7 +109,7 @@ def chosen_peers() -> list[SideSpec]:
     """Returns the peers that the flags name.
 
     Raises:
-        UserError: If one is unknown, or none can have an effect or run.
+        UserError: If one is unknown, or none can have an effect.
     """
     names = flags.FLAGS.peers
     if flags.FLAGS.workload == _SCALE:
@@ -99,12 +118,24 @@ def chosen_peers() -> list[SideSpec]:
         return []
     if names == ["none"]:
         return []
-    peers_folder()
     if names == ["all"]:
         return list(PEERS.values())
     if not names or len(set(names)) < len(names):
         raise UserError(f"--peers: expected different names, found {','.join(names)!r}")
     return [PEERS[name] for name in names]
+
+
+def chosen_page() -> Optional[Page]:
+    """Returns the page that the flags name, if they do.
+
+    Raises:
+        UserError: If it has no section to replace.
+    """
+    if not flags.FLAGS.page:
+        return None
+    page = Page(Path(flags.FLAGS.page))
+    page.check()
+    return page
 
 
 def output_folder() -> Path:
@@ -128,6 +159,7 @@ def protocol(path: Path, name: str) -> Protocol:
     return Protocol(
         rounds=flags.FLAGS.rounds,
         repeats=flags.FLAGS.repeats,
+        round_limit=flags.FLAGS.round_limit,
         logs=logs,
         say=lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True),
     )

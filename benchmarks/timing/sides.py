@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from tff_agnostic.benchmarking.environments import peers_folder, python_of
-from tff_agnostic.benchmarking.workloads import Workload
+from benchmarks.timing.environments import BENCHMARKS, python_of
+from benchmarks.timing.workloads import Workload
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 
-_OWN_SIDE = "tff_agnostic.benchmarking.own_side"
-_PRODUCTS_SIDE = "tff_agnostic.benchmarking.products_side"
+_OWN_SIDE = "benchmarks.timing.own_side"
+_PRODUCTS_SIDE = "benchmarks.timing.products_side"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SideSpec:
 
     Attributes:
         title: What tables call it.
-        script: File in benchmarks/peers, or None for a module of this package.
+        script: File in benchmarks/peers, or None for a module.
         module: That module.
         environment: Name of its environment, or None for this one.
         algorithm: Passed on to the side.
@@ -39,7 +39,6 @@ class SideSpec:
 
         Raises:
             SideError: If its environment cannot be made.
-            UserError: If it is a peer, and there is no checkout.
         """
         python = Path(sys.executable) if self.environment is None else python_of(self.environment)
         program = ["-m", self.module] if self.script is None else [self._script_path(self.script)]
@@ -53,7 +52,7 @@ class SideSpec:
 
     @staticmethod
     def _script_path(script: str) -> str:
-        return str(peers_folder() / script)
+        return str(BENCHMARKS / "peers" / script)
 
 
 PEERS: Registry[SideSpec] = Registry(

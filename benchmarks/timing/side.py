@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any, TextIO
 
-from tff_agnostic.benchmarking.workloads import Workload, make_clients
+from benchmarks.timing.workloads import Workload, make_clients
 
 
 class Side:

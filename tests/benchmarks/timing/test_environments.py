@@ -4,10 +4,9 @@ import subprocess
 
 import pytest
 
-from tff_agnostic.benchmarking import environments, sides
-from tff_agnostic.benchmarking.environments import BENCHMARKS, python_of
-from tff_agnostic.benchmarking.process import SideError
-from tff_agnostic.errors import UserError
+from benchmarks.timing import environments, sides
+from benchmarks.timing.environments import BENCHMARKS, python_of
+from benchmarks.timing.process import SideError
 
 
 @pytest.fixture
@@ -46,12 +45,6 @@ def test_what_cannot_be_installed_is_told_in_one_line(checkout):
         with pytest.raises(SideError, match=r"^cannot be installed: \S") as caught:
             python_of("small")
         assert "\n" not in str(caught.value)
-
-
-def test_without_a_checkout_there_are_no_peers(tmp_path, monkeypatch):
-    monkeypatch.setattr(environments, "BENCHMARKS", tmp_path / "missing")
-    with pytest.raises(UserError, match="--peers=none times this package"):
-        environments.peers_folder()
 
 
 def test_every_peer_has_its_script_and_pinned_requirements():

@@ -1,0 +1,1 @@
+"""What measures this package beside others, from a checkout; nothing of it is installed."""

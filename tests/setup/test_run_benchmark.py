@@ -1,0 +1,29 @@
+"""`run benchmark`, whose module lies beside the package and not in binaries/."""
+
+import json
+import shutil
+
+from tests.setup.checkout import ROOT
+
+
+def test_it_is_for_work_on_the_code_and_no_binary(bare):
+    shutil.copytree(ROOT / "binaries", bare.root / "binaries", dirs_exist_ok=True)
+    for_users, _, for_developers = bare.run("help").stdout.partition("For work on the code itself:")
+    assert "\n  train " in for_users
+    assert "benchmark" not in for_users
+    assert "\n  benchmark  time rounds beside" in for_developers
+
+
+def test_a_mistyped_name_suggests_it(bare):
+    assert "did you mean benchmark?" in bare.run("benchmrk").stderr
+
+
+def test_its_arguments_and_its_exit_code_pass_through(ready):
+    (ready.root / "benchmarks").mkdir()
+    binary = ready.root / "binaries" / "train.py"
+    shutil.copy(binary, ready.root / "benchmarks" / "benchmark.py")
+    result = ready.run("benchmark", "--peers=none", "a b", environment={"EXIT_CODE": "3"})
+    assert result.returncode == 3
+    seen = json.loads(result.stdout)
+    assert seen["argv"] == ["--peers=none", "a b"]
+    assert seen["environment"]["PYTHONPATH"] == str(ready.root)
