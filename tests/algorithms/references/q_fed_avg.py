@@ -1,0 +1,121 @@
+"""q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning", 2020), float64.
+
+Minimises sum_k p_k / (q+1) F_k(w)^{q+1} with p_k = n_k / n. The paper draws devices with
+probability p_k and sums them equally (weighting "equal"); where devices are drawn uniformly, both
+sums take n_k instead (weighting "examples").
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.algorithms.references.local_sgd import LocalSgd, train
+from tests.algorithms.references.softmax import (
+    Client,
+    Model,
+    Weights,
+    all_finite,
+    mean_loss,
+    size,
+    with_finite_loss,
+)
+
+# The authors' code adds it to F before powers: a loss of 0 has no power q - 1 for q < 1.
+LOSS_OFFSET = 1e-10
+
+
+class Message(NamedTuple):
+    """What device k sends: its Delta_k, shapes as in w, and its h_k."""
+
+    Delta: Weights
+    h: float
+
+
+def q_fed_avg_message(
+    model: Model, w_t: Weights, client: Client, q: float, sgd: LocalSgd
+) -> Message:
+    """Delta_k and h_k of one device as published, L = 1/eta."""
+    F, Dw, L = _losses_and_steps(model, w_t, client, sgd)
+    with np.errstate(over="ignore", invalid="ignore"):
+        Delta = [F**q * Dw_m for Dw_m in Dw]
+        h = q * F ** (q - 1) * _squared_norm(Dw) + L * F**q
+    return Message(Delta, float(h))
+
+
+def scale_free_message(
+    model: Model, w_t: Weights, client: Client, q: float, sgd: LocalSgd, cref: float
+) -> Message:
+    """The same with every F divided by cref > 0: both are cref^q times smaller."""
+    F, Dw, L = _losses_and_steps(model, w_t, client, sgd)
+    ratio = F / cref
+    with np.errstate(over="ignore", invalid="ignore"):
+        Delta = [ratio**q * Dw_m for Dw_m in Dw]
+        h = (q / cref) * ratio ** (q - 1) * _squared_norm(Dw) + L * ratio**q
+    return Message(Delta, float(h))
+
+
+def q_fed_avg_round(
+    model: Model,
+    w_t: Weights,
+    clients: Sequence[Client],
+    q: float,
+    sgd: LocalSgd,
+    weighting: str = "equal",
+) -> Weights:
+    """One round: w^{t+1} = w^t - sum_k Delta_k / sum_k h_k.
+
+    A client without examples, or of whose loss, Delta_k or h_k any number is not finite, is
+    dropped: it counts neither above nor below the line. Where sum_k h_k is 0, w^t.
+    """
+    kept = with_finite_loss(model, w_t, clients)
+    messages = [q_fed_avg_message(model, w_t, client, q, sgd) for client in kept]
+    return _step(w_t, kept, messages, weighting)
+
+
+def scale_free_round(
+    model: Model,
+    w_t: Weights,
+    clients: Sequence[Client],
+    q: float,
+    sgd: LocalSgd,
+    cref: float,
+    weighting: str = "equal",
+) -> Weights:
+    """The same round from scale-free messages: the same weights for any cref."""
+    kept = with_finite_loss(model, w_t, clients)
+    messages = [scale_free_message(model, w_t, client, q, sgd, cref) for client in kept]
+    return _step(w_t, kept, messages, weighting)
+
+
+def _losses_and_steps(
+    model: Model, w_t: Weights, client: Client, sgd: LocalSgd
+) -> tuple[np.float64, Weights, float]:
+    """F_k(w^t) over ALL examples and before training, Dw_k = L (w^t - w_k), and L."""
+    L = 1.0 / sgd.eta
+    w_k = train(model, w_t, client, sgd)
+    Dw = [L * (w_m - w_km) for w_m, w_km in zip(w_t, w_k)]
+    # NumPy's own number: Python's raises where a power overflows.
+    return np.float64(mean_loss(model, w_t, client) + LOSS_OFFSET), Dw, L
+
+
+def _squared_norm(w: Weights) -> float:
+    return float(sum(np.sum(w_m**2) for w_m in w))
+
+
+def _step(
+    w_t: Weights, clients: Sequence[Client], messages: Sequence[Message], weighting: str
+) -> Weights:
+    """The server's step over one message of each client."""
+    if weighting not in ("examples", "equal"):
+        raise ValueError(f"weighting is 'examples' or 'equal', not {weighting!r}")
+    total, total_h = [np.zeros_like(w_m, dtype=np.float64) for w_m in w_t], 0.0
+    for client, (Delta, h) in zip(clients, messages):
+        if not (all_finite(Delta) and np.isfinite(h)):
+            continue
+        c_k = size(client) if weighting == "examples" else 1
+        total = [total_m + c_k * Delta_m for total_m, Delta_m in zip(total, Delta)]
+        total_h += c_k * h
+    if total_h == 0.0:
+        return list(w_t)
+    return [w_m - total_m / total_h for w_m, total_m in zip(w_t, total)]
