@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
-
 from tff_agnostic.computations.registry import ALGORITHMS
+
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.program import comparison_report
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, run_trials
@@ -20,7 +21,6 @@ from tff_agnostic.program.config import (
     check_effective_somewhere,
     config_names,
 )
-from tff_agnostic.program.files import make_folder, write_json, write_text
 from tff_agnostic.program.flags import (
     data,
     data_dir,

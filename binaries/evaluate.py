@@ -10,10 +10,10 @@ from pathlib import Path
 from absl import flags
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import write_json
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.config import check_effective
 from tff_agnostic.program.evaluator import Evaluator
-from tff_agnostic.program.files import write_json
 from tff_agnostic.program.flags import (
     data,
     data_dir,

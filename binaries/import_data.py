@@ -12,11 +12,11 @@ from typing import Optional
 
 from tqdm import tqdm
 
+from tff_agnostic.files import write_json
 from tff_agnostic.importing.flags import define_import_flags, options_from_flags
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.reading import ReadLog
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.files import write_json
 from tff_agnostic.program.interrupts import Interrupted
 
 

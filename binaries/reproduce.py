@@ -19,6 +19,7 @@ from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.experiments.prepare import data_lines, prepare, store_path
 from tff_agnostic.experiments.registry import EXPERIMENTS
+from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, check_folder, run_trials
 from tff_agnostic.program.config import (
@@ -26,7 +27,6 @@ from tff_agnostic.program.config import (
     check_effective_somewhere,
     config_names,
 )
-from tff_agnostic.program.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.flags import (
     data,
     data_dir,

@@ -1,7 +1,6 @@
 """Reads client stores, our own and those that TFF wrote, one client at a time."""
 
 import contextlib
-import hashlib
 import os
 import sqlite3
 import threading
@@ -18,6 +17,7 @@ from tff_agnostic.data.store_format import (
     description_from_json,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest
 
 _TFF_TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
@@ -211,7 +211,7 @@ def parse_examples(
 
 def vocabulary_digest(words: Sequence[str]) -> str:
     """Returns a short name of a vocabulary: equal for equal words in equal order only."""
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    return digest("\n".join(words).encode())
 
 
 def _features_of(serialized: bytes, path: Path) -> dict[str, Feature]:

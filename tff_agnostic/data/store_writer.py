@@ -21,6 +21,7 @@ from tff_agnostic.data.store_format import (
     StoreDescription,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import temporary_path
 
 # Rows between two calls of SQLite.
 _ROWS_AT_ONCE = 1000
@@ -198,7 +199,7 @@ class _Scratch:
 
     def __init__(self, path: Path, what: str) -> None:
         self._store = path
-        self.path = path.with_name(f".{path.name}.{os.getpid()}.{what}.tmp")
+        self.path = temporary_path(path.with_name(f"{path.name}.{what}"))
 
     def create(self) -> sqlite3.Connection:
         with self.errors():

@@ -9,6 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import temporary_path, write_errors
 
 
 def check_free(folder: Path, flag: str) -> None:
@@ -17,7 +18,7 @@ def check_free(folder: Path, flag: str) -> None:
     Raises:
         UserError: If it is not; the message names `flag`.
     """
-    with _write_errors(folder):
+    with write_errors(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{flag}: expected a new or empty folder, found {folder}")
 
@@ -31,8 +32,8 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
     """
     check_free(folder, flag)
     parent = folder.absolute().parent
-    partial = parent / f".{folder.name}.{os.getpid()}.tmp"
-    with _write_errors(folder):
+    partial = temporary_path(folder.absolute())
+    with write_errors(folder):
         missing = [path for path in (parent, *parent.parents) if not path.exists()]
         try:
             partial.mkdir(parents=True)
@@ -52,13 +53,6 @@ def tensorflow_writes() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as e:
-        # "PATH; REASON [Op:NAME]"
-        raise OSError(e.message.partition(" [Op:")[0].rpartition("; ")[2]) from e
-
-
-@contextlib.contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise UserError(f"{folder}: cannot write: {e.strerror or e}") from e
+        # "PATH; REASON [Op:NAME]", and perhaps more lines.
+        line = e.message.splitlines()[0]
+        raise OSError(line.partition(" [Op:")[0].rpartition("; ")[2]) from e

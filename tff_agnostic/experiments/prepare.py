@@ -7,9 +7,9 @@ from typing import Optional
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.experiment import Experiment
+from tff_agnostic.files import make_folder
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.reading import ReadLog
-from tff_agnostic.program.files import make_folder
 
 STORE_NAME = "clients.sqlite"
 

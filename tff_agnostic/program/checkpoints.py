@@ -17,8 +17,8 @@ from absl import logging
 
 from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import atomic_file, make_folder, write_errors
 from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.program.files import atomic_file, make_folder, write_errors
 
 _FORMAT = 1
 _NAME = re.compile(r"round_(\d{8})\.npz")

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.files import read_json, write_errors
+from tff_agnostic.files import read_json, write_errors
 from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.run_folder import RunFolder, is_new_or_empty

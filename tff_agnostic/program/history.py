@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.files import write_errors, write_text
+from tff_agnostic.files import write_errors, write_text
 
 Row = Mapping[str, str]
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tff_agnostic.program.files import atomic_file, make_folder
+from tff_agnostic.files import atomic_file, make_folder
 from tff_agnostic.tasks.task import Task
 
 Columns = Mapping[str, np.ndarray]

@@ -11,14 +11,14 @@ from typing import Any
 from absl import logging
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
-from tff_agnostic.program.files import (
+from tff_agnostic.files import (
     is_temporary,
     make_folder,
     read_json,
     write_errors,
     write_json,
 )
+from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
 from tff_agnostic.program.run_spec import RunSpec, from_flags
 
 

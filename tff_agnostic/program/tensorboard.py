@@ -1,11 +1,10 @@
 """TensorBoard scalars: one run per domain, so that its charts overlay the domains' curves."""
 
-import contextlib
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,8 +15,9 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DataType
 from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
+from tff_agnostic.deployment.folders import tensorflow_writes
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.files import make_folder, write_errors
+from tff_agnostic.files import make_folder, write_errors
 from tff_agnostic.program.round_row import split_column
 
 _OVERALL = "all"
@@ -27,18 +27,21 @@ _SCALAR = create_summary_metadata(description=None, display_name=None)
 class TensorBoardSink:
     """Writes the rows of metrics.csv as scalars, as a context manager.
 
-    A column "test/loss/DOMAIN" becomes the tag "test/loss" of the run DOMAIN; other columns belong
-    to the run "all". Event files of an earlier part of the run are replaced, so that rounds that
-    were run again after a crash do not appear twice.
+    A quantity's name is its tag, in the run of each domain that has a column of it; what is about
+    no domain belongs to the run "all". Event files of an earlier part of the run are replaced, so
+    that rounds that were run again after a crash do not appear twice.
 
     Args:
         folder: The log folder.
-        domain_names: Names of the domains.
+        columns: The columns to write.
     """
 
-    def __init__(self, folder: Path, domain_names: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
         self._folder = folder
-        self._run_names = _run_names(domain_names)
+        self._columns = columns
+        self._run_names = _run_names(
+            dict.fromkeys(c.domain for c in columns if c.domain is not None)
+        )
         self._writers: dict[Optional[str], tf.io.TFRecordWriter] = {}
 
     def __enter__(self) -> "TensorBoardSink":
@@ -53,7 +56,7 @@ class TensorBoardSink:
         """Closes the event files."""
         for writer in self._writers.values():
             try:
-                with _write_errors(self._folder):
+                with write_errors(self._folder), tensorflow_writes():
                     writer.close()
             except UserError:
                 # What went wrong first says more.
@@ -66,15 +69,15 @@ class TensorBoardSink:
         Raises:
             UserError: If they cannot be written.
         """
-        step = int(row["round"])
+        step = int(row[ROUND])
         scalars: dict[Optional[str], dict[str, float]] = {}
-        for column, text in row.items():
-            if column != "round" and text:
-                tag, domain = split_column(column)
-                scalars.setdefault(domain, {})[tag] = float(text)
+        for column in self._columns:
+            text = row[column.name]
+            if text:
+                scalars.setdefault(column.domain, {})[column.quantity.name] = float(text)
         for domain, values in scalars.items():
             event = Event(wall_time=time.time(), step=step, summary=_summary(values))
-            with _write_errors(self._folder):
+            with write_errors(self._folder), tensorflow_writes():
                 writer = self._writer(domain)
                 writer.write(event.SerializeToString())
                 writer.flush()
@@ -105,17 +108,7 @@ def _summary(values: Mapping[str, float]) -> Summary:
     )
 
 
-@contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    """Turns errors of TensorFlow's file system into a `UserError` that names `path`."""
-    try:
-        yield
-    except tf.errors.OpError as e:
-        reason = e.message.splitlines()[0].rpartition("; ")[2]
-        raise UserError(f"{path}: cannot write: {reason}") from e
-
-
-def _run_names(domain_names: Sequence[str]) -> dict[Optional[str], str]:
+def _run_names(domain_names: Iterable[str]) -> dict[Optional[str], str]:
     """Returns the run, which is a folder's name, of each domain and of what is about none."""
     names: dict[Optional[str], str] = {None: _OVERALL}
     for domain in domain_names:

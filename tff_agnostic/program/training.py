@@ -7,13 +7,13 @@ from tff_agnostic.computations.algorithm import Metrics, ServerState
 from tff_agnostic.data.cohorts import CohortReader
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json, write_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.program import plots
 from tff_agnostic.program.checkpoints import CheckpointFolder
 from tff_agnostic.program.config import COHORT_SAMPLINGS
 from tff_agnostic.program.evaluation_report import EvaluationReport
 from tff_agnostic.program.evaluator import Evaluator, check_readable
-from tff_agnostic.program.files import read_json, write_json
 from tff_agnostic.program.history import History
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.progress import Progress

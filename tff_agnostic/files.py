@@ -1,6 +1,7 @@
-"""Writing files so that a reader finds the old content or the new, never a part."""
+"""Files: written so that a reader finds the old content or the new, never a part; their digests."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,9 @@ from typing import IO, Any
 from tff_agnostic.errors import UserError
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+# Hexadecimal digits of a digest: enough to tell files of one user apart.
+_DIGITS = 16
+_BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
@@ -22,7 +26,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         UserError: If it cannot be written, e.g. on a full disk; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     with write_errors(path):
         try:
             with open(temporary, "wb") as file:
@@ -34,8 +38,13 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
+def temporary_path(path: Path) -> Path:
+    """Returns where this process makes what is to take the place of `path`: in the same folder."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
 def is_temporary(path: Path) -> bool:
-    """Returns whether a file is one that `atomic_file` had no time to finish, as after kill -9."""
+    """Returns whether a file is one that a process had no time to finish, as after kill -9."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
@@ -79,3 +88,24 @@ def write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as e:
         raise UserError(f"{path}: cannot write: {e.strerror or e}") from e
+
+
+def digest(content: bytes) -> str:
+    """Returns a short name of a content: 16 digits that are equal for equal bytes only."""
+    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def file_digest(path: Path) -> str:
+    """Returns the `digest` of a file's content, which may be larger than memory.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    found = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
+    except OSError as e:
+        raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
+    return found.hexdigest()[:_DIGITS]

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.files import (
+from tff_agnostic.files import (
     atomic_file,
+    digest,
+    file_digest,
     is_temporary,
     make_folder,
     read_json,
+    temporary_path,
     write_json,
     write_text,
 )
@@ -101,5 +104,22 @@ def test_json_that_cannot_be_read(tmp_path, content):
 
 def test_only_files_of_our_making_are_temporary():
     assert is_temporary(Path("x/.metrics.csv.123.tmp"))
+    assert is_temporary(temporary_path(Path("x/metrics.csv")))
     for name in ("metrics.csv", ".hidden", "a.tmp", ".a.tmp", "a.1.tmp"):
         assert not is_temporary(Path(name))
+
+
+def test_files_of_one_content_have_one_digest(tmp_path):
+    # Longer than what is read at once.
+    content = bytes(range(256)) * 5000
+    for name, changed in (("a", content), ("b", content), ("c", content[:-1] + b"x")):
+        (tmp_path / name).write_bytes(changed)
+    found = {name: file_digest(tmp_path / name) for name in "abc"}
+    assert found["a"] == found["b"] == digest(content) != found["c"]
+    assert len(found["a"]) == 16
+
+
+def test_a_file_without_digest(tmp_path):
+    with pytest.raises(UserError) as error:
+        file_digest(tmp_path)
+    assert str(error.value) == f"{tmp_path}: cannot read: Is a directory"
