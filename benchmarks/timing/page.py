@@ -39,7 +39,7 @@ class Page:
             UserError: If there is no section, or the file cannot be written.
         """
         before, after = self._parts()
-        write_text(self.path, f"{before}\n{text.strip()}\n\n{after}")
+        write_text(self.path, f"{before}\n{text.rstrip()}\n\n{after}")
 
     def _parts(self) -> tuple[str, str]:
         """Returns what is before the section and after it, each with its line."""

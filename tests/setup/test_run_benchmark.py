@@ -20,6 +20,8 @@ def test_a_mistyped_name_suggests_it(bare):
 
 def test_its_arguments_and_its_exit_code_pass_through(ready):
     (ready.root / "benchmarks").mkdir()
+    # Without it, an installed package of that name would be found first.
+    (ready.root / "benchmarks" / "__init__.py").touch()
     binary = ready.root / "binaries" / "train.py"
     shutil.copy(binary, ready.root / "benchmarks" / "benchmark.py")
     result = ready.run("benchmark", "--peers=none", "a b", environment={"EXIT_CODE": "3"})

@@ -17,7 +17,7 @@ def path(tmp_path):
 
 def test_only_the_section_changes_however_often(path):
     path.write_text(f"# Före\n\n{BEGIN}\nold\n\nolder\n{END}\n\nafter\n")
-    for text in ("one\n", "two\n\nthree\n"):
+    for text in ("one\n", "    two\n\nthree\n"):
         Page(path).replace_section(text)
         expected = f"# Före\n\n{BEGIN}\n\n{text}\n{END}\n\nafter\n"
         assert path.read_text() == expected
