@@ -1,32 +1,34 @@
 """A user's own Python file: run as a module, with errors that show their lines only."""
 
 import contextlib
+import hashlib
 import inspect
 import linecache
 import sys
-import sysconfig
 import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest
+from tff_agnostic.models.user_imports import UserImports
 
-# The file's name as a module: what it defines can be found there, such as by dataclasses.
-_MODULE = "_tff_agnostic_user_file"
-_OTHERS = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib")).resolve())
-# Modules that were imported from the folder of the file that was loaded last.
-_imported: set[str] = set()
+# How many names of a file a message lists.
+_MAX_NAMES = 10
 
 
 class UserFile:
     """A Python file, executed. What lies next to it can be imported, as by a script.
 
-    One file at a time: a second one may have helpers of the same names next to it, so that those of
-    the first are forgotten then.
+    Every file is a module of its own, with modules of its own next to it: several may be there at
+    once, and one may be there twice.
 
     Args:
+        path: The file.
+
+    Attributes:
         path: The file.
 
     Raises:
@@ -35,16 +37,51 @@ class UserFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._folder = path.resolve().parent
-        code = self._compile()
-        for name in (*_imported, _MODULE):
-            sys.modules.pop(name, None)
-        _imported.clear()
-        self._module = types.ModuleType(_MODULE)
+        self._source = self._read()
+        code = self._compile(self._source)
+        self._imports = UserImports(Path(code.co_filename).parent)
+        # Not its own name: a folder of that name may lie next to it.
+        self._module = types.ModuleType(f"{self._imports.package}.__main__")
         self._module.__file__ = code.co_filename
-        sys.modules[_MODULE] = self._module
+        self._imports.prepare(self._module)
+        # There dataclasses, type hints and pickle find what the file defines.
+        sys.modules[self._module.__name__] = self._module
         with self.running("it"):
             exec(code, vars(self._module))
+
+    def digest(self) -> str:
+        """Returns a short name of the file's content, and of that of the modules next to it.
+
+        These are the Python files that were imported until now, each under its name from the
+        folder on: it is the same wherever the folder lies. Where there are none it is the `digest`
+        of the file.
+        """
+        parts = [self._source]
+        for name, source in sorted(self._imports.sources.items()):
+            parts.append(f"\n{name} {hashlib.sha256(source).hexdigest()}".encode())
+        return digest(b"".join(parts))
+
+    def value(self, name: str, what: str, is_right: Callable[[Any], bool]) -> Any:
+        """Returns a value that the file defines outside of functions and classes.
+
+        Args:
+            name: Its name.
+            what: What it has to be, for the message.
+            is_right: Returns whether a value is that.
+
+        Raises:
+            UserError: If the value is something else, or there is none; says what there is.
+        """
+        if name not in vars(self._module):
+            names = list(self._defined())
+            shown = [*names[:_MAX_NAMES], "..."] if len(names) > _MAX_NAMES else names
+            raise UserError(
+                f"{self.path}: expected {name}, {what}, found {', '.join(shown) or 'nothing'}"
+            )
+        value = vars(self._module)[name]
+        if not is_right(value):
+            raise UserError(f"{self.path}: {name}: expected {what}, found {kind_of(value)}")
+        return value
 
     def function(self, name: str, argument: str) -> Callable[[Any], Any]:
         """Returns a function of one argument that the file defines.
@@ -54,11 +91,7 @@ class UserFile:
         """
         found = vars(self._module).get(name)
         if not callable(found):
-            functions = [
-                key
-                for key, value in vars(self._module).items()
-                if inspect.isfunction(value) and value.__module__ == _MODULE
-            ]
+            functions = [key for key, v in self._defined().items() if inspect.isfunction(v)]
             raise UserError(
                 f"{self.path}: expected a function {name}({argument}), found "
                 f"{', '.join(functions) or 'no function'}"
@@ -84,32 +117,38 @@ class UserFile:
             UserError: If anything is raised: the user's own lines, if there are any, and the
                 exception; of a `UserError` the message alone. It begins with the file's name.
         """
-        before = set(sys.modules)
-        sys.path.insert(0, str(self._folder))
-        try:
-            yield
-        except UserError as e:
-            raise UserError(f"{self.path}: {e}") from e
-        except (Exception, SystemExit) as e:
-            raise UserError(f"{self.path}: {what} fails{self._shown(e)}") from e
-        finally:
-            with contextlib.suppress(ValueError):
-                sys.path.remove(str(self._folder))
-            for name in set(sys.modules) - before:
-                if self._is_beside(getattr(sys.modules[name], "__file__", None)):
-                    _imported.add(name)
+        with self._imports.by_name():
+            try:
+                yield
+            except UserError as e:
+                raise UserError(f"{self.path}: {e}") from e
+            except (Exception, SystemExit) as e:
+                raise UserError(f"{self.path}: {what} fails{self._shown(e)}") from e
 
     def raised(self, error: BaseException) -> bool:
         """Returns whether an exception came out of the user's own lines."""
         return bool(self._frames(error))
 
-    def _compile(self) -> types.CodeType:
+    def _defined(self) -> dict[str, Any]:
+        """Returns what the file defines by name, without what it imported."""
+        own_name = self._module.__name__
+        return {
+            name: value
+            for name, value in vars(self._module).items()
+            if not name.startswith("_")
+            and not isinstance(value, types.ModuleType)
+            and (not hasattr(value, "__name__") or value.__module__ == own_name)
+        }
+
+    def _read(self) -> bytes:
         try:
-            source = self.path.read_bytes()
+            return self.path.read_bytes()
         except FileNotFoundError as e:
             raise UserError(f"{self.path}: expected a Python file, found none") from e
         except OSError as e:
             raise UserError(f"{self.path}: cannot read: {e.strerror or e}") from e
+
+    def _compile(self, source: bytes) -> types.CodeType:
         file_name = str(self.path.resolve())
         linecache.checkcache(file_name)
         try:
@@ -131,18 +170,22 @@ class UserFile:
 
     def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:
         frames = traceback.extract_tb(error.__traceback__)
-        return [frame for frame in frames if self._is_beside(frame.filename)]
-
-    def _is_beside(self, file_name: Optional[str]) -> bool:
-        if file_name is None:
-            return False
-        parents = Path(file_name).resolve().parents
-        # An environment, Python or this package may lie in the same folder.
-        are_others = "site-packages" in file_name or any(folder in parents for folder in _OTHERS)
-        return self._folder in parents and not are_others
+        return [frame for frame in frames if self._imports.is_beside(frame.filename)]
 
 
 def in_one_line(error: BaseException) -> str:
     """Returns an exception's type and message in a line, without Keras' list of arguments."""
     message = " ".join(str(error).split()).partition(" Call arguments received")[0]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def kind_of(value: Any) -> str:
+    """Returns what kind of thing a value is, for messages."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, str):
+        return repr(value)
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -85,6 +85,15 @@ class ModelData:
 
 
 def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
+    """Returns the model that a user's Python file builds; see `build_user_model`.
+
+    Raises:
+        UserError: If there is no such file, or it builds none that fits.
+    """
+    return build_user_model(UserFile(path), data, seed)
+
+
+def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     """Returns the model that a user's Python file builds.
 
     The file has a function `build_model(data)`, `data` being a `ModelData`, that returns
@@ -100,16 +109,15 @@ def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
     Modules next to the file can be imported.
 
     Args:
-        path: The file.
+        file: The file, executed.
         data: What it is told.
         seed: Seeds the initial weights.
 
     Raises:
-        UserError: If there is no such file or function, it fails, what it returns is something
+        UserError: If there is no such function, it fails, what it returns is something
             else, or the model and the loss do not fit the data or cannot be trained federatedly.
             One line, or where their code fails, their lines of the traceback.
     """
-    file = UserFile(path)
     build = file.function(_FUNCTION, "data")
     tf.keras.utils.set_random_seed(seed)
     with file.running(_FUNCTION):

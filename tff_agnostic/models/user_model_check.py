@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.user_file import kind_of
 
 # The number of examples that a model is tried on.
 NUM_ROWS = 2
@@ -30,17 +31,18 @@ def taken_apart(returned: Any) -> Built:
     """
     wanted = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
     if not isinstance(returned, (tuple, list)):
-        raise UserError(f"build_model: {wanted} {_kind(returned)}")
+        raise UserError(f"build_model: {wanted} {kind_of(returned)}")
     if len(returned) not in (2, 3):
         raise UserError(f"build_model: {wanted} {len(returned)} values")
     keras_model, loss, *rest = returned
     if not isinstance(keras_model, tf.keras.Model):
         raise UserError(
-            f"build_model: {wanted} {_kind(keras_model)} in place of keras_model, a tf.keras.Model"
+            f"build_model: {wanted} {kind_of(keras_model)} in place of keras_model, a "
+            "tf.keras.Model"
         )
     if not callable(loss) or isinstance(loss, type):
         raise UserError(
-            f"build_model: {wanted} {_kind(loss)} in place of loss, a Keras loss object or a "
+            f"build_model: {wanted} {kind_of(loss)} in place of loss, a Keras loss object or a "
             "function of labels and predictions"
         )
     return Built(keras_model, loss, _checked_metrics(rest[0]) if rest else None)
@@ -50,12 +52,12 @@ def _checked_metrics(metrics: Any) -> Sequence[Metric]:
     if isinstance(metrics, Metric):
         metrics = [metrics]
     if not isinstance(metrics, (tuple, list)):
-        raise UserError(f"build_model: metrics: expected a list, found {_kind(metrics)}")
+        raise UserError(f"build_model: metrics: expected a list, found {kind_of(metrics)}")
     for metric in metrics:
         if not isinstance(metric, Metric):
             raise UserError(
                 "build_model: metrics: expected tff_agnostic.models.Metric objects, found "
-                f"{_kind(metric)}"
+                f"{kind_of(metric)}"
             )
     names = [metric.name for metric in metrics]
     for name in names:
@@ -149,16 +151,5 @@ def described(value: Any) -> str:
     return f"[{', '.join(sizes)}] {value.dtype.name}"
 
 
-def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, str):
-        return repr(value)
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
-
-
 def _kind_or_shape(value: Any) -> str:
-    return described(value) if tf.is_tensor(value) else _kind(value)
+    return described(value) if tf.is_tensor(value) else kind_of(value)
