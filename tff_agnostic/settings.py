@@ -1,9 +1,14 @@
-"""Settings: fields of frozen dataclasses that become flags, with their ranges in the metadata."""
+"""Settings: fields of frozen dataclasses that become flags, with their ranges in the metadata.
+
+What can be chosen by name, such as an algorithm, declares its settings as such a dataclass; a flag
+exists because a field does, and has an effect where the chosen dataclass has that field.
+"""
 
 import dataclasses
 import math
+import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
@@ -12,13 +17,50 @@ from tff_agnostic.registry import Registry
 _MAX_INT = 2**31 - 1
 
 
-def setting(default: Any, help_: str, **metadata: Any) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Base of settings: values are checked when one is made. By itself it has none."""
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` that names the flag if a value is out of range."""
+        check_values(self)
+
+
+def setting(
+    default: Any, help_: str, flag: Optional[str] = None, is_path: bool = False, **metadata: Any
+) -> Any:
     """Declares a field.
 
-    Metadata: `choices` (a registry), `at_least`, `positive`, `below` (an exclusive upper limit),
-    and `only_with` (another setting and the values with which this one has an effect).
+    Args:
+        default: The default.
+        help_: The flag's help text.
+        flag: The flag's name, if it is not the field's.
+        is_path: Whether it names a file, which is the same file however it is named.
+        **metadata: `choices` (a registry), `at_least`, `positive`, `below` (an exclusive upper
+            limit), and `only_with` (another setting and the values with which this one has an
+            effect).
     """
-    return dataclasses.field(default=default, metadata={"help": help_, **metadata})
+    return dataclasses.field(
+        default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
+    )
+
+
+def flag_of(field: dataclasses.Field) -> str:
+    """Returns the name of the flag of a field."""
+    return field.metadata.get("flag") or field.name
+
+
+def kind_of(settings: type, field: dataclasses.Field) -> type:
+    """Returns bool, int, float, str or tuple: the type of a field, whether it is optional or not.
+
+    Args:
+        settings: The dataclass; its annotations may be texts.
+        field: One of its fields.
+    """
+    kind: Any = typing.get_type_hints(settings)[field.name]
+    if typing.get_origin(kind) is typing.Union:
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return typing.get_origin(kind) or kind
 
 
 def check_values(settings: Any) -> None:
@@ -26,31 +68,43 @@ def check_values(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if value is not None:
-            _check_value(f"--{field.name}", value, field.metadata)
+            _check_value(f"--{flag_of(field)}", value, field.metadata)
 
 
-def check_effective(
-    fields: Iterable[dataclasses.Field], values: Mapping[str, Any], given: Mapping[str, Any]
-) -> None:
-    """Refuses settings that were given but have no effect.
+def part_of(settings: Any, part: type) -> Any:
+    """Returns the settings that a dataclass inherits from one of its bases, as that base's own.
+
+    Two runs that differ elsewhere have equal parts, and share what was made for it.
 
     Args:
-        fields: Fields that may have an `only_with`.
-        values: The values of all settings.
-        given: The settings that the user gave.
+        settings: An instance of a subclass of `part`.
+        part: A dataclass.
+    """
+    return part(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(part)})
+
+
+def check_effective(settings: Any, given: Iterable[str]) -> None:
+    """Refuses settings that were given but have no effect beside the others.
+
+    Args:
+        settings: A dataclass whose fields may have an `only_with`.
+        given: Names of the fields that the user gave.
 
     Raises:
         UserError: Naming the first such flag and what it needs.
     """
-    for field in fields:
-        only_with = field.metadata.get("only_with")
-        if only_with is None or field.name not in given:
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    for name in given:
+        only_with = fields[name].metadata.get("only_with")
+        if only_with is None:
             continue
         other, wanted = only_with
-        if values[other] not in wanted:
+        found = getattr(settings, other)
+        if found not in wanted:
+            other_flag = flag_of(fields[other])
             raise UserError(
-                f"--{field.name} has no effect with --{other}={values[other]}: it needs "
-                f"--{other}={' or '.join(wanted)}"
+                f"--{flag_of(fields[name])} has no effect with --{other_flag}={found}: it needs "
+                f"--{other_flag}={' or '.join(wanted)}"
             )
 
 

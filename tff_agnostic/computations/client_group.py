@@ -1,13 +1,13 @@
 """One client, or many in step: what algorithms are written against.
 
 A runtime may run small models for a group of clients at once. Loops over batches stay outside, and
-what happens to each client inside a step goes through an `Each`: a plain call for one client, a
+what happens to each client inside a step goes through a `PerClient`: a plain call for one client, a
 vectorised one for a group.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -53,6 +53,15 @@ class ClientGroup(NamedTuple):
         """Returns whether each client has an example at positions [b]; boolean [b] or [G, b]."""
         return positions < self.num_examples[..., tf.newaxis]
 
+    def limited(self, max_examples: Optional[int]) -> "ClientGroup":
+        """Returns the same clients with no more than their first `max_examples`; all if None."""
+        if max_examples is None:
+            return self
+        return self._replace(
+            num_examples=tf.minimum(self.num_examples, max_examples),
+            capacity=tf.minimum(self.capacity, max_examples),
+        )
+
     def end_rows(self) -> tf.Tensor:
         """Rows of each client's first and last example, int32 [G, 2].
 
@@ -65,7 +74,7 @@ class ClientGroup(NamedTuple):
         return rows[: has_rows * tf.shape(rows)[0]]
 
 
-class Each(Protocol):
+class PerClient(Protocol):
     """Applies a function of one client to every client."""
 
     @property
@@ -107,13 +116,13 @@ class _ClientsInStep:
         )
 
 
-one_client: Each = _OneClient()
-one_client_in_fixed_shapes: Each = _OneClient(fixed_shapes=True)
-clients_in_step: Each = _ClientsInStep()
+one_client: PerClient = _OneClient()
+one_client_in_fixed_shapes: PerClient = _OneClient(fixed_shapes=True)
+clients_in_step: PerClient = _ClientsInStep()
 
 
 def batch_positions(
-    start: tf.Tensor, batch_size: int, capacity: tf.Tensor, each: Each
+    start: tf.Tensor, batch_size: int, capacity: tf.Tensor, per_client: PerClient
 ) -> tf.Tensor:
     """Returns the positions of a batch among each client's examples, int32 [b].
 
@@ -121,9 +130,9 @@ def batch_positions(
         start: Of the batch, int32 scalar.
         batch_size: Of all batches but the last.
         capacity: The largest number of examples.
-        each: Whether the last batch is shorter, or goes on past the last example.
+        per_client: Whether the last batch is shorter, or goes on past the last example.
     """
-    if each.fixed_shapes:
+    if per_client.fixed_shapes:
         return start + tf.range(tf.minimum(batch_size, capacity))
     return tf.range(start, tf.minimum(start + batch_size, capacity))
 

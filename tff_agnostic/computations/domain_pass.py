@@ -7,12 +7,14 @@ import tensorflow as tf
 
 from tff_agnostic.computations.client_group import (
     ClientGroup,
-    Each,
+    PerClient,
     batch_positions,
     one_client,
 )
 from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
+
+_BATCH_SIZE = 256
 
 
 def domain_pass(
@@ -20,8 +22,8 @@ def domain_pass(
     num_domains: int,
     weights: ModelWeights,
     clients: ClientGroup,
-    batch_size: int,
-    each: Each = one_client,
+    per_client: PerClient = one_client,
+    batch_size: int = _BATCH_SIZE,
 ) -> DomainSums:
     """CLIENT lines 2 to 6: losses, counts and metric sums of each domain at `weights`.
 
@@ -31,23 +33,23 @@ def domain_pass(
         model: The model.
         num_domains: p.
         weights: w, the same for every client.
-        clients: One client, or a group for an `each` in step.
+        clients: One client, or many in step.
+        per_client: How functions of one client are applied.
         batch_size: Examples of a client per step; bounds the memory only.
-        each: How functions of one client are applied.
     """
 
     def add_batch(start: tf.Tensor, sums: DomainSums) -> tuple[tf.Tensor, DomainSums]:
-        positions = batch_positions(start, batch_size, clients.capacity, each)
+        positions = batch_positions(start, batch_size, clients.capacity, per_client)
         batch = clients.take(positions)
 
-        def of_client(batch: Examples) -> Measures:
+        def of_client(batch: Examples) -> ExampleMeasures:
             losses, predictions = model.example_losses(
                 weights, batch, training=False, seed=tf.zeros([2], tf.int32)
             )
-            return measures(model, batch, losses, predictions)
+            return measure_examples(model, batch, losses, predictions)
 
         counted = clients.has(positions)
-        next_sums = add_by_domain(sums, batch["domain_id"], counted, each(of_client, batch))
+        next_sums = add_by_domain(sums, batch["domain_id"], counted, per_client(of_client, batch))
         return start + batch_size, next_sums
 
     _, sums = tf.while_loop(
@@ -58,7 +60,7 @@ def domain_pass(
     return sums
 
 
-class Measures(NamedTuple):
+class ExampleMeasures(NamedTuple):
     """What is measured of each of n examples.
 
     Attributes:
@@ -70,9 +72,11 @@ class Measures(NamedTuple):
     metrics: "OrderedDict[str, MetricSums]"
 
 
-def measures(model: Model, batch: Examples, losses: tf.Tensor, predictions: tf.Tensor) -> Measures:
+def measure_examples(
+    model: Model, batch: Examples, losses: tf.Tensor, predictions: tf.Tensor
+) -> ExampleMeasures:
     """Returns the measures of one client's batch, from its losses and predictions."""
-    return Measures(
+    return ExampleMeasures(
         losses,
         OrderedDict(
             (metric.name, MetricSums(*metric.per_example(batch["y"], predictions)))
@@ -93,7 +97,7 @@ def zero_sums(model: Model, num_domains: int, clients: ClientGroup) -> DomainSum
 
 
 def add_by_domain(
-    sums: DomainSums, domain_id: tf.Tensor, counted: tf.Tensor, batch: Measures
+    sums: DomainSums, domain_id: tf.Tensor, counted: tf.Tensor, batch: ExampleMeasures
 ) -> DomainSums:
     """Adds the measures of a batch to the sums of each client.
 

@@ -4,7 +4,6 @@ Pure functions on float32 vectors [p], one entry per domain, usable with NumPy a
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
@@ -13,8 +12,11 @@ import tensorflow as tf
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
+from tff_agnostic.settings import Settings, setting
 
 _SUM_TOLERANCE = 1e-3
+# The smallest normal float32: what is smaller, processors may take for 0.
+_SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 
 
 class DomainState(NamedTuple):
@@ -30,80 +32,6 @@ class DomainState(NamedTuple):
     lambda_: tf.Tensor
     window: tf.Tensor
     mean_counts: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class DomainWeightsParams:
-    """How lambda moves.
-
-    Attributes:
-        update: Name of a member of `DOMAIN_WEIGHT_UPDATES`.
-        learning_rate: gamma_lambda; positive.
-        window_size: r, the number of rounds whose counts scale lambda.
-        initial_weights: lambda_0, p numbers on the simplex; uniform if None.
-        initial_counts: N_0, p positive numbers that fill the window before the first round; ones
-            if None. Only their ratios matter until r rounds have passed, but the bound of a secure
-            sum of beta is stated for counts like those of a real round.
-        freeze_absent: Keep the weight of a domain without examples in a round. Otherwise its loss
-            counts as 0, as in the paper.
-    """
-
-    update: str = "exponentiated_gradient"
-    learning_rate: float = 0.01
-    window_size: int = 1
-    initial_weights: Optional[tuple[float, ...]] = None
-    initial_counts: Optional[tuple[float, ...]] = None
-    freeze_absent: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks what can be checked without the number of domains."""
-        _ = DOMAIN_WEIGHT_UPDATES[self.update]
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise UserError(
-                f"domain learning rate: expected a positive number, found {self.learning_rate}"
-            )
-        if self.window_size < 1:
-            raise UserError(f"window: expected at least 1 round, found {self.window_size}")
-
-
-def initial_domain_state(params: DomainWeightsParams, num_domains: int) -> DomainState:
-    """Returns lambda_0 and a window filled with N_0.
-
-    Raises:
-        UserError: If the initial weights or counts do not fit `num_domains`, the weights are not a
-            point of the simplex, or a count is not positive.
-    """
-    p = num_domains
-    weights = _vector("initial domain weights", params.initial_weights, p, default=1.0 / p)
-    if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
-        raise UserError(
-            "initial domain weights: expected non-negative numbers that sum to 1, found "
-            f"{list(params.initial_weights or ())}, which sum to {weights.sum():g}"
-        )
-    counts = _vector("initial domain counts", params.initial_counts, p, default=1.0)
-    if np.any(counts <= 0):
-        raise UserError(
-            "initial domain counts: expected positive numbers, found "
-            f"{list(params.initial_counts or ())}"
-        )
-    return DomainState(
-        lambda_=(weights / weights.sum()).astype(np.float32),
-        window=np.tile(counts.astype(np.float32), [params.window_size, 1]),
-        mean_counts=counts.astype(np.float32),
-    )
-
-
-def _vector(
-    what: str, values: Optional[Sequence[float]], length: int, default: float
-) -> np.ndarray:
-    if values is None:
-        return np.full([length], default)
-    vector = np.asarray(values, np.float64)
-    if vector.shape != (length,):
-        raise UserError(f"{what}: expected {length} numbers, one per domain, found {vector.size}")
-    if not np.all(np.isfinite(vector)):
-        raise UserError(f"{what}: expected finite numbers, found {list(values)}")
-    return vector
 
 
 def scaling_vector(lambda_: tf.Tensor, mean_counts: tf.Tensor) -> tf.Tensor:
@@ -129,10 +57,14 @@ def append_counts(
 def exponentiated_gradient(
     lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float
 ) -> tf.Tensor:
-    """Returns lambda * exp(gamma L), normalised (SERVER line 12), in the log domain."""
+    """Returns lambda * exp(gamma L), normalised (SERVER line 12), in the log domain.
+
+    A positive weight stays positive, however small; 0 stays 0.
+    """
     logits = tf.math.log(lambda_) + learning_rate * losses
     unnormalized = tf.exp(logits - tf.reduce_max(logits))
-    return unnormalized / tf.reduce_sum(unnormalized)
+    normalized = unnormalized / tf.reduce_sum(unnormalized)
+    return tf.where(lambda_ > 0, tf.maximum(normalized, _SMALLEST_WEIGHT), 0.0)
 
 
 def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
@@ -169,22 +101,114 @@ DOMAIN_WEIGHT_UPDATES: Registry[DomainWeightUpdate] = Registry(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class DomainWeightsOptions(Settings):
+    """How lambda moves; part of the settings of algorithms that have it.
+
+    Attributes:
+        domain_weight_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`.
+        domain_learning_rate: gamma_lambda; positive.
+        window: r, the number of rounds whose counts scale lambda.
+        initial_domain_weights: lambda_0, p numbers on the simplex; uniform if None. A weight of 0
+            stays 0 under exponentiated gradient.
+        initial_domain_counts: N_0, p positive numbers that fill the window before the first round.
+            With r = 1 only their ratios matter, and only in the first round; with r > 1 they stand
+            beside real counts for r - 1 rounds more, so that their size matters too.
+        freeze_absent_domains: Keep the weight of a domain without examples in a round. Otherwise
+            its loss counts as 0, as in the paper.
+    """
+
+    domain_weight_update: str = setting(
+        "exponentiated_gradient", "How lambda moves.", choices=DOMAIN_WEIGHT_UPDATES
+    )
+    domain_learning_rate: float = setting(0.01, "gamma_lambda.", positive=True)
+    window: int = setting(1, "r, rounds whose counts scale lambda.", at_least=1)
+    initial_domain_weights: Optional[tuple[float, ...]] = setting(
+        None, "lambda_0, comma-separated; uniform if not given."
+    )
+    initial_domain_counts: Optional[tuple[float, ...]] = setting(
+        None,
+        "N_0, comma-separated; if not given, the counts that a round is expected to have, from the "
+        "totals over all training clients.",
+    )
+    freeze_absent_domains: bool = setting(
+        False,
+        "Keep lambda of a domain without examples in a round; otherwise its loss counts as 0.",
+    )
+
+
+def initial_domain_state(
+    options: DomainWeightsOptions,
+    num_domains: int,
+    expected_counts: Optional[Sequence[float]] = None,
+) -> DomainState:
+    """Returns lambda_0 and a window filled with N_0.
+
+    Args:
+        options: The settings.
+        num_domains: p.
+        expected_counts: N_0 where the settings have none; ones if None.
+
+    Raises:
+        UserError: If the initial weights or counts do not fit `num_domains`, the weights are not a
+            point of the simplex, or a count is not positive.
+    """
+    p = num_domains
+    flag = "--initial_domain_weights"
+    weights = _vector(flag, options.initial_domain_weights, p, default=1.0 / p)
+    if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
+        raise UserError(
+            f"{flag}: expected non-negative numbers that sum to 1, found "
+            f"{list(options.initial_domain_weights or ())}, which sum to {weights.sum():g}"
+        )
+    given = options.initial_domain_counts
+    counts = _vector(
+        "--initial_domain_counts", expected_counts if given is None else given, p, default=1.0
+    )
+    if np.any(counts <= 0):
+        raise UserError(
+            f"--initial_domain_counts: expected positive numbers, found {counts.tolist()}"
+        )
+    return DomainState(
+        lambda_=(weights / weights.sum()).astype(np.float32),
+        window=np.tile(counts.astype(np.float32), [options.window, 1]),
+        mean_counts=counts.astype(np.float32),
+    )
+
+
+def _vector(
+    flag: str, values: Optional[Sequence[float]], length: int, default: float
+) -> np.ndarray:
+    if values is None:
+        return np.full([length], default)
+    vector = np.asarray(values, np.float64)
+    if vector.shape != (length,):
+        raise UserError(f"{flag}: expected {length} numbers, one per domain, found {vector.size}")
+    if not np.all(np.isfinite(vector)):
+        raise UserError(f"{flag}: expected finite numbers, found {list(values)}")
+    return vector
+
+
 def update_domain_weights(
-    params: DomainWeightsParams, lambda_: tf.Tensor, losses: tf.Tensor, counts: tf.Tensor
+    options: DomainWeightsOptions, lambda_: tf.Tensor, losses: tf.Tensor, counts: tf.Tensor
 ) -> tf.Tensor:
     """Returns lambda_t from lambda_{t-1}, the mean losses L and the counts N_t of the round.
 
-    With `params.freeze_absent`, absent domains keep their weight and the others share the rest in
-    the proportions that the update gives them. A round without any example changes nothing.
+    With `options.freeze_absent_domains`, absent domains keep their weight and the others share the
+    rest in the proportions that the update gives them. A round without any example changes nothing.
+    A weight that the update leaves positive stays positive: one that were rounded to 0 could never
+    grow again.
     """
-    update = DOMAIN_WEIGHT_UPDATES[params.update]
-    if params.freeze_absent:
+    update = DOMAIN_WEIGHT_UPDATES[options.domain_weight_update]
+    if options.freeze_absent_domains:
         # Updates depend on differences of losses. Beside the 0 of an absent domain, negative losses
         # could leave the present ones without any weight to share.
         losses = tf.where(counts > 0, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
-    updated = update(lambda_, losses, params.learning_rate)
-    if params.freeze_absent:
+    updated = update(lambda_, losses, options.domain_learning_rate)
+    is_positive = updated > 0
+    if options.freeze_absent_domains:
         present = tf.cast(counts > 0, lambda_.dtype)
         share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
         updated = share * tf.reduce_sum(lambda_ * present) + lambda_ * (1.0 - present)
+    updated = tf.where(is_positive, tf.maximum(updated, _SMALLEST_WEIGHT), updated)
     return tf.where(tf.reduce_sum(counts) > 0, updated, lambda_)

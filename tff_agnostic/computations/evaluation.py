@@ -3,26 +3,20 @@
 The server learns sums only; the distribution over clients comes from summed histograms.
 """
 
+import dataclasses
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Aggregation, Bound, SecureBounds
-from tff_agnostic.computations.client_group import (
-    ClientGroup,
-    Each,
-    group_of_one,
-    one_client,
-)
+from tff_agnostic.computations.client_group import ClientGroup, PerClient, one_client
 from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.exchange import Exchange
 from tff_agnostic.computations.histogram import Grid, LinearGrid, LogGrid
+from tff_agnostic.computations.limits import Bound, ClientLimits
+from tff_agnostic.computations.server_update import domain_sums_bounds
 from tff_agnostic.computations.structures import DomainSums, MetricSums, all_finite
-from tff_agnostic.computations.template import type_from_spec
 from tff_agnostic.models.functional import Model, ModelWeights
-
-_BATCH_SIZE = 256
 
 
 class ClientDistribution(NamedTuple):
@@ -67,17 +61,42 @@ def measure_grids(model: Model) -> "OrderedDict[str, Grid]":
     return grids
 
 
-def evaluate_clients(
-    model: Model,
-    num_domains: int,
-    weights: ModelWeights,
-    clients: ClientGroup,
-    each: Each = one_client,
-) -> EvaluationOutput:
-    """Evaluates `weights` on the data of one client, or of each of a group."""
-    sums = domain_pass(model, num_domains, weights, clients, _BATCH_SIZE, each)
-    return each(
-        lambda sums, n: _evaluation_output(model, sums, tf.equal(n, 0)), sums, clients.num_examples
+@dataclasses.dataclass(frozen=True)
+class EvaluateClients:
+    """The clients' side of an evaluation: measures the weights that are broadcast.
+
+    Attributes:
+        model: The model.
+        num_domains: p.
+    """
+
+    model: Model
+    num_domains: int
+
+    def __call__(
+        self,
+        weights: ModelWeights,
+        clients: ClientGroup,
+        seed: tf.Tensor,
+        per_client: PerClient = one_client,
+    ) -> EvaluationOutput:
+        """Returns what each client contributes; nothing in it is random."""
+        del seed
+        sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
+        return per_client(
+            lambda sums, n: _evaluation_output(self.model, sums, tf.equal(n, 0)),
+            sums,
+            clients.num_examples,
+        )
+
+
+def evaluation_exchange(model: Model, num_domains: int) -> Exchange:
+    """Returns an evaluation as an exchange: its state is the weights, and it broadcasts them."""
+    return Exchange(
+        name="evaluation",
+        prepare=lambda weights, sums: weights,
+        client=EvaluateClients(model, num_domains),
+        bounds=lambda limits: _evaluation_bounds(model, limits),
     )
 
 
@@ -115,54 +134,14 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
     )
 
 
-def evaluation_bounds(model: Model, bounds: SecureBounds) -> EvaluationOutput:
-    """Returns the bound of every value of `EvaluationOutput`, in its structure."""
-    n = bounds.max_examples
+def _evaluation_bounds(model: Model, limits: ClientLimits) -> EvaluationOutput:
     one = Bound(1, integer=True)
-    largest = {"loss": bounds.max_loss}
+    largest = {"loss": limits.max_loss}
     largest.update((m.name, m.max_numerator if m.upper is None else m.upper) for m in model.metrics)
     return EvaluationOutput(
-        sums=DomainSums(
-            losses=Bound(n * bounds.max_loss),
-            counts=Bound(n, integer=True),
-            metric_sums=OrderedDict(
-                (m.name, MetricSums(Bound(n * m.max_numerator), Bound(n * m.max_denominator)))
-                for m in model.metrics
-            ),
-        ),
+        sums=domain_sums_bounds(model, limits),
         over_clients=OrderedDict(
             (name, ClientDistribution(one, Bound(limit), one)) for name, limit in largest.items()
         ),
         clients=OrderedDict(evaluated=one, empty=one, non_finite=one),
     )
-
-
-def build_evaluation(model: Model, num_domains: int, aggregation: Aggregation) -> tff.Computation:
-    """Returns a TFF computation (weights at the server, client data) -> `EvaluationOutput` sums."""
-    bounds = evaluation_bounds(model, aggregation.bounds)
-    weights_type = tff.to_type(
-        ModelWeights(
-            *[[tff.TensorType(w.dtype, w.shape) for w in ws] for ws in model.initial_weights]
-        )
-    )
-    client_data_type = type_from_spec(model.client_data_spec())
-
-    @tff.tensorflow.computation(weights_type, client_data_type)
-    def client_work(weights: Any, examples: Any) -> Any:
-        output = evaluate_clients(model, num_domains, weights, group_of_one(examples))
-        return aggregation.encode(output, bounds)
-
-    @tff.tensorflow.computation(client_work.type_signature.result)
-    def decode(summed: Any) -> Any:
-        output, _ = aggregation.decode(summed, bounds)
-        return output
-
-    @tff.federated_computation(
-        tff.FederatedType(weights_type, tff.SERVER),
-        tff.FederatedType(client_data_type, tff.CLIENTS),
-    )
-    def evaluate(weights: Any, client_data: Any) -> Any:
-        encoded = tff.federated_map(client_work, (tff.federated_broadcast(weights), client_data))
-        return tff.federated_map(decode, aggregation.federated_sum(encoded, bounds))
-
-    return evaluate

@@ -1,58 +1,21 @@
 """CLIENT lines 7 to 12 of Algorithm 1 (Ro et al. 2021): E epochs of SGD on the weighted loss."""
 
 import dataclasses
-import math
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_agnostic.computations.client_group import (
     ClientGroup,
-    Each,
+    PerClient,
     batch_positions,
     one_client,
 )
-from tff_agnostic.computations.domain_pass import add_by_domain, measures, zero_sums
+from tff_agnostic.computations.domain_pass import add_by_domain, measure_examples, zero_sums
 from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalTrainingParams:
-    """How a client trains.
-
-    Attributes:
-        learning_rate: gamma_w of plain SGD (CLIENT line 10); positive.
-        epochs: E.
-        batch_size: B; the last batch of an epoch may be smaller.
-        normalizer: Member of `NORMALIZERS`: what the weighted loss of a batch is divided by.
-        shuffle: Draw a new order of the examples for each epoch; otherwise they keep theirs.
-        domain_pass_batch_size: Examples per step of the domain pass; bounds its memory only.
-    """
-
-    learning_rate: float = 0.1
-    epochs: int = 1
-    batch_size: int = 20
-    normalizer: str = "client"
-    shuffle: bool = True
-    domain_pass_batch_size: int = 256
-
-    def __post_init__(self) -> None:
-        """Checks ranges."""
-        _ = NORMALIZERS[self.normalizer]
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise UserError(
-                f"client learning rate: expected a positive number, found {self.learning_rate}"
-            )
-        for what, value in (
-            ("client epochs", self.epochs),
-            ("batch size", self.batch_size),
-            ("domain pass batch size", self.domain_pass_batch_size),
-        ):
-            if value < 1:
-                raise UserError(f"{what}: expected at least 1, found {value}")
+from tff_agnostic.settings import Settings, setting
 
 
 def _by_client(beta: tf.Tensor, batch_weight: tf.Tensor) -> tf.Tensor:
@@ -71,34 +34,63 @@ def _by_batch(beta: tf.Tensor, batch_weight: tf.Tensor) -> tf.Tensor:
 NORMALIZERS = Registry("batch normalizer", {"client": _by_client, "batch": _by_batch})
 
 
+@dataclasses.dataclass(frozen=True)
+class LocalTrainingOptions(Settings):
+    """How a client trains; part of the settings of every algorithm whose clients train.
+
+    Attributes:
+        client_learning_rate: gamma_w of plain SGD (CLIENT line 10); positive.
+        client_epochs: E.
+        batch_size: B; the last batch of an epoch may be smaller.
+        batch_normalizer: Member of `NORMALIZERS`: what the weighted loss of a batch is divided by.
+        shuffle: Draw a new order of the examples for each epoch; otherwise they keep theirs.
+    """
+
+    client_learning_rate: float = setting(0.1, "gamma_w of the clients' SGD.", positive=True)
+    client_epochs: int = setting(1, "E, passes over a client's data in a round.", at_least=1)
+    batch_size: int = setting(20, "B, examples of one SGD step.", at_least=1)
+    batch_normalizer: str = setting(
+        "client",
+        "What a batch's loss is divided by: the weight of the whole client (as in Ro et al. 2021: "
+        "one epoch is about one step on the client's mean loss), or the batch's own (as in "
+        "McMahan et al. 2017: as many such steps as there are batches).",
+        choices=NORMALIZERS,
+    )
+    shuffle: bool = setting(True, "Whether clients shuffle their examples before each epoch.")
+
+
 def local_training(
     model: Model,
-    params: LocalTrainingParams,
+    options: LocalTrainingOptions,
     weights: ModelWeights,
     clients: ClientGroup,
     alpha: tf.Tensor,
     beta: tf.Tensor,
     seed: tf.Tensor,
-    each: Each = one_client,
+    per_client: PerClient = one_client,
     measured_domains: Optional[int] = None,
+    proximal: float = 0.0,
 ) -> "LocalTraining":
     """CLIENT lines 7 to 12: E epochs of SGD from `weights`.
 
     Args:
         model: The model.
-        params: How to train.
+        options: How to train.
         weights: w, where training starts, the same for every client.
-        clients: One client, or a group for an `each` in step.
+        clients: One client, or many in step.
         alpha: Scale of each domain, float32 [p].
         beta: Weight of each client, float32; 0 leaves the weights as they are.
         seed: Seed of each client in this round, int64.
-        each: How functions of one client are applied.
+        per_client: How functions of one client are applied.
         measured_domains: p, to measure losses and metrics per domain in the first epoch.
+        proximal: mu of a term mu / 2 ||w^k - w||^2 of the client's objective, of which each batch
+            has its share (FedProx, Li et al. 2020): all of it where a batch's loss is divided by
+            the batch's own weight.
     """
-    normalize = NORMALIZERS[params.normalizer]
+    normalize = NORMALIZERS[options.batch_normalizer]
 
     def train_batch(epoch: tf.Tensor, start: tf.Tensor, order: tf.Tensor, state: Any) -> Any:
-        positions = batch_positions(start, params.batch_size, clients.capacity, each)
+        positions = batch_positions(start, options.batch_size, clients.capacity, per_client)
         present = clients.has(positions)
         last = clients.capacity - 1
         batch = clients.take(tf.gather(order, tf.minimum(positions, last), axis=-1))
@@ -122,21 +114,34 @@ def local_training(
                     training=True,
                     seed=stateless_seed(seed),
                 )
-                objective = tf.math.divide_no_nan(
-                    tf.reduce_sum(scale * losses), normalize(beta, tf.reduce_sum(scale))
-                )
+                batch_weight = tf.reduce_sum(scale)
+                divisor = normalize(beta, batch_weight)
+                objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
                 # Scaled here, the gradients come out as steps: no further pass over the weights.
-                objective *= params.learning_rate * model.loss_scale
+                objective *= options.client_learning_rate * model.loss_scale
             steps = tape.gradient(
                 objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
             next_trained = [
-                _minus(w, step, model.loss_scale, each) for w, step in zip(trained, steps)
+                _minus(w, step, model.loss_scale, per_client) for w, step in zip(trained, steps)
             ]
+            if proximal:
+                # Of the term's gradient, mu (w^k - w): none where a client has no examples left.
+                pull = (
+                    options.client_learning_rate
+                    * proximal
+                    * tf.math.divide_no_nan(batch_weight, divisor)
+                )
+                next_trained = [
+                    after - pull * (before - tf.convert_to_tensor(anchor))
+                    for after, before, anchor in zip(next_trained, trained, weights.trainable)
+                ]
             is_measured = measured_domains is not None
-            return next_trained, measures(model, batch, losses, predictions) if is_measured else ()
+            return next_trained, (
+                measure_examples(model, batch, losses, predictions) if is_measured else ()
+            )
 
-        trained, measured = each(sgd_step, batch, scale, beta, batch_seed, state.trained)
+        trained, measured = per_client(sgd_step, batch, scale, beta, batch_seed, state.trained)
         sums = state.sums
         if measured_domains is not None:
             counted = present & tf.equal(epoch, 0)
@@ -144,11 +149,11 @@ def local_training(
         return LocalTraining(trained, sums)
 
     def train_epoch(epoch: tf.Tensor, state: Any) -> tuple:
-        order = _order(clients, fold_in(seed, epoch), params.shuffle)
+        order = _order(clients, fold_in(seed, epoch), options.shuffle)
         _, state = tf.while_loop(
             lambda start, _: start < clients.capacity,
             lambda start, state: (
-                start + params.batch_size,
+                start + options.batch_size,
                 train_batch(epoch, start, order, state),
             ),
             (tf.constant(0), state),
@@ -156,11 +161,11 @@ def local_training(
         return epoch + 1, state
 
     initial = LocalTraining(
-        each(lambda _: [tf.convert_to_tensor(w) for w in weights.trainable], clients.num_examples),
+        per_client(lambda _: [tf.convert_to_tensor(w) for w in weights.trainable], clients.num_examples),
         () if measured_domains is None else zero_sums(model, measured_domains, clients),
     )
     _, final = tf.while_loop(
-        lambda epoch, _: epoch < params.epochs, train_epoch, (tf.constant(0), initial)
+        lambda epoch, _: epoch < options.client_epochs, train_epoch, (tf.constant(0), initial)
     )
     return final
 
@@ -178,10 +183,10 @@ class LocalTraining(NamedTuple):
     sums: Any
 
 
-def _minus(weight: tf.Tensor, step: Any, loss_scale: float, each: Each) -> tf.Tensor:
+def _minus(weight: tf.Tensor, step: Any, loss_scale: float, per_client: PerClient) -> tf.Tensor:
     if loss_scale != 1.0:
         step = tf.convert_to_tensor(step) / loss_scale
-    if isinstance(step, tf.IndexedSlices) and not each.in_step:
+    if isinstance(step, tf.IndexedSlices) and not per_client.in_step:
         # The rows of an embedding that a batch has: the others need not even be read.
         return tf.tensor_scatter_nd_sub(weight, step.indices[:, tf.newaxis], step.values)
     return weight - tf.convert_to_tensor(step)

@@ -1,12 +1,12 @@
 """Says whether anything but secure sums leaves the clients in a compiled round."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.forms import unoptimized
+from tff_agnostic.computations.compiling import without_graph_optimization
 from tff_agnostic.errors import UserError
 
 
@@ -21,6 +21,20 @@ class SecurityReport:
 
     plain: tuple[str, ...]
     secure: tuple[str, ...]
+
+    @classmethod
+    def of_exchanges(cls, reports: Mapping[str, "SecurityReport"]) -> "SecurityReport":
+        """Returns one report of several exchanges, by their names; of a single one its own."""
+        if len(reports) == 1:
+            return next(iter(reports.values()))
+
+        def named(name: str, values: tuple[str, ...]) -> list[str]:
+            return [f"{name}: {value}" for value in values]
+
+        return cls(
+            plain=tuple(v for name, r in reports.items() for v in named(name, r.plain)),
+            secure=tuple(v for name, r in reports.items() for v in named(name, r.secure)),
+        )
 
     @property
     def is_secure(self) -> bool:
@@ -52,7 +66,7 @@ def security_report(computation: tff.Computation) -> SecurityReport:
         ValueError: If it communicates in a way that TFF's compiler cannot reduce to sums.
     """
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
-        _in_two_results(computation), unoptimized()
+        _in_two_results(computation), without_graph_optimization()
     )
     plain, *secure = form.work.type_signature.result
     return SecurityReport(
@@ -73,6 +87,26 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
         where = f"; in the source: {', '.join(names)}" if names else ""
         raise UserError(f"secure aggregation was asked for, but {report.summary()}{where}")
     return report
+
+
+def require_no_plain_sums(computation: tff.Computation) -> None:
+    """Checks the source of a computation that TFF's forms cannot hold, as of several exchanges.
+
+    Raises:
+        UserError: If values of clients reach the server in anything but a secure sum.
+    """
+    found: list[str] = []
+
+    def visit(block: Any) -> tuple[Any, bool]:
+        if _is_plain_aggregation(block):
+            found.append(block.function.uri)
+        return block, False
+
+    tff.framework.transform_postorder(computation.to_building_block(), visit)
+    if found:
+        raise UserError(
+            f"secure aggregation was asked for, but the round has {', '.join(sorted(set(found)))}"
+        )
 
 
 def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:

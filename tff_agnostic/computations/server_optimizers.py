@@ -1,11 +1,13 @@
 """Server optimizers by name; all have the interface of `tff.learning.optimizers`."""
 
+import dataclasses
 from typing import Callable
 
 import tensorflow_federated as tff
 
 from tff_agnostic.computations.nesterov import Nesterov
 from tff_agnostic.registry import Registry
+from tff_agnostic.settings import Settings, setting
 
 
 def _sgd(
@@ -61,3 +63,38 @@ SERVER_OPTIMIZERS: Registry[OptimizerBuilder] = Registry(
         "yogi": _yogi,
     },
 )
+_ADAPTIVE = ("adam", "yogi", "adagrad")
+_WITH_MOMENTUM = ("momentum", "nesterov", "adam", "yogi")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptimizerOptions(Settings):
+    """How the server applies a round's update; part of the settings of algorithms that do.
+
+    Attributes:
+        server_optimizer: Member of `SERVER_OPTIMIZERS`.
+        server_learning_rate: Its learning rate.
+        server_momentum: Its momentum or beta_1.
+        server_epsilon: Its epsilon.
+    """
+
+    server_optimizer: str = setting("sgd", "Applies a round's update.", choices=SERVER_OPTIMIZERS)
+    server_learning_rate: float = setting(1.0, "Of the server optimizer.", positive=True)
+    server_momentum: float = setting(
+        0.9,
+        "Momentum (also nesterov's), or beta_1 of adam and yogi.",
+        at_least=0.0,
+        below=1.0,
+        only_with=("server_optimizer", _WITH_MOMENTUM),
+    )
+    server_epsilon: float = setting(
+        1e-3,
+        "Of adam, yogi and adagrad.",
+        positive=True,
+        only_with=("server_optimizer", _ADAPTIVE),
+    )
+
+    def build_server_optimizer(self) -> tff.learning.optimizers.Optimizer:
+        """Returns the optimizer."""
+        build = SERVER_OPTIMIZERS[self.server_optimizer]
+        return build(self.server_learning_rate, self.server_momentum, self.server_epsilon)

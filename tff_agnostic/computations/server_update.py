@@ -1,14 +1,33 @@
-"""SERVER lines 9 to 11 of Algorithm 1 (Ro et al. 2021), shared by every algorithm."""
+"""SERVER lines 9 to 11 of Algorithm 1 (Ro et al. 2021), shared by every algorithm that trains."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Bound, SecureBounds
-from tff_agnostic.computations.structures import ClientCounts, ClientOutput, MetricSums
+from tff_agnostic.computations.limits import Bound, ClientLimits
+from tff_agnostic.computations.quantities import Quantity, Role, Unit, measures_of
+from tff_agnostic.computations.structures import (
+    ClientCounts,
+    DomainSums,
+    MetricSums,
+    TrainingOutput,
+)
 from tff_agnostic.models.functional import Model, ModelWeights
+
+
+class TrainingState(NamedTuple):
+    """The state of an algorithm that trains one model and remembers nothing else.
+
+    Attributes:
+        weights: w_t.
+        optimizer_state: State of the server optimizer.
+    """
+
+    weights: ModelWeights
+    optimizer_state: Any
 
 
 class WeightsUpdate(NamedTuple):
@@ -19,21 +38,43 @@ class WeightsUpdate(NamedTuple):
     update_norm: tf.Tensor
 
 
+def initial_training_state(
+    model: Model, optimizer: tff.learning.optimizers.Optimizer
+) -> TrainingState:
+    """Returns the model's initial weights w_0 with the optimizer's initial state."""
+    weights = as_tensors(model.initial_weights)
+    specs = [tf.TensorSpec(w.shape, w.dtype) for w in weights.trainable]
+    return TrainingState(weights, as_tensors(optimizer.initialize(specs)))
+
+
+def as_tensors(structure: Any) -> Any:
+    """Returns a structure of arrays as one of tensors, as the first state of a run has to be."""
+    return tf.nest.map_structure(tf.convert_to_tensor, structure)
+
+
 def average_and_apply(
     optimizer: tff.learning.optimizers.Optimizer,
     weights: ModelWeights,
     optimizer_state: Any,
-    summed: ClientOutput,
+    weighted_delta: list[tf.Tensor],
+    beta: tf.Tensor,
 ) -> WeightsUpdate:
     """Line 9: the average of the clients' deltas, weighted by beta, is the optimizer's gradient.
 
     With SGD of learning rate 1 this is w_t = sum(beta^k w^k) / beta_t. A round in which no client
     has a positive weight leaves weights and optimizer as they are.
+
+    Args:
+        optimizer: The server optimizer.
+        weights: w_{t-1}.
+        optimizer_state: Its state.
+        weighted_delta: Sum of beta^k (w - w^k) over the cohort.
+        beta: Sum of beta^k.
     """
-    gradient = [tf.math.divide_no_nan(d, summed.beta) for d in summed.weighted_delta]
+    gradient = [tf.math.divide_no_nan(d, beta) for d in weighted_delta]
     trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
     next_optimizer_state, next_trainable = optimizer.next(optimizer_state, trainable, gradient)
-    has_weight = summed.beta > 0
+    has_weight = beta > 0
 
     def if_weighted(new: Any, old: Any) -> Any:
         return tf.nest.map_structure(lambda n, o: tf.where(has_weight, n, o), new, old)
@@ -46,54 +87,141 @@ def average_and_apply(
     )
 
 
-def mean_domain_losses(summed: ClientOutput) -> tf.Tensor:
+def mean_domain_losses(sums: DomainSums) -> tf.Tensor:
     """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round."""
-    return tf.math.divide_no_nan(summed.domain_losses, tf.cast(summed.domain_counts, tf.float32))
+    return tf.math.divide_no_nan(sums.losses, tf.cast(sums.counts, tf.float32))
 
 
-def round_metrics(
+def domain_sums(summed: TrainingOutput) -> DomainSums:
+    """Returns the part of a round's sums that is about domains."""
+    return DomainSums(summed.domain_losses, summed.domain_counts, summed.metric_sums)
+
+
+def training_report(
     model: Model,
-    summed: ClientOutput,
-    update: WeightsUpdate,
-    lambda_: tf.Tensor,
-    alpha: tf.Tensor,
+    sums: DomainSums,
+    clients: ClientCounts,
+    update_norm: tf.Tensor,
+    domain_weights: Mapping[str, tf.Tensor],
 ) -> "OrderedDict[str, Any]":
-    """What every algorithm reports of a round, in the layout of TFF's own learning processes.
+    """What every algorithm that trains reports, in the layout of TFF's own learning processes.
 
-    Vectors have one entry per domain. Losses and metrics are those of w_{t-1}, before the round's
-    training, on the cohort's examples. Where a metric has nothing to count in a domain its ratio is
+    Vectors have one entry per domain. Where a metric has nothing to count in a domain its ratio is
     0, so that all is finite: see the number of examples.
+
+    Args:
+        model: The model.
+        sums: Losses, counts and metric sums of the cohort.
+        clients: What became of the clients.
+        update_norm: Norm of the update of the weights.
+        domain_weights: What the algorithm has to say of the weights of domains, vectors [p].
     """
     train: OrderedDict[str, Any] = OrderedDict(
-        loss=mean_domain_losses(summed), num_examples=summed.domain_counts
+        loss=mean_domain_losses(sums), num_examples=sums.counts
     )
     for metric in model.metrics:
-        sums = summed.metric_sums[metric.name]
-        train[metric.name] = metric.value(tf.math.divide_no_nan(sums.numerator, sums.denominator))
+        ratio = sums.metric_sums[metric.name]
+        train[metric.name] = metric.value(tf.math.divide_no_nan(ratio.numerator, ratio.denominator))
     return OrderedDict(
         client_work=OrderedDict(train=train),
-        clients=OrderedDict(summed.clients._asdict()),
-        domain_weights=OrderedDict([("lambda", lambda_), ("alpha", alpha)]),
-        finalizer=OrderedDict(update_norm=update.update_norm),
+        domain_weights=OrderedDict(domain_weights),
+        clients=OrderedDict(clients._asdict()),
+        finalizer=OrderedDict(update_norm=update_norm),
     )
 
 
-def client_output_bounds(
-    model: Model, bounds: SecureBounds, default_max_beta: float
-) -> ClientOutput:
-    """Returns the bound of every value of `ClientOutput`, in its structure."""
-    max_beta = default_max_beta if bounds.max_beta is None else bounds.max_beta
-    n = bounds.max_examples
-    return ClientOutput(
-        weighted_delta=[
-            Bound(max_beta * bounds.max_delta, signed=True) for _ in model.initial_weights.trainable
-        ],
-        beta=Bound(max_beta),
-        domain_losses=Bound(n * bounds.max_loss),
-        domain_counts=Bound(n, integer=True),
+def training_quantities(
+    model: Model, domain_weights: Mapping[str, Quantity], while_training: bool = False
+) -> "OrderedDict[str, Any]":
+    """Describes `training_report`.
+
+    Args:
+        model: The model.
+        domain_weights: Describes the argument of that name.
+        while_training: Whether losses and metrics are those of the first epoch, each example's
+            before its batch's step; otherwise they are those of w_{t-1}, before the training.
+    """
+    prefix = "first_epoch" if while_training else "train"
+    when = "in the first epoch of training" if while_training else "on the cohort, before training"
+    train: OrderedDict[str, Any] = OrderedDict()
+    for name, measure in measures_of(model).items():
+        train[name] = Quantity(
+            f"{prefix}/{name}",
+            f"{name} {when}",
+            per_domain=True,
+            unit=measure.unit,
+            higher_is_better=measure.higher_is_better,
+            of_present_domains=True,
+            role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
+            is_drawn=True,
+            file_name=f"{prefix}_{name}",
+            formerly=(f"train/{name}",) if while_training else (),
+        )
+        if name == "loss":
+            train["num_examples"] = Quantity(
+                "train/num_examples",
+                "examples of the cohort",
+                per_domain=True,
+                unit=Unit.EXAMPLES,
+            )
+    return OrderedDict(
+        client_work=OrderedDict(train=train),
+        domain_weights=OrderedDict(domain_weights),
+        clients=OrderedDict(
+            (name, Quantity(f"clients/{name}", f"clients: {name}", unit=Unit.CLIENTS))
+            for name in ClientCounts._fields
+        ),
+        finalizer=OrderedDict(
+            update_norm=Quantity("update_norm", "norm of the round's update of the weights")
+        ),
+    )
+
+
+def domain_sums_bounds(model: Model, limits: ClientLimits) -> DomainSums:
+    """Returns the bound of every value of `DomainSums`, in its structure."""
+    n = limits.max_examples
+
+    def metric_bounds(name: str, numerator: float, denominator: float) -> MetricSums:
+        ratio = f"metric {name}"
+        return MetricSums(
+            Bound(n * numerator, ratio=ratio, entrywise=True),
+            Bound(n * denominator, ratio=ratio, entrywise=True),
+        )
+
+    return DomainSums(
+        losses=Bound(n * limits.max_loss, ratio="loss", entrywise=True),
+        counts=Bound(n, integer=True, ratio="loss", entrywise=True),
         metric_sums=OrderedDict(
-            (m.name, MetricSums(Bound(n * m.max_numerator), Bound(n * m.max_denominator)))
+            (m.name, metric_bounds(m.name, m.max_numerator, m.max_denominator))
             for m in model.metrics
         ),
-        clients=ClientCounts(*[Bound(1, integer=True)] * len(ClientCounts._fields)),
+    )
+
+
+def client_counts_bounds() -> ClientCounts:
+    """Returns the bounds of `ClientCounts`."""
+    return ClientCounts(*[Bound(1, integer=True)] * len(ClientCounts._fields))
+
+
+def update_bounds(
+    model: Model, limits: ClientLimits, max_beta: float
+) -> tuple[list[Bound], Bound]:
+    """Returns the bounds of a client's weighted delta and of its weight, which form a ratio."""
+    delta = Bound(max_beta * limits.max_delta, signed=True, ratio="update")
+    return [delta for _ in model.initial_weights.trainable], Bound(max_beta, ratio="update")
+
+
+def training_output_bounds(
+    model: Model, limits: ClientLimits, default_max_beta: float
+) -> TrainingOutput:
+    """Returns the bound of every value of `TrainingOutput`, in its structure."""
+    weighted_delta, beta = update_bounds(model, limits, limits.beta(default_max_beta))
+    sums = domain_sums_bounds(model, limits)
+    return TrainingOutput(
+        weighted_delta=weighted_delta,
+        beta=beta,
+        domain_losses=sums.losses,
+        domain_counts=sums.counts,
+        metric_sums=sums.metric_sums,
+        clients=client_counts_bounds(),
     )

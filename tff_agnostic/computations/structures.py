@@ -8,18 +8,30 @@ import tensorflow as tf
 from tff_agnostic.models.functional import ModelWeights
 
 
-class ClientInput(NamedTuple):
-    """What the server broadcasts.
+class Message(NamedTuple):
+    """What the server sends to every client in an exchange.
+
+    Attributes:
+        broadcast: What the exchange prepared.
+        aggregation: What the aggregation needs of its state.
+        seed: Of the round: (seed of the run, number of the round), int32 [2].
+    """
+
+    broadcast: Any
+    aggregation: Any
+    seed: tf.Tensor
+
+
+class TrainingBroadcast(NamedTuple):
+    """What the server broadcasts to clients that train.
 
     Attributes:
         weights: w_{t-1}.
         alpha: Scale of each domain, float32 [p].
-        seed: Seed of the round, int32 [2].
     """
 
     weights: ModelWeights
     alpha: tf.Tensor
-    seed: tf.Tensor
 
 
 class ClientCounts(NamedTuple):
@@ -38,8 +50,8 @@ class ClientCounts(NamedTuple):
     non_finite: tf.Tensor
 
 
-class ClientOutput(NamedTuple):
-    """What a client sends. The server only ever sees the sum over the cohort of each field.
+class TrainingOutput(NamedTuple):
+    """What a client that trained sends; the server only ever sees the sum of each field.
 
     Attributes:
         weighted_delta: beta^k (w - w^k), like the trainable weights.
@@ -66,7 +78,7 @@ class MetricSums(NamedTuple):
 
 
 class DomainSums(NamedTuple):
-    """Sums over the examples of each domain at given weights; see `ClientOutput`."""
+    """Sums over the examples of each domain at given weights; see `TrainingOutput`."""
 
     losses: tf.Tensor
     counts: tf.Tensor

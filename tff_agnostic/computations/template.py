@@ -1,74 +1,199 @@
-"""The `tff.federated_computation` template: broadcast, map, one sum, map."""
+"""The `tff.federated_computation` templates: broadcast, map, one sum, map; as often as needed."""
 
-from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import FederatedAlgorithm
-from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound, SumsSoFar
+from tff_agnostic.computations.aggregation import Aggregation, PlainSum
+from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.computations.evaluation import evaluation_exchange
+from tff_agnostic.computations.exchange import Algorithm
+from tff_agnostic.models.functional import Model, ModelWeights
+
+
+class Process(NamedTuple):
+    """An algorithm in TFF.
+
+    Attributes:
+        learning_process: Its rounds.
+        exchanges: Each exchange of a round by itself, by name: (message at the server, client data)
+            -> the sum at the server. A round has no other communication.
+    """
+
+    learning_process: tff.learning.templates.LearningProcess
+    exchanges: "dict[str, tff.Computation]"
 
 
 def build_learning_process(
-    algorithm: FederatedAlgorithm, aggregation: Aggregation
+    algorithm: Algorithm, aggregation: Aggregation = PlainSum()
 ) -> tff.learning.templates.LearningProcess:
-    """Wires an algorithm's functions and an aggregation into a TFF learning process.
+    """Wires an algorithm and an aggregation into a TFF learning process.
 
     `next` maps (state at the server, one mapping of arrays per client) to
-    `tff.learning.templates.LearningProcessOutput(state, metrics)`. Metrics of the aggregation are
-    under "aggregator".
+    `tff.learning.templates.LearningProcessOutput(state, report)`; the state is a `RunState`.
+    Reports of the aggregation are under "aggregator".
     """
-    bounds = algorithm.output_bounds(aggregation.bounds)
+    return build_process(algorithm, aggregation).learning_process
+
+
+def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
+    """Returns the learning process together with its exchanges; see `build_learning_process`."""
+    round_ = AggregatedRound(algorithm, aggregation)
     client_data_type = type_from_spec(algorithm.client_data_spec)
-
-    initialize = tff.tensorflow.computation(algorithm.initialize)
+    initialize = tff.tensorflow.computation(round_.initialize)
     state_type = initialize.type_signature.result
-    prepare = tff.tensorflow.computation(algorithm.prepare, state_type)
-
-    @tff.tensorflow.computation(prepare.type_signature.result, client_data_type)
-    def client_work(client_input: Any, examples: Any) -> Any:
-        output = algorithm.client_update(client_input, group_of_one(examples))
-        return aggregation.encode(output, bounds)
+    start = tff.tensorflow.computation(round_.start, state_type)
+    exchanges = []
+    message_type, so_far_type = start.type_signature.result, tff.to_type(SumsSoFar())
+    steps = []
+    for k, exchange in enumerate(round_.exchanges):
+        exchanges.append(build_exchange(exchange, message_type, client_data_type))
+        sum_type = exchanges[k].type_signature.result.member
+        is_last = k == len(round_.exchanges) - 1
+        after_sum = round_.finish if is_last else round_.go_on
+        steps.append(tff.tensorflow.computation(after_sum, [state_type, so_far_type, sum_type]))
+        if not is_last:
+            message_type, so_far_type = steps[k].type_signature.result
 
     @tff.federated_computation
     def initialize_fn() -> Any:
         return tff.federated_eval(initialize, tff.SERVER)
-
-    @tff.federated_computation(tff.FederatedType(client_work.type_signature.result, tff.CLIENTS))
-    def federated_sum(encoded: Any) -> Any:
-        return aggregation.federated_sum(encoded, bounds)
-
-    @tff.tensorflow.computation(state_type, federated_sum.type_signature.result.member)
-    def finish_round(state: Any, summed: Any) -> Any:
-        output, aggregator_metrics = aggregation.decode(summed, bounds)
-        next_state, metrics = algorithm.server_update(state, output)
-        return next_state, OrderedDict(metrics, aggregator=aggregator_metrics)
 
     @tff.federated_computation(
         tff.FederatedType(state_type, tff.SERVER),
         tff.FederatedType(client_data_type, tff.CLIENTS),
     )
     def next_fn(state: Any, client_data: Any) -> Any:
-        client_input = tff.federated_broadcast(tff.federated_map(prepare, state))
-        encoded = tff.federated_map(client_work, (client_input, client_data))
-        summed = federated_sum(encoded)
-        next_state, metrics = tff.federated_map(finish_round, (state, summed))
-        return tff.learning.templates.LearningProcessOutput(next_state, metrics)
+        message = tff.federated_map(start, state)
+        so_far = tff.federated_value(SumsSoFar(), tff.SERVER)
+        for exchange, after_sum in zip(exchanges[:-1], steps[:-1]):
+            summed = exchange(message, client_data)
+            message, so_far = _unzipped(tff.federated_map(after_sum, (state, so_far, summed)))
+        summed = exchanges[-1](message, client_data)
+        next_state, report = tff.federated_map(steps[-1], (state, so_far, summed))
+        return tff.learning.templates.LearningProcessOutput(next_state, report)
 
     @tff.tensorflow.computation(state_type)
     def get_model_weights(state: Any) -> ModelWeights:
-        return state.weights
+        return algorithm.main_model(state.algorithm)
 
     @tff.tensorflow.computation(state_type, get_model_weights.type_signature.result)
     def set_model_weights(state: Any, weights: ModelWeights) -> Any:
-        return state._replace(weights=weights)
+        return state._replace(algorithm=algorithm.with_weights(state.algorithm, weights))
 
-    return tff.learning.templates.LearningProcess(
+    process = tff.learning.templates.LearningProcess(
         initialize_fn, next_fn, get_model_weights, set_model_weights
     )
+    names = [exchange.exchange.name for exchange in round_.exchanges]
+    return Process(process, dict(zip(names, exchanges)))
+
+
+def _unzipped(value: Any) -> tuple[Any, Any]:
+    return value[0], value[1]
+
+
+def build_exchange(
+    exchange: AggregatedExchange, message_type: tff.Type, client_data_type: tff.Type
+) -> tff.Computation:
+    """Returns (message at the server, client data) -> the sum of what clients submit, at it."""
+
+    @tff.tensorflow.computation(message_type, client_data_type)
+    def client_work(message: Any, examples: Any) -> Any:
+        return exchange.client_work(message, group_of_one(examples), one_client)
+
+    @tff.federated_computation(
+        tff.FederatedType(message_type, tff.SERVER),
+        tff.FederatedType(client_data_type, tff.CLIENTS),
+    )
+    def exchange_fn(message: Any, client_data: Any) -> Any:
+        encoded = tff.federated_map(client_work, (tff.federated_broadcast(message), client_data))
+        return exchange.federated_sum(encoded)
+
+    return exchange_fn
+
+
+class EvaluationParts(NamedTuple):
+    """A federated evaluation in TFF, in two parts, so that sums can be added before decoding.
+
+    Attributes:
+        exchange: (message at the server, client data) -> the sum at the server.
+        message: Weights -> message.
+        decode: The sum -> (`EvaluationOutput`, report of the aggregation).
+    """
+
+    exchange: tff.Computation
+    message: tff.Computation
+    decode: tff.Computation
+
+
+def build_evaluation_parts(
+    model: Model, num_domains: int, aggregation: Aggregation
+) -> EvaluationParts:
+    """Returns the parts of `build_evaluation`."""
+    functions = EvaluationFunctions(model, num_domains, aggregation)
+    weights_type = tff.to_type(
+        ModelWeights(
+            *[[tff.TensorType(w.dtype, w.shape) for w in ws] for ws in model.initial_weights]
+        )
+    )
+    message = tff.tensorflow.computation(functions.message, weights_type)
+    exchange = build_exchange(
+        functions.exchange,
+        message.type_signature.result,
+        type_from_spec(model.client_data_spec()),
+    )
+    decode = tff.tensorflow.computation(
+        functions.decode, exchange.type_signature.result.member
+    )
+    return EvaluationParts(exchange, message, decode)
+
+
+class EvaluationFunctions:
+    """What the server does before and after the sum of an evaluation.
+
+    Args:
+        model: The model.
+        num_domains: p.
+        aggregation: How clients are summed.
+
+    Attributes:
+        exchange: The evaluation with its aggregation.
+    """
+
+    def __init__(self, model: Model, num_domains: int, aggregation: Aggregation) -> None:
+        self.exchange = AggregatedExchange(evaluation_exchange(model, num_domains), aggregation)
+
+    def message(self, weights: ModelWeights) -> Any:
+        """Returns what every client is sent."""
+        state = self.exchange.initialize()
+        return self.exchange.message(state, weights, tf.zeros([2], tf.int32))
+
+    def decode(self, summed: Any) -> tuple[Any, Any]:
+        """Returns the sum of what clients contributed, and the report of the aggregation."""
+        _, output, report = self.exchange.decode(self.exchange.initialize(), summed)
+        return output, report
+
+
+def build_evaluation(
+    model: Model, num_domains: int, aggregation: Aggregation = PlainSum()
+) -> tff.Computation:
+    """Returns a TFF computation (weights at the server, client data) -> `EvaluationOutput` sums."""
+    parts = build_evaluation_parts(model, num_domains, aggregation)
+    weights_type = parts.message.type_signature.parameter
+    client_data_type = parts.exchange.type_signature.parameter[1]
+
+    @tff.tensorflow.computation(parts.decode.type_signature.parameter)
+    def output_of(summed: Any) -> Any:
+        return parts.decode(summed)[0]
+
+    @tff.federated_computation(tff.FederatedType(weights_type, tff.SERVER), client_data_type)
+    def evaluate(weights: Any, client_data: Any) -> Any:
+        summed = parts.exchange(tff.federated_map(parts.message, weights), client_data)
+        return tff.federated_map(output_of, summed)
+
+    return evaluate
 
 
 def type_from_spec(spec: Any) -> tff.Type:

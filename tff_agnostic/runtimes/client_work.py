@@ -9,22 +9,20 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import FederatedAlgorithm
+from tff_agnostic.computations.aggregated import AggregatedExchange
 from tff_agnostic.computations.client_group import (
     ClientGroup,
-    Each,
+    PerClient,
     clients_in_step,
     group_of_many,
     group_of_one,
     one_client,
     one_client_in_fixed_shapes,
 )
-from tff_agnostic.computations.evaluation import evaluate_clients, evaluation_bounds
-from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.models.functional import Examples
 
 # (what is broadcast, clients, how to apply functions of one client) -> what each client sends.
-WorkFn = Callable[[Any, ClientGroup, Each], Any]
+WorkFn = Callable[[Any, ClientGroup, PerClient], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,33 +56,17 @@ class ClientWork:
         return _num_bytes(rows)
 
 
-def training_work(
-    algorithm: FederatedAlgorithm, aggregation: Aggregation, broadcast_spec: Any
+def client_work_of(
+    exchange: AggregatedExchange, message_spec: Any, client_spec: Mapping[str, Any]
 ) -> ClientWork:
-    """Returns a round's work: the client update, encoded for the sum."""
-    bounds = algorithm.output_bounds(aggregation.bounds)
+    """Returns what clients do in an exchange: their answer, encoded for the sum.
 
-    def fn(client_input: Any, clients: ClientGroup, each: Each) -> Any:
-        output = algorithm.client_update(client_input, clients, each)
-        return each(lambda of_client: aggregation.encode(of_client, bounds), output)
-
-    key = (algorithm.name, algorithm.client_update, aggregation)
-    return ClientWork(key, fn, broadcast_spec, algorithm.client_data_spec)
-
-
-def evaluation_work(model: Model, num_domains: int, aggregation: Aggregation) -> ClientWork:
-    """Returns an evaluation's work: what `evaluate_clients` gives, encoded for the sum."""
-    bounds = evaluation_bounds(model, aggregation.bounds)
-
-    def fn(weights: Any, clients: ClientGroup, each: Each) -> Any:
-        output = evaluate_clients(model, num_domains, weights, clients, each)
-        return each(lambda of_client: aggregation.encode(of_client, bounds), output)
-
-    weights_spec = tf.nest.map_structure(
-        lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights
-    )
-    key = (model, num_domains, aggregation)
-    return ClientWork(key, fn, weights_spec, model.client_data_spec())
+    Args:
+        exchange: The exchange with its aggregation.
+        message_spec: Tensor specs of the message that every client is sent.
+        client_spec: Tensor specs of one client's examples.
+    """
+    return ClientWork(exchange.key, exchange.client_work, message_spec, client_spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,10 +124,10 @@ class CompiledWork:
 
     @functools.cached_property
     def _one(self) -> Any:
-        each = one_client_in_fixed_shapes if self._jit_compile else one_client
+        per_client = one_client_in_fixed_shapes if self._jit_compile else one_client
 
         def one(broadcast: Any, examples: Any) -> Any:
-            return self.work.fn(broadcast, group_of_one(examples), each)
+            return self.work.fn(broadcast, group_of_one(examples), per_client)
 
         return self._trace(one, self._columns)
 

@@ -1,39 +1,35 @@
 """The cohort runtime: rounds in this process, on any device, without a call per client to TFF."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Protocol
 
 import tensorflow as tf
 
-from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import FederatedAlgorithm, Metrics, ServerState
-from tff_agnostic.computations.evaluation import (
-    EvaluationOutput,
+from tff_agnostic.computations.aggregated import AggregatedRound, SumsSoFar
+from tff_agnostic.computations.aggregation import Aggregation, require_enough_clients
+from tff_agnostic.computations.exchange import Algorithm, Report, RunState
+from tff_agnostic.computations.guarantees import check_guarantees, check_process
+from tff_agnostic.computations.template import (
+    EvaluationFunctions,
     build_evaluation,
-    evaluation_bounds,
+    build_process,
 )
-from tff_agnostic.computations.secure_check import SecurityReport, require_only_secure_sums
-from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
-from tff_agnostic.runtimes.client_work import (
-    ClientWork,
-    CompiledWork,
-    evaluation_work,
-    training_work,
-)
+from tff_agnostic.runtimes.client_work import ClientWork, CompiledWork, client_work_of
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
 from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes, sum_in_order
 from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.runtime import Evaluated, evaluated
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _KEPT_TRACES = 8
 
 
-class MapSum(Protocol):
-    """Maps a `ClientWork` over a cohort, and sums."""
+class SumOverClients(Protocol):
+    """Runs a `ClientWork` for every client of a cohort, and sums what they submit."""
 
     def __call__(self, broadcast: Any, cohort: Sequence[Examples]) -> Any:
         """Returns the sum of what the clients of a cohort send, zeros for no clients."""
@@ -72,22 +68,22 @@ class CohortRuntime:
             self._lanes.close()
         self._lanes = None
 
-    def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> "CohortTraining":
+    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> "CohortTraining":
         """Prepares rounds; see `runtime.Runtime.training`."""
-        return CohortTraining(algorithm, aggregation, self._map_sum)
+        return CohortTraining(algorithm, aggregation, self._sum_over_clients)
 
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
     ) -> "CohortEvaluation":
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
-        return CohortEvaluation(model, num_domains, aggregation, self._map_sum)
+        return CohortEvaluation(model, num_domains, aggregation, self._sum_over_clients)
 
     def take_events(self) -> list[str]:
         """Returns nothing; see `runtime.Runtime.take_events`."""
         return []
 
-    def _map_sum(self, work: ClientWork) -> "MapSumOnLanes":
-        return MapSumOnLanes(self._compile(work), self._options, self.running_lanes)
+    def _sum_over_clients(self, work: ClientWork) -> "SumOnLanes":
+        return SumOnLanes(self._compile(work), self._options, self.running_lanes)
 
     def running_lanes(self) -> Lanes:
         """Returns the threads.
@@ -100,8 +96,8 @@ class CohortRuntime:
         return self._lanes
 
 
-class MapSumOnLanes:
-    """A `MapSum` on the lanes of this process."""
+class SumOnLanes:
+    """A `SumOverClients` on the lanes of this process."""
 
     def __init__(
         self, compiled: CompiledWork, options: RuntimeOptions, lanes: Callable[[], Lanes]
@@ -111,7 +107,7 @@ class MapSumOnLanes:
         self._lanes = lanes
 
     def __call__(self, broadcast: Any, cohort: Sequence[Examples]) -> Any:
-        """Returns the sum over the cohort; see `MapSum`."""
+        """Returns the sum over the cohort; see `SumOverClients`."""
         lanes = self._lanes()
         plan = CLIENT_MODES[self._options.client_mode]
         run, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
@@ -134,81 +130,111 @@ class CohortTraining:
 
     Args:
         algorithm: What to run.
-        aggregation: What happens before and after the sum.
-        make_map_sum: Says where clients run.
+        aggregation: What happens before and after each sum.
+        sum_over_clients: Says where clients run.
     """
 
     def __init__(
         self,
-        algorithm: FederatedAlgorithm,
+        algorithm: Algorithm,
         aggregation: Aggregation,
-        make_map_sum: Callable[[ClientWork], MapSum],
+        sum_over_clients: Callable[[ClientWork], SumOverClients],
     ) -> None:
-        self.security = _checked_security(algorithm, aggregation)
-        bounds = algorithm.output_bounds(aggregation.bounds)
-
-        def finish(state: Any, summed: Any) -> tuple[Any, Any]:
-            output, aggregator_metrics = aggregation.decode(summed, bounds)
-            next_state, metrics = algorithm.server_update(state, output)
-            return next_state, {**metrics, "aggregator": aggregator_metrics}
-
-        self._initialize = tf.function(algorithm.initialize, autograph=False)
-        state_spec = _specs(self._initialize.get_concrete_function().structured_outputs)
-        self._prepare = tf.function(
-            algorithm.prepare, input_signature=[state_spec], autograph=False
+        # The same functions, compiled by TFF: its form of an exchange shows what is summed, and how.
+        self.security = (
+            check_process(aggregation, build_process(algorithm, aggregation))
+            if aggregation.guarantees
+            else None
         )
-        broadcast_spec = _specs(self._prepare.get_concrete_function().structured_outputs)
-        self._finish = tf.function(finish, autograph=False, reduce_retracing=True)
-        self._map_sum = make_map_sum(training_work(algorithm, aggregation, broadcast_spec))
+        self._aggregation = aggregation
+        round_ = AggregatedRound(algorithm, aggregation)
+        self.quantities = round_.quantities
+        self._initialize = tf.function(round_.initialize, autograph=False)
+        state_spec = _specs(self._initialize.get_concrete_function().structured_outputs)
+        self._start = tf.function(round_.start, input_signature=[state_spec], autograph=False)
+        self._go_on = tf.function(round_.go_on, autograph=False, reduce_retracing=True)
+        self._finish = tf.function(round_.finish, autograph=False, reduce_retracing=True)
+        self._exchanges = round_.exchanges
+        self._client_spec = algorithm.client_data_spec
+        self._sum_over_clients = sum_over_clients
+        self._sums: list[SumOverClients] = []
 
-    def initialize(self) -> ServerState:
+    def initialize(self) -> RunState:
         """Returns the state before the first round."""
-        return _to_numpy(self._initialize())
+        return _to_numpy(_called(self._initialize))
 
-    def next(self, state: ServerState, cohort: Sequence[Examples]) -> tuple[ServerState, Metrics]:
+    def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
         """Runs one round."""
+        require_enough_clients(self._aggregation, len(cohort))
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
-        summed = self._map_sum(self._prepare(state), cohort)
-        next_state, metrics = _called(self._finish, state, summed)
-        return _to_numpy(next_state), _to_numpy(metrics)
+        message, so_far = _called(self._start, state), SumsSoFar()
+        last = len(self._exchanges) - 1
+        for k in range(last):
+            summed = self._sum(k, message)(message, cohort)
+            message, so_far = _called(self._go_on, state, so_far, summed)
+        summed = self._sum(last, message)(message, cohort)
+        next_state, report = _called(self._finish, state, so_far, summed)
+        return _to_numpy(next_state), _to_numpy(report)
+
+    def _sum(self, k: int, message: Any) -> SumOverClients:
+        # A message's spec is known when the sums before it are.
+        if k == len(self._sums):
+            work = client_work_of(self._exchanges[k], _specs(message), self._client_spec)
+            self._sums.append(self._sum_over_clients(work))
+        return self._sums[k]
 
 
 class CohortEvaluation:
-    """Federated evaluations; see `runtime.Evaluation`."""
+    """Federated evaluations; see `runtime.Evaluation`.
+
+    Args:
+        model: The model.
+        num_domains: p.
+        aggregation: What happens before and after the sum.
+        sum_over_clients: Says where clients run.
+    """
 
     def __init__(
         self,
         model: Model,
         num_domains: int,
         aggregation: Aggregation,
-        make_map_sum: Callable[[ClientWork], MapSum],
+        sum_over_clients: Callable[[ClientWork], SumOverClients],
     ) -> None:
-        if aggregation.name == "secure":
-            require_only_secure_sums(build_evaluation(model, num_domains, aggregation))
-        bounds = evaluation_bounds(model, aggregation.bounds)
-        self._decode = tf.function(
-            lambda summed: aggregation.decode(summed, bounds)[0], autograph=False
+        if aggregation.guarantees:
+            computation = build_evaluation(model, num_domains, aggregation)
+            check_guarantees(aggregation, {"evaluation": computation})
+        self._aggregation = aggregation
+        functions = EvaluationFunctions(model, num_domains, aggregation)
+        weights_spec = tf.nest.map_structure(
+            lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights
         )
-        self._map_sum = make_map_sum(evaluation_work(model, num_domains, aggregation))
+        self._message = tf.function(
+            functions.message, input_signature=[weights_spec], autograph=False
+        )
+        message_spec = _specs(self._message.get_concrete_function().structured_outputs)
+        self._decode = tf.function(functions.decode, autograph=False)
+        work = client_work_of(functions.exchange, message_spec, model.client_data_spec())
+        self._sum = sum_over_clients(work)
 
-    def __call__(self, weights: ModelWeights, clients: Sequence[Examples]) -> EvaluationOutput:
-        """Returns the sums over `clients`."""
+    def __call__(self, weights: ModelWeights, parts: Iterable[Sequence[Examples]]) -> Evaluated:
+        """Returns the sums over all parts."""
         weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-        return _to_numpy(_called(self._decode, self._map_sum(weights, clients)))
+        message = _called(self._message, weights)
+        total, num_clients = None, 0
+        for clients in parts:
+            num_clients += len(clients)
+            summed = self._sum(message, clients)
+            total = summed if total is None else tf.nest.map_structure(tf.add, total, summed)
+        require_enough_clients(self._aggregation, num_clients)
+        if total is None:
+            total = self._sum(message, [])
+        return evaluated(*_called(self._decode, total))
 
 
 def _called(function: Any, *arguments: Any) -> Any:
     """Calls a tf.function; unlike a plain call, without a warning when many short runs trace it."""
     return function.get_concrete_function(*arguments)(*arguments)
-
-
-def _checked_security(
-    algorithm: FederatedAlgorithm, aggregation: Aggregation
-) -> Optional[SecurityReport]:
-    # The same functions, compiled by TFF: its form of the round shows what is summed, and how.
-    if aggregation.name != "secure":
-        return None
-    return require_only_secure_sums(build_learning_process(algorithm, aggregation).next)
 
 
 def _specs(structure: Any) -> Any:

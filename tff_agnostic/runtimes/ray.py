@@ -8,13 +8,13 @@ from typing import Any, Optional
 import ray
 
 from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import FederatedAlgorithm
+from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.runtimes.client_work import ClientWork
-from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining, MapSum
+from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining, SumOverClients
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.ray_map_sum import MapSumOnRay
+from tff_agnostic.runtimes.ray_sum import SumOnRay
 from tff_agnostic.runtimes.ray_pool import WorkerPool
 from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_session import ray_session
@@ -39,8 +39,8 @@ class RayRuntime:
         self._pool: Optional[WorkerPool] = None
         self._schedule: Optional[Schedule] = None
         # Trials that differ in their seeds only share what was traced and sent.
-        self._map_sum = functools.lru_cache(maxsize=_KEPT_WORKS)(
-            lambda work: MapSumOnRay(work, options, self._running)
+        self._sum_over_clients = functools.lru_cache(maxsize=_KEPT_WORKS)(
+            lambda work: SumOnRay(work, options, self._running)
         )
 
     def __enter__(self) -> "RayRuntime":
@@ -65,15 +65,15 @@ class RayRuntime:
         self._schedule = None
         self._stack.close()
 
-    def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> CohortTraining:
+    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> CohortTraining:
         """Prepares rounds; see `runtime.Runtime.training`."""
-        return CohortTraining(algorithm, aggregation, self._training_map_sum)
+        return CohortTraining(algorithm, aggregation, self._training_sum)
 
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
     ) -> CohortEvaluation:
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
-        return CohortEvaluation(model, num_domains, aggregation, self._map_sum)
+        return CohortEvaluation(model, num_domains, aggregation, self._sum_over_clients)
 
     def take_events(self) -> list[str]:
         """Returns what happened to workers since the last call; see `runtime.Runtime`."""
@@ -82,8 +82,8 @@ class RayRuntime:
         events, self._pool.events = self._pool.events, []
         return events
 
-    def _training_map_sum(self, work: ClientWork) -> MapSum:
-        map_sum = self._map_sum(work)
+    def _training_sum(self, work: ClientWork) -> SumOverClients:
+        sum_over_clients = self._sum_over_clients(work)
 
         def checked(broadcast: Any, cohort: Sequence[Examples]) -> Any:
             num_workers = self._options.num_workers or 1
@@ -92,7 +92,7 @@ class RayRuntime:
                     f"--num_workers={num_workers}: expected at most one per client of a round, "
                     f"found --clients_per_round={len(cohort)}"
                 )
-            return map_sum(broadcast, cohort)
+            return sum_over_clients(broadcast, cohort)
 
         return checked
 

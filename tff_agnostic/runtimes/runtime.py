@@ -1,36 +1,64 @@
 """The protocol of runtimes."""
 
-from collections.abc import Sequence
-from typing import Any, Optional, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Protocol
+
+import numpy as np
+import tensorflow as tf
 
 from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import FederatedAlgorithm, Metrics, ServerState
 from tff_agnostic.computations.evaluation import EvaluationOutput
+from tff_agnostic.computations.exchange import Algorithm, Report, RunState
+from tff_agnostic.computations.quantities import Quantities
 from tff_agnostic.computations.secure_check import SecurityReport
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 
 
 class Training(Protocol):
-    """Rounds of one algorithm; states and metrics are structures of NumPy arrays.
+    """Rounds of one algorithm; states and reports are structures of NumPy arrays.
 
     Attributes:
-        security: What reaches the server, where secure sums were asked for and checked.
+        security: What reaches the server, where the aggregation promises something of it.
+        quantities: Describes what a round reports, in the structure of the report.
     """
 
     security: Optional[SecurityReport]
+    quantities: Quantities
 
-    def initialize(self) -> ServerState:
+    def initialize(self) -> RunState:
         """Returns the state before the first round."""
 
-    def next(self, state: ServerState, cohort: Sequence[Examples]) -> tuple[ServerState, Metrics]:
-        """Runs one round on a cohort."""
+    def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
+        """Runs one round on a cohort.
+
+        Raises:
+            UserError: If the cohort is smaller than the aggregation allows.
+        """
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation gives.
+
+    Attributes:
+        output: Sums over the clients.
+        clipped: How many values of each field exceeded the bounds of secure sums; empty for others.
+    """
+
+    output: EvaluationOutput
+    clipped: Mapping[str, int]
 
 
 class Evaluation(Protocol):
     """Federated evaluation of one model."""
 
-    def __call__(self, weights: ModelWeights, clients: Sequence[Examples]) -> EvaluationOutput:
-        """Returns the sums over `clients`."""
+    def __call__(self, weights: ModelWeights, parts: Iterable[Sequence[Examples]]) -> Evaluated:
+        """Evaluates weights on clients that come in parts, so that not all need be in memory.
+
+        The parts' sums are added before anything is decoded: no sum of a part is looked at.
+
+        Raises:
+            UserError: If all parts together are fewer clients than the aggregation allows.
+        """
 
 
 class Runtime(Protocol):
@@ -42,12 +70,12 @@ class Runtime(Protocol):
     def __exit__(self, *exc_info: object) -> None:
         """Releases them."""
 
-    def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> Training:
+    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> Training:
         """Prepares rounds of `algorithm`.
 
         Raises:
-            UserError: If `aggregation` promises secure sums and the compiled round would let
-                anything else reach the server.
+            UserError: If what `aggregation` promises does not hold in a compiled exchange, or the
+                algorithm's functions do not fit together.
         """
 
     def evaluation(self, model: Model, num_domains: int, aggregation: Aggregation) -> Evaluation:
@@ -64,3 +92,12 @@ class Runtime(Protocol):
 def to_numpy_examples(examples: Examples) -> dict[str, Any]:
     """Returns a client's columns in the order that TFF types expect."""
     return {key: examples[key] for key in ("x", "y", "domain_id")}
+
+
+def evaluated(output: EvaluationOutput, report: Report) -> Evaluated:
+    """Returns the result of an evaluation, in NumPy, from what was decoded."""
+    clipped = report.get("clipped", {})
+    return Evaluated(
+        tf.nest.map_structure(np.asarray, output),
+        {field: int(count) for field, count in clipped.items()},
+    )

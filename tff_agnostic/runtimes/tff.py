@@ -1,10 +1,12 @@
 """The reference runtime: TFF's own C++ executor, one process, CPU."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional
 
+import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 # The public factories of TFF's contexts start their own worker, which outlives Python; these two
@@ -13,13 +15,21 @@ from tensorflow_federated.python.core.environments.tensorflow_frontend import (
     tensorflow_computation,
 )
 
-from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import FederatedAlgorithm, Metrics, ServerState
-from tff_agnostic.computations.evaluation import EvaluationOutput, build_evaluation
-from tff_agnostic.computations.secure_check import SecurityReport, require_only_secure_sums
-from tff_agnostic.computations.template import build_learning_process
+from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.aggregation import Aggregation, require_enough_clients
+from tff_agnostic.computations.exchange import Algorithm, Report, RunState
+from tff_agnostic.computations.guarantees import check_guarantees, check_process
+from tff_agnostic.computations.quantities import Quantities
+from tff_agnostic.computations.secure_check import SecurityReport
+from tff_agnostic.computations.template import (
+    EvaluationParts,
+    Process,
+    build_evaluation,
+    build_evaluation_parts,
+    build_process,
+)
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
-from tff_agnostic.runtimes.runtime import to_numpy_examples
+from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
 from tff_agnostic.runtimes.worker import TffWorker
 
 
@@ -78,21 +88,23 @@ class TffRuntime:
         """
         return tff.framework.get_context_stack().install(self._context)
 
-    def training(self, algorithm: FederatedAlgorithm, aggregation: Aggregation) -> "TffTraining":
+    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> "TffTraining":
         """Compiles the algorithm; see `runtime.Runtime.training`."""
-        process = build_learning_process(algorithm, aggregation)
-        secure = aggregation.name == "secure"
-        security = require_only_secure_sums(process.next) if secure else None
-        return TffTraining(self, process, security)
+        process = build_process(algorithm, aggregation)
+        security = check_process(aggregation, process) if aggregation.guarantees else None
+        quantities = AggregatedRound(algorithm, aggregation).quantities
+        return TffTraining(self, process, aggregation, quantities, security)
 
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
     ) -> "TffEvaluation":
         """Compiles an evaluation; see `runtime.Runtime.evaluation`."""
-        computation = build_evaluation(model, num_domains, aggregation)
-        if aggregation.name == "secure":
-            require_only_secure_sums(computation)
-        return TffEvaluation(self, computation)
+        if aggregation.guarantees:
+            computation = build_evaluation(model, num_domains, aggregation)
+            check_guarantees(aggregation, {"evaluation": computation})
+        return TffEvaluation(
+            self, build_evaluation_parts(model, num_domains, aggregation), aggregation
+        )
 
     def take_events(self) -> list[str]:
         """Returns nothing: what happens to this runtime's worker ends the run."""
@@ -100,38 +112,66 @@ class TffRuntime:
 
 
 class TffTraining:
-    """Rounds of a `tff.learning.templates.LearningProcess`; see `runtime.Training`."""
+    """Rounds of a `tff.learning.templates.LearningProcess`; see `runtime.Training`.
+
+    Attributes:
+        process: The algorithm in TFF.
+        quantities: Describes what a round reports.
+        security: What reaches the server, where the aggregation promises something of it.
+    """
 
     def __init__(
         self,
         runtime: TffRuntime,
-        process: tff.learning.templates.LearningProcess,
+        process: Process,
+        aggregation: Aggregation,
+        quantities: Quantities,
         security: Optional[SecurityReport] = None,
     ) -> None:
         self._runtime = runtime
+        self._aggregation = aggregation
         self.process = process
+        self.quantities = quantities
         self.security = security
 
-    def initialize(self) -> ServerState:
+    def initialize(self) -> RunState:
         """Returns the state before the first round."""
         with self._runtime.installed():
-            return self.process.initialize()
+            return self.process.learning_process.initialize()
 
-    def next(self, state: ServerState, cohort: Sequence[Examples]) -> tuple[ServerState, Metrics]:
+    def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
         """Runs one round."""
+        require_enough_clients(self._aggregation, len(cohort))
         with self._runtime.installed():
-            output = self.process.next(state, [to_numpy_examples(c) for c in cohort])
+            output = self.process.learning_process.next(
+                state, [to_numpy_examples(c) for c in cohort]
+            )
         return output.state, output.metrics
 
 
 class TffEvaluation:
-    """A compiled federated evaluation."""
+    """A compiled federated evaluation; see `runtime.Evaluation`."""
 
-    def __init__(self, runtime: TffRuntime, computation: tff.Computation) -> None:
+    def __init__(
+        self, runtime: TffRuntime, parts: EvaluationParts, aggregation: Aggregation
+    ) -> None:
         self._runtime = runtime
-        self._computation = computation
+        self._parts = parts
+        self._aggregation = aggregation
 
-    def __call__(self, weights: ModelWeights, clients: Sequence[Examples]) -> EvaluationOutput:
-        """Returns the sums over `clients`."""
+    def __call__(self, weights: ModelWeights, parts: Iterable[Sequence[Examples]]) -> Evaluated:
+        """Returns the sums over all parts."""
         with self._runtime.installed():
-            return self._computation(weights, [to_numpy_examples(c) for c in clients])
+            message = self._parts.message(weights)
+            total, num_clients = None, 0
+            for clients in parts:
+                num_clients += len(clients)
+                summed = self._sum(message, clients)
+                total = summed if total is None else tf.nest.map_structure(np.add, total, summed)
+            require_enough_clients(self._aggregation, num_clients)
+            if total is None:
+                total = self._sum(message, [])
+            return evaluated(*self._parts.decode(total))
+
+    def _sum(self, message: Any, clients: Sequence[Examples]) -> Any:
+        return self._parts.exchange(message, [to_numpy_examples(c) for c in clients])

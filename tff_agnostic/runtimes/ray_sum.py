@@ -19,8 +19,8 @@ from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_work import pack
 
 
-class MapSumOnRay:
-    """A `cohort.MapSum` on Ray's workers.
+class SumOnRay:
+    """A `cohort.SumOverClients` on Ray's workers.
 
     Args:
         work: What clients do.
@@ -41,7 +41,7 @@ class MapSumOnRay:
         self._sent: dict[ShardFunction, _Sent] = {}
 
     def __call__(self, broadcast: Any, cohort: Sequence[Examples]) -> Any:
-        """Returns the sum over the cohort; see `cohort.MapSum`.
+        """Returns the sum over the cohort; see `cohort.SumOverClients`.
 
         Raises:
             ExecutionError: If it cannot be had from the workers.

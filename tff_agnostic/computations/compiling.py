@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 
-def unoptimized() -> tf.compat.v1.ConfigProto:
+def without_graph_optimization() -> tf.compat.v1.ConfigProto:
     """Returns the configuration that keeps TFF from optimising a form's graphs.
 
     That takes seconds for large models, and whoever runs a graph does it for its own machine.

@@ -1,0 +1,16 @@
+"""Every algorithm by name."""
+
+from tff_agnostic.algorithms import agnostic_fed_avg, fed_avg, fed_prox, q_ffl
+from tff_agnostic.algorithms.spec import AlgorithmSpec
+from tff_agnostic.registry import Registry
+
+ALGORITHMS: Registry[AlgorithmSpec] = Registry(
+    "algorithm",
+    {
+        "agnostic_fed_avg": agnostic_fed_avg.ALGORITHM,
+        "fed_avg": fed_avg.ALGORITHM,
+        "fed_avg_target_only": fed_avg.TARGET_ONLY,
+        "fed_prox": fed_prox.ALGORITHM,
+        "q_ffl": q_ffl.ALGORITHM,
+    },
+)

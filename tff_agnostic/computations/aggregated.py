@@ -1,0 +1,174 @@
+"""Encode, sum, decode: the one place where an exchange meets its aggregation.
+
+Trainings, surveys and evaluations are all exchanges, and every runtime takes its functions from
+here: what the server does before and after each sum, and what a client does in between.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.computations.aggregation import Aggregation, ClientFacts
+from tff_agnostic.computations.checks import check_bounds, check_state
+from tff_agnostic.computations.client_group import ClientGroup, PerClient
+from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, RunState, Sums
+from tff_agnostic.computations.quantities import Quantities
+from tff_agnostic.computations.seeds import client_seeds
+from tff_agnostic.computations.structures import Message
+
+
+@dataclasses.dataclass(frozen=True)
+class AggregatedExchange:
+    """An exchange with the aggregation that carries it.
+
+    Attributes:
+        exchange: What is exchanged.
+        aggregation: How it is summed.
+    """
+
+    exchange: Exchange
+    aggregation: Aggregation
+
+    @property
+    def key(self) -> Any:
+        """What clients do depends on this alone: equal keys, equal work."""
+        return self.exchange.name, self.exchange.client, self.aggregation
+
+    @property
+    def bounds(self) -> Any:
+        """Bounds of a client's answer, in its structure."""
+        return self.exchange.bounds(self.aggregation.limits)
+
+    def initialize(self) -> Any:
+        """Returns the state of the aggregation before the first sum."""
+        return self.aggregation.initialize(self.bounds)
+
+    def message(self, aggregation_state: Any, broadcast: Any, seed: tf.Tensor) -> Message:
+        """On the server: returns what every client is sent."""
+        params = self.aggregation.client_params(aggregation_state)
+        return Message(broadcast, params, seed)
+
+    def client_work(self, message: Message, clients: ClientGroup, per_client: PerClient) -> Any:
+        """On clients: returns what each of them submits to the sum."""
+        aggregation, bounds = self.aggregation, self.bounds
+        max_examples = aggregation.limits.max_examples if aggregation.cuts_clients else None
+        used = clients.limited(max_examples)
+        seed = client_seeds(message.seed, used)
+        output = self.exchange.client(message.broadcast, used, seed, per_client)
+        check_bounds(self.exchange.name, output, bounds)
+        examples_cut = tf.cast(clients.num_examples - used.num_examples, tf.int64)
+
+        def encode(output: Any, seed: tf.Tensor, cut: tf.Tensor) -> Any:
+            facts = ClientFacts(seed, cut)
+            return aggregation.encode(message.aggregation, output, bounds, facts)
+
+        return per_client(encode, output, seed, examples_cut)
+
+    def federated_sum(self, encoded: tff.Value) -> tff.Value:
+        """In a federated computation: sums what clients submit."""
+        return self.aggregation.federated_sum(encoded, self.bounds)
+
+    def decode(self, aggregation_state: Any, summed: Any) -> tuple[Any, Any, Report]:
+        """On the server: returns the aggregation's state, the sum of the answers, and a report."""
+        return self.aggregation.decode(aggregation_state, summed, self.bounds)
+
+    def quantities(self, prefix: str = "") -> Quantities:
+        """Describes the report of `decode`."""
+        return self.aggregation.quantities(self.bounds._fields, prefix)
+
+
+class SumsSoFar(NamedTuple):
+    """What the server keeps between the exchanges of a round.
+
+    Attributes:
+        sums: The sum of each exchange.
+        aggregations: The state of each one's aggregation after it.
+        reports: What each aggregation reported.
+    """
+
+    sums: Sums = ()
+    aggregations: tuple[Any, ...] = ()
+    reports: tuple[Report, ...] = ()
+
+
+class AggregatedRound:
+    """A round of an algorithm over an aggregation, as functions of the server around each sum.
+
+    A round is `start`, the clients' work of the first exchange and its sum, `go_on` with every
+    further exchange, and `finish`.
+
+    Args:
+        algorithm: The algorithm.
+        aggregation: How every exchange is summed.
+
+    Attributes:
+        exchanges: The exchanges with the aggregation.
+    """
+
+    def __init__(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
+        self._algorithm = algorithm
+        self.exchanges = tuple(AggregatedExchange(e, aggregation) for e in algorithm.exchanges)
+
+    def initialize(self) -> RunState:
+        """Returns the state before the first round."""
+        return RunState(
+            algorithm=self._algorithm.initialize(),
+            aggregations=tuple(exchange.initialize() for exchange in self.exchanges),
+            round_num=tf.constant(0, tf.int32),
+        )
+
+    def start(self, state: RunState) -> Message:
+        """Returns the message of the first exchange."""
+        return self._message(state, ())
+
+    def go_on(self, state: RunState, so_far: SumsSoFar, summed: Any) -> tuple[Message, SumsSoFar]:
+        """Takes the sum of an exchange, and returns the message of the next one."""
+        so_far = self._decoded(state, so_far, summed)
+        return self._message(state, so_far.sums), so_far
+
+    def finish(self, state: RunState, so_far: SumsSoFar, summed: Any) -> tuple[RunState, Report]:
+        """Takes the sum of the last exchange, and returns the next state and the round's report."""
+        sums, aggregations, reports = self._decoded(state, so_far, summed)
+        next_state, report = self._algorithm.finish(state.algorithm, sums)
+        check_state(state.algorithm, next_state)
+        return (
+            RunState(next_state, aggregations, state.round_num + 1),
+            OrderedDict(report, aggregator=self._by_exchange(reports)),
+        )
+
+    @property
+    def quantities(self) -> Quantities:
+        """Describes the report of a round."""
+        names = [exchange.exchange.name for exchange in self.exchanges]
+        prefixes = [""] if len(names) == 1 else [f"{name} " for name in names]
+        of_aggregations = [e.quantities(prefix) for e, prefix in zip(self.exchanges, prefixes)]
+        return OrderedDict(
+            self._algorithm.quantities, aggregator=self._by_exchange(of_aggregations)
+        )
+
+    def _message(self, state: RunState, sums: Sums) -> Message:
+        k = len(sums)
+        exchange = self.exchanges[k]
+        broadcast = exchange.exchange.prepare(state.algorithm, sums)
+        seed = tf.stack([self._algorithm.seed, state.round_num])
+        return exchange.message(state.aggregations[k], broadcast, seed)
+
+    def _decoded(self, state: RunState, so_far: SumsSoFar, summed: Any) -> SumsSoFar:
+        k = len(so_far.sums)
+        aggregation, sums, report = self.exchanges[k].decode(state.aggregations[k], summed)
+        return SumsSoFar(
+            (*so_far.sums, sums),
+            (*so_far.aggregations, aggregation),
+            (*so_far.reports, report),
+        )
+
+    def _by_exchange(self, reports: Any) -> Mapping[str, Any]:
+        if len(self.exchanges) == 1:
+            return OrderedDict(reports[0])
+        return OrderedDict(
+            (exchange.exchange.name, report) for exchange, report in zip(self.exchanges, reports)
+        )

@@ -1,0 +1,118 @@
+"""What an algorithm is made of: exchanges between server and clients, and what becomes of the sums.
+
+A round is one exchange, or several: the server prepares a broadcast, every client answers with a
+named tuple, and the server sees nothing but the sum of the answers. All functions are pure
+TensorFlow without variables, so that every runtime can take them, and a compiler take them apart.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from tff_agnostic.computations.client_group import ClientGroup, PerClient
+from tff_agnostic.computations.limits import ClientLimits
+from tff_agnostic.computations.quantities import Quantities
+from tff_agnostic.models.functional import ModelWeights
+
+# The models of a state by name, the main one first.
+Models = Mapping[str, ModelWeights]
+# Nested mappings of what a round reports; leaves are scalars or vectors [p].
+Report = Mapping[str, Any]
+# The sum over the cohort of what clients answered, in each exchange of a round so far.
+Sums = tuple[Any, ...]
+
+MAIN_MODEL = "model"
+
+
+class ClientFunction(Protocol):
+    """What clients do in an exchange.
+
+    Functions that are equal are traced once, and serve each other's runs: a frozen dataclass that
+    holds what it depends on.
+    """
+
+    def __call__(
+        self, broadcast: Any, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
+    ) -> Any:
+        """Returns what each client answers.
+
+        Args:
+            broadcast: What the server prepared, the same for every client.
+            clients: One client, or many in step; see `client_group`.
+            seed: Seed of each client in this round, int64, in the shape of `clients.num_examples`.
+            per_client: How functions of one client are applied to each of them.
+
+        Returns:
+            A named tuple whose leaves are float32 or int64; in step, with a leading axis of
+            clients. Every leaf is only ever summed over the cohort.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One broadcast and one sum.
+
+    Attributes:
+        name: What it is for, such as "training"; different from the round's other ones.
+        prepare: (state, sums of the round's earlier exchanges) -> what is broadcast.
+        client: What clients do.
+        bounds: What one client may answer, from the limits of an aggregation: a `Bound` for every
+            leaf of the answer, in its structure.
+    """
+
+    name: str
+    prepare: Callable[[Any, Sums], Any]
+    client: ClientFunction
+    bounds: Callable[[ClientLimits], Any]
+
+
+def _replace_weights(state: Any, weights: ModelWeights) -> Any:
+    return state._replace(weights=weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm, for any runtime and any aggregation.
+
+    Attributes:
+        name: Name in the registry, or of the user's file.
+        initialize: () -> state before the first round.
+        exchanges: What happens between server and clients in a round, in this order.
+        finish: (state, sums of all exchanges) -> (state, report), on the server.
+        models: state -> the models that are evaluated and saved, the main one first. It works on
+            NumPy arrays as on tensors.
+        quantities: What `finish` reports, described in the structure of the report.
+        client_data_spec: Specs of one client's examples.
+        seed: Seed of the run; local shuffling and dropout derive from it.
+        with_weights: (state, weights) -> state with other weights of the main model.
+    """
+
+    name: str
+    initialize: Callable[[], Any]
+    exchanges: tuple[Exchange, ...]
+    finish: Callable[[Any, Sums], tuple[Any, Report]]
+    models: Callable[[Any], Models]
+    quantities: Quantities
+    client_data_spec: Mapping[str, Any]
+    seed: int = 0
+    with_weights: Callable[[Any, ModelWeights], Any] = _replace_weights
+
+    def main_model(self, state: Any) -> ModelWeights:
+        """Returns the weights of the main model of a state."""
+        return next(iter(self.models(state).values()))
+
+
+class RunState(NamedTuple):
+    """Everything that the server remembers between rounds; what a checkpoint holds.
+
+    Attributes:
+        algorithm: The state of the algorithm.
+        aggregations: The state of the aggregation of each exchange.
+        round_num: Number of rounds completed, int32 scalar.
+    """
+
+    algorithm: Any
+    aggregations: tuple[Any, ...]
+    round_num: tf.Tensor

@@ -1,0 +1,70 @@
+"""What an aggregation guarantees is checked on compiled exchanges before anything runs.
+
+It fails closed: a guarantee without a check here is refused, as is an exchange that fails one.
+"""
+
+from collections.abc import Mapping
+from typing import Callable, Optional
+
+import tensorflow_federated as tff
+
+from tff_agnostic.computations.aggregation import Aggregation, Guarantee
+from tff_agnostic.computations.secure_check import (
+    SecurityReport,
+    require_no_plain_sums,
+    require_only_secure_sums,
+)
+from tff_agnostic.computations.template import Process
+from tff_agnostic.errors import UserError
+
+# Guarantee -> (a compiled exchange -> report); raises a `UserError` where it does not hold.
+CHECKS: Mapping[Guarantee, Callable[[tff.Computation], SecurityReport]] = {
+    Guarantee.SECURE_SUMS: require_only_secure_sums,
+}
+
+
+def check_process(aggregation: Aggregation, process: Process) -> Optional[SecurityReport]:
+    """Checks the rounds of an algorithm; see `check_guarantees`.
+
+    A round of one exchange is compiled as a whole. One of several is not of TFF's form: each of its
+    exchanges is compiled, and the round's source is searched for any other way to the server.
+    """
+    next_ = process.learning_process.next
+    if len(process.exchanges) == 1:
+        return check_guarantees(aggregation, dict.fromkeys(process.exchanges, next_))
+    report = check_guarantees(aggregation, process.exchanges)
+    if Guarantee.SECURE_SUMS in aggregation.guarantees:
+        require_no_plain_sums(next_)
+    return report
+
+
+def check_guarantees(
+    aggregation: Aggregation, exchanges: Mapping[str, tff.Computation]
+) -> Optional[SecurityReport]:
+    """Checks every exchange for everything that an aggregation guarantees.
+
+    Args:
+        aggregation: What promises.
+        exchanges: Computations (value at the server, client data) -> value at the server, by name;
+            together all the communication that there is.
+
+    Returns:
+        What reaches the server, or None if nothing is promised.
+
+    Raises:
+        UserError: If a guarantee does not hold in an exchange, or nobody can check it.
+    """
+    reports = {}
+    for guarantee in sorted(aggregation.guarantees, key=lambda g: g.value):
+        check = CHECKS.get(guarantee)
+        if check is None:
+            raise UserError(
+                f"aggregation {aggregation.name}: it promises {guarantee.value}, and there is no "
+                "check of that: nothing runs on a promise alone"
+            )
+        for name, computation in exchanges.items():
+            try:
+                reports[name] = check(computation)
+            except UserError as e:
+                raise UserError(f"exchange {name!r}: {e}") from e
+    return SecurityReport.of_exchanges(reports) if reports else None

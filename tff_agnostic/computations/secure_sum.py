@@ -1,0 +1,223 @@
+"""Sums of bounded integers, as a secure-sum protocol can carry them."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.computations.aggregation import ClientFacts, Guarantee
+from tff_agnostic.computations.limits import Bound, ClientLimits
+from tff_agnostic.computations.quantities import Quantities, Quantity, Unit
+from tff_agnostic.settings import setting
+
+# TFF sums secure values as int64; this leaves room for 2^22 clients.
+_MAX_BITS = 40
+_COUNT_BITS = 32
+# Beside the fields of a client's answer: how many of its examples were left out.
+_EXAMPLES = "examples"
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureSumOptions(ClientLimits):
+    """Settings of secure sums.
+
+    Attributes:
+        bits: Bits of one quantised real value, at most 40.
+        min_clients: The fewest clients of a sum; of a single client a sum hides nothing.
+    """
+
+    bits: int = setting(
+        32, "Bits of one quantised value.", flag="secure_bits", at_least=2, below=_MAX_BITS + 1
+    )
+    min_clients: int = setting(
+        2,
+        "The fewest clients of a round or an evaluation; with fewer, nothing is summed.",
+        flag="secure_min_clients",
+        at_least=1,
+    )
+
+
+class SecureSummand(NamedTuple):
+    """What a client submits to the secure sum; int64 everywhere.
+
+    Attributes:
+        values: The client's answer, quantised; every value in [0, 2^bits).
+        clipped: For each field of the answer, how many of its values exceeded their bound; under
+            "examples", how many of the client's examples were left out.
+        num_clients: 1, so that the server learns how many clients the sum holds.
+    """
+
+    values: Any
+    clipped: "OrderedDict[str, tf.Tensor]"
+    num_clients: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureSum:
+    """The sum through `tff.federated_secure_sum_bitwidth`: the server sees integers' sums only.
+
+    A real value x in [-limit, limit] becomes round(x / step) + offset with the step
+    limit / (2^(bits-1) - 1), so that 0 is exact; one in [0, limit] has no offset and twice the
+    resolution. The error of a sum over c clients is at most c * step / 2 per value. Integers are
+    exact. What exceeds its bound is scaled down with the values that it is a ratio with, or cut if
+    it stands alone; see `limits.Bound`.
+
+    Attributes:
+        options: Its settings.
+        name: Name of the aggregation.
+    """
+
+    options: SecureSumOptions = SecureSumOptions()
+    name: str = "secure"
+
+    guarantees = frozenset({Guarantee.SECURE_SUMS})
+    cuts_clients = True
+
+    @property
+    def limits(self) -> ClientLimits:
+        """Limits of what one client may send."""
+        return self.options
+
+    @property
+    def min_clients(self) -> int:
+        """The fewest clients of a sum."""
+        return self.options.min_clients
+
+    def initialize(self, bounds: Any) -> Any:
+        """Returns no state."""
+        del bounds
+        return ()
+
+    def client_params(self, state: Any) -> Any:
+        """Returns nothing."""
+        return state
+
+    def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> SecureSummand:
+        """Bounds and quantises `output`; see the class."""
+        del params
+        clipped = OrderedDict(
+            (field, _count_exceeding(values, getattr(bounds, field)))
+            for field, values in output._asdict().items()
+        )
+        clipped[_EXAMPLES] = client.examples_cut
+        scaled = scaled_to_bounds(output, bounds)
+        return SecureSummand(
+            values=tf.nest.map_structure(self._quantize, scaled, bounds),
+            clipped=clipped,
+            num_clients=tf.constant(1, tf.int64),
+        )
+
+    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+        """Returns the secure sum of a `SecureSummand` in one intrinsic."""
+        bit_widths = SecureSummand(
+            values=tf.nest.map_structure(self.bit_width, bounds),
+            clipped=OrderedDict((field, _COUNT_BITS) for field in (*bounds._fields, _EXAMPLES)),
+            num_clients=1,
+        )
+        return tff.federated_secure_sum_bitwidth(encoded, bit_widths)
+
+    def decode(
+        self, state: Any, summed: SecureSummand, bounds: Any
+    ) -> tuple[Any, Any, Mapping[str, Any]]:
+        """Turns integers back into values; reports how many values were clipped, by field."""
+        output = tf.nest.map_structure(
+            lambda value, bound: self._dequantize(value, bound, summed.num_clients),
+            summed.values,
+            bounds,
+        )
+        return state, output, OrderedDict(clipped=summed.clipped)
+
+    def quantities(self, fields: tuple[str, ...], prefix: str = "") -> Quantities:
+        """Describes the report of `decode`."""
+
+        def clipped(field: str) -> Quantity:
+            label = f"values of {field} beyond their bound"
+            if field == _EXAMPLES:
+                label = "examples of clients left out"
+            return Quantity(f"{prefix}clipped/{field}", label, unit=Unit.VALUES)
+
+        return OrderedDict(
+            clipped=OrderedDict((field, clipped(field)) for field in (*fields, _EXAMPLES))
+        )
+
+    def bit_width(self, bound: Bound) -> int:
+        """Bits of one client's value."""
+        return int(bound.limit).bit_length() if bound.integer else self.options.bits
+
+    def step(self, bound: Bound) -> float:
+        """Distance of neighbouring values of a real value."""
+        return bound.limit / self._levels(bound)
+
+    def _levels(self, bound: Bound) -> int:
+        return 2 ** (self.options.bits - 1) - 1 if bound.signed else 2**self.options.bits - 1
+
+    def _quantize(self, value: tf.Tensor, bound: Bound) -> tf.Tensor:
+        if bound.integer:
+            return tf.clip_by_value(value, 0, int(bound.limit))
+        levels = self._levels(bound)
+        lowest = -bound.limit if bound.signed else 0.0
+        clipped = tf.clip_by_value(tf.cast(value, tf.float64), lowest, bound.limit)
+        quantized = tf.cast(tf.round(clipped / bound.limit * levels), tf.int64)
+        return quantized + (levels if bound.signed else 0)
+
+    def _dequantize(self, summed: tf.Tensor, bound: Bound, num_clients: tf.Tensor) -> tf.Tensor:
+        if bound.integer:
+            return summed
+        levels = self._levels(bound)
+        centred = summed - num_clients * (levels if bound.signed else 0)
+        return tf.cast(tf.cast(centred, tf.float64) / levels * bound.limit, tf.float32)
+
+
+def scaled_to_bounds(output: Any, bounds: Any) -> Any:
+    """Scales a client's values that form a ratio so that none of them exceeds its bound.
+
+    Values without a ratio stay as they are. An integer n becomes floor(f n), and what it is a ratio
+    with is scaled by floor(f n) / n, so that the ratio is kept to the last bit of a float64.
+
+    Args:
+        output: The client's answer.
+        bounds: Bounds in the same structure.
+
+    Returns:
+        The same structure; values that were scaled are float64 or int64.
+    """
+    values, flat_bounds = tf.nest.flatten(output), tf.nest.flatten(bounds)
+    by_ratio: dict[str, list[int]] = {}
+    for i, bound in enumerate(flat_bounds):
+        if bound.ratio is not None:
+            by_ratio.setdefault(bound.ratio, []).append(i)
+    for positions in by_ratio.values():
+        factor = _common_factor([(values[i], flat_bounds[i]) for i in positions])
+        for i in positions:
+            scaled = tf.cast(values[i], tf.float64) * factor
+            # Rounded, as floor(f n) / n times n may be a little less than a whole number.
+            is_integer = flat_bounds[i].integer
+            values[i] = tf.cast(tf.round(scaled), tf.int64) if is_integer else scaled
+    return tf.nest.pack_sequence_as(output, values)
+
+
+def _common_factor(members: Sequence[tuple[tf.Tensor, Bound]]) -> tf.Tensor:
+    """Returns the factor in [0, 1] of values of one ratio: a scalar, or one for each entry."""
+    factor = tf.constant(1.0, tf.float64)
+    for value, bound in members:
+        size = tf.abs(tf.cast(value, tf.float64))
+        largest = size if bound.entrywise else tf.reduce_max(size)
+        factor = tf.minimum(factor, bound.limit / tf.maximum(largest, bound.limit))
+    for value, bound in members:
+        if bound.integer:
+            count = tf.cast(value, tf.float64)
+            # The smallest share below 1 that leaves a whole number; all of it where nothing is cut.
+            factor = tf.math.divide_no_nan(tf.floor(count * factor), count)
+    return factor
+
+
+def _count_exceeding(values: Any, bounds: Any) -> tf.Tensor:
+    count = tf.constant(0, tf.int64)
+    for value, bound in zip(tf.nest.flatten(values), tf.nest.flatten(bounds)):
+        limit = tf.cast(bound.limit, value.dtype)
+        lowest = -limit if bound.signed else tf.zeros_like(limit)
+        count += tf.math.count_nonzero((value > limit) | (value < lowest), dtype=tf.int64)
+    return count
