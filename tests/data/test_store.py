@@ -114,6 +114,8 @@ def test_a_store_that_is_written_to_while_it_is_read_is_told(tmp_path):
     other.commit()
     with pytest.raises(UserError, match="the store was changed while it was read"):
         store.read("train", "b")
+    with pytest.raises(UserError, match="the store was changed while it was read"):
+        store.digest()
 
 
 def test_a_store_that_is_locked_is_told(tmp_path, monkeypatch):

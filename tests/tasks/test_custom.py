@@ -161,7 +161,7 @@ def test_the_fingerprint_is_that_of_the_file_and_of_the_words(tmp_path):
         return _load(_model(tmp_path, text), data, sequence_length=3, **options).fingerprint
 
     first = fingerprint(_NEXT_WORD)
-    assert set(first) == {"model", "vocabulary"}
+    assert set(first) == {"model", "vocabulary", "data"}
     assert fingerprint(_NEXT_WORD) == first
     changed = fingerprint(_NEXT_WORD + "    # Changed\n")
     assert changed["model"] != first["model"]

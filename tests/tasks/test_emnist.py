@@ -94,7 +94,7 @@ def test_tffs_splits_are_those_of_the_number_of_classes(tmp_path, num_classes, l
         assert examples["y"].tolist() == labels
         assert examples["y"].dtype == np.int32
         assert examples["x"].shape == (len(labels), 28, 28, 1)
-    assert task.fingerprint == {"classes": str(num_classes)}
+    assert task.fingerprint["classes"] == str(num_classes)
 
 
 def test_a_store_of_an_import_names_the_domains(tmp_path):

@@ -1,6 +1,7 @@
 """Reads client stores, our own and those that TFF wrote, one client at a time."""
 
 import contextlib
+import functools
 import os
 import sqlite3
 import threading
@@ -17,7 +18,7 @@ from tff_agnostic.data.store_format import (
     description_from_json,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import digest
+from tff_agnostic.files import digest, file_digest
 
 _TFF_TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
@@ -45,7 +46,6 @@ class Store:
         self.path = path
         self._local = threading.local()
         self._check_file()
-        self._data_version: Optional[tuple[int, int]] = None
         self._data_version = self._version()
         self.description = self._read_description()
 
@@ -110,12 +110,18 @@ class Store:
             "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?",
             [client_id, split],
         )
-        if self._version() != self._data_version:
-            raise UserError(
-                f"{self.path}: the store was changed while it was read: let what writes to it end, "
-                "and start again"
-            )
+        self._check_unchanged()
         return [row[0] for row in rows]
+
+    def digest(self) -> str:
+        """Returns a short name of the whole file, which changes with any example.
+
+        Raises:
+            UserError: If the file was changed since it was opened, or cannot be read.
+        """
+        found = _digest_of(self.path.absolute(), self._data_version)
+        self._check_unchanged()
+        return found
 
     def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._errors():
@@ -129,6 +135,13 @@ class Store:
             self._local.pid = os.getpid()
         connection: sqlite3.Connection = self._local.connection
         return connection
+
+    def _check_unchanged(self) -> None:
+        if self._version() != self._data_version:
+            raise UserError(
+                f"{self.path}: the store was changed while it was read: let what writes to it end, "
+                "and start again"
+            )
 
     def _version(self) -> tuple[int, int]:
         try:
@@ -212,6 +225,13 @@ def parse_examples(
 def vocabulary_digest(words: Sequence[str]) -> str:
     """Returns a short name of a vocabulary: equal for equal words in equal order only."""
     return digest("\n".join(words).encode())
+
+
+# A store may be of many gigabytes, and a comparison opens it for every trial.
+@functools.lru_cache(maxsize=8)
+def _digest_of(path: Path, version: tuple[int, int]) -> str:
+    del version
+    return file_digest(path)
 
 
 def _features_of(serialized: bytes, path: Path) -> dict[str, Feature]:

@@ -1,11 +1,10 @@
 """Your own model on your own data: a Python file with `build_model`, and a client store.
 
-`--model` names the file, see `models.user_model.load_user_model`; `--data` the store, as
+`--model` names the file, see `models.user_model.build_user_model`; `--data` the store, as
 `import_data` makes it of tables, images or texts. Of texts the task is to predict the next word.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -20,7 +19,8 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.sentences import sentence_spec
-from tff_agnostic.models.user_model import ModelData, load_user_model
+from tff_agnostic.models.user_file import UserFile
+from tff_agnostic.models.user_model import ModelData, build_user_model
 from tff_agnostic.tasks.language import (
     Corpus,
     LanguageOptions,
@@ -30,6 +30,7 @@ from tff_agnostic.tasks.language import (
 )
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
+    data_fingerprint,
     domains_by_name,
     labels_of,
     open_store,
@@ -58,13 +59,13 @@ def load(options: CustomOptions, context: TaskContext) -> Task:
     if options.model is None:
         raise UserError("--model: expected a Python file with a function build_model, found none")
     assert context.data is not None
-    path = Path(options.model)
     store = open_store(context.data, "custom", {DOMAIN: Feature("string")})
+    file = UserFile(Path(options.model))
     load_kind = _text_task if store.description.kind == TEXT else _features_task
-    task = load_kind(store, options, lambda data: load_user_model(path, data, context.seed))
-    return dataclasses.replace(
-        task, fingerprint={**task.fingerprint, "model": _digest(path), **_classes(store)}
-    )
+    task = load_kind(store, options, lambda data: build_user_model(file, data, context.seed))
+    # After the model was built: the file may import where it is needed.
+    fingerprint = {"model": file.digest(), **_classes(store), **task.fingerprint}
+    return dataclasses.replace(task, fingerprint=fingerprint)
 
 
 def _text_task(store: Store, options: CustomOptions, build: Any) -> Task:
@@ -134,6 +135,7 @@ def _features_task(store: Store, options: CustomOptions, build: Any) -> Task:
         train=clients(TRAIN_SPLIT),
         test=clients(options.test_split),
         model=model,
+        fingerprint=data_fingerprint(store),
     )
 
 
@@ -154,10 +156,6 @@ def _column(columns: Mapping[str, np.ndarray], name: str, where: str) -> np.ndar
             f"{where}: {name}: expected whole numbers of 32 bits, found a larger one in row {row}"
         )
     return narrow
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _classes(store: Store) -> dict[str, str]:

@@ -23,6 +23,7 @@ from tff_agnostic.tasks.stored import (
     TEST_SPLIT_HELP,
     TRAIN_SPLIT,
     DomainsOf,
+    data_fingerprint,
     domains_by_name,
     labels_of,
     open_store,
@@ -81,7 +82,7 @@ def load(options: EmnistOptions, context: TaskContext) -> Task:
         train=_thinned(clients(TRAIN_SPLIT), options.high_school_writers, context.seed),
         test=clients(options.test_split),
         model=emnist_cnn(options.num_classes, seed=context.seed),
-        fingerprint={"classes": str(options.num_classes)},
+        fingerprint={"classes": str(options.num_classes), **data_fingerprint(store)},
     )
 
 

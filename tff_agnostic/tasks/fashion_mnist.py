@@ -16,7 +16,13 @@ from tff_agnostic.data.store_format import LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.logistic import logistic_regression
-from tff_agnostic.tasks.stored import TEST_SPLIT_HELP, TRAIN_SPLIT, labels_of, open_store
+from tff_agnostic.tasks.stored import (
+    TEST_SPLIT_HELP,
+    TRAIN_SPLIT,
+    data_fingerprint,
+    labels_of,
+    open_store,
+)
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
 
 _DOMAIN_NAMES = ("t-shirt/top", "pullover", "shirt")
@@ -65,6 +71,7 @@ def load(options: FashionMnistOptions, context: TaskContext) -> Task:
         train=clients(TRAIN_SPLIT),
         test=clients(options.test_split),
         model=logistic_regression(_NUM_PIXELS, len(_DOMAIN_NAMES)),
+        fingerprint=data_fingerprint(store),
     )
 
 

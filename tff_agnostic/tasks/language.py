@@ -16,11 +16,12 @@ from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.tasks.stored import (
     TEST_SPLIT_HELP,
     TRAIN_SPLIT,
+    data_fingerprint,
     domains_by_name,
     open_store,
     stored_domains,
 )
-from tff_agnostic.tasks.task import Task, option, option_flag
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option, option_flag
 
 # How SQLite files begin.
 _SQLITE = b"SQLite format 3\0"
@@ -104,22 +105,33 @@ def known_words(
     return words
 
 
-def stored_corpus(options: LanguageOptions, task: str, path: Optional[Path]) -> Corpus:
-    """Returns the sentences of a store that import_data made, with the domains that it names.
+def stored_text_task(
+    name: str,
+    summary: str,
+    options: type[LanguageOptions],
+    build: Callable[[Any, int, int], Model],
+    defaults: Mapping[str, Any],
+) -> TaskSpec:
+    """Returns a task of next-word prediction in any store of texts, with the domains that it names.
 
     Args:
+        name: Name of the task.
+        summary: One line for help texts.
         options: The task's options.
-        task: Name of the task, for messages.
-        path: The store.
-
-    Raises:
-        UserError: If an option is out of range, or the store is one for other tasks.
+        build: From the options, the size of the vocabulary and a seed to the model.
+        defaults: See `TaskSpec`.
     """
-    assert path is not None
-    check_sizes(task, options)
-    store = open_store(path, task, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
-    words = known_words(options, task, store.vocabulary)
-    return Corpus(store, words, stored_domains(store), DOMAIN)
+
+    def load(options: LanguageOptions, context: TaskContext) -> Task:
+        assert context.data is not None
+        check_sizes(name, options)
+        features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
+        store = open_store(context.data, name, features)
+        words = known_words(options, name, store.vocabulary)
+        corpus = Corpus(store, words, stored_domains(store), DOMAIN)
+        return next_word_task(corpus, options, lambda size: build(options, size, context.seed))
+
+    return TaskSpec(summary, options, load, defaults, data=Use.REQUIRED)
 
 
 def next_word_task(corpus: Corpus, options: LanguageOptions, build: Callable[[int], Model]) -> Task:
@@ -150,5 +162,6 @@ def next_word_task(corpus: Corpus, options: LanguageOptions, build: Callable[[in
         train=clients(TRAIN_SPLIT),
         test=clients(options.test_split),
         model=build(len(corpus.words)),
-        fingerprint={"vocabulary": vocabulary_digest(corpus.words)},
+        # The words first: of two changes that is the one to tell.
+        fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
     )

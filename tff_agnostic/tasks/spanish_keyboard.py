@@ -9,12 +9,8 @@ import dataclasses
 
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keyboard_cifg import keyboard_cifg
-from tff_agnostic.tasks.language import (
-    LanguageOptions,
-    next_word_task,
-    stored_corpus,
-)
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
+from tff_agnostic.tasks.task import option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,29 +21,21 @@ class SpanishKeyboardOptions(LanguageOptions):
     units: int = option(670, "Units of the CIFG.")
 
 
-def load(options: SpanishKeyboardOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store does not fit, or an option is out of range.
-    """
-
-    def build(vocabulary_size: int) -> Model:
-        return keyboard_cifg(
-            vocabulary_size,
-            projection=options.projection,
-            units=options.units,
-            sequence_length=options.sequence_length,
-            seed=context.seed,
-        )
-
-    return next_word_task(stored_corpus(options, "spanish_keyboard", context.data), options, build)
+def _build(options: SpanishKeyboardOptions, vocabulary_size: int, seed: int) -> Model:
+    return keyboard_cifg(
+        vocabulary_size,
+        projection=options.projection,
+        units=options.units,
+        sequence_length=options.sequence_length,
+        seed=seed,
+    )
 
 
-TASK = TaskSpec(
+TASK = stored_text_task(
+    "spanish_keyboard",
     summary="next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",
     options=SpanishKeyboardOptions,
-    load=load,
+    build=_build,
     defaults={
         "rounds": 3000,
         "clients_per_round": 500,
@@ -60,5 +48,4 @@ TASK = TaskSpec(
         "batch_normalizer": "batch",
         "evaluate_every": 100,
     },
-    data=Use.REQUIRED,
 )

@@ -10,12 +10,8 @@ import dataclasses
 
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.next_word_lstm import two_layer_lstm
-from tff_agnostic.tasks.language import (
-    LanguageOptions,
-    next_word_task,
-    stored_corpus,
-)
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
+from tff_agnostic.tasks.task import option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,29 +22,21 @@ class TwoDomainOptions(LanguageOptions):
     units: int = option(256, "Units of each LSTM.")
 
 
-def load(options: TwoDomainOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store does not fit, or an option is out of range.
-    """
-
-    def build(vocabulary_size: int) -> Model:
-        return two_layer_lstm(
-            vocabulary_size,
-            embedding=options.embedding,
-            units=options.units,
-            sequence_length=options.sequence_length,
-            seed=context.seed,
-        )
-
-    return next_word_task(stored_corpus(options, "two_domain_lm", context.data), options, build)
+def _build(options: TwoDomainOptions, vocabulary_size: int, seed: int) -> Model:
+    return two_layer_lstm(
+        vocabulary_size,
+        embedding=options.embedding,
+        units=options.units,
+        sequence_length=options.sequence_length,
+        seed=seed,
+    )
 
 
-TASK = TaskSpec(
+TASK = stored_text_task(
+    "two_domain_lm",
     summary="next word in two kinds of text, two-layer LSTM; domains the store's (--data)",
     options=TwoDomainOptions,
-    load=load,
+    build=_build,
     defaults={
         "rounds": 500,
         "clients_per_round": 10,
@@ -61,5 +49,4 @@ TASK = TaskSpec(
         "batch_normalizer": "batch",
         "evaluate_every": 25,
     },
-    data=Use.REQUIRED,
 )
