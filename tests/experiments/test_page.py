@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.program.harness import MEASURES
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import Arm, Experiment, PaperTable
 from tff_agnostic.experiments.registry import EXPERIMENTS
@@ -53,7 +54,7 @@ def _trials(phone: list[float], tablet: list[float]) -> Trials:
 def comparison() -> Comparison:
     return Comparison(
         ("phone", "tablet"),
-        {"loss": False, "accuracy": True, "perplexity": False},
+        MEASURES,
         {"fed_avg": _trials([0.5, 0.6], [0.9, 0.9]), "agnostic_fed_avg": _trials([0.7], [0.8])},
     )
 

@@ -19,6 +19,9 @@ from tff_agnostic.program.checkpoints import (
     read_checkpoint,
 )
 
+# Real runs of the first release.
+_RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0"
+
 
 def _state(value: float = 1.0, features: int = 3) -> Any:
     """A structure like a server state: nested, several dtypes, empty parts, scalars."""
@@ -37,10 +40,14 @@ def _assert_same(actual: Any, expected: Any) -> None:
         assert np.asarray(a).tobytes() == np.asarray(e).tobytes()
 
 
+def _save_state(checkpoints: CheckpointFolder, round_num: int, state: Any) -> None:
+    checkpoints.save(round_num, state, {"model": state["weights"]})
+
+
 def _save(folder: Path, *rounds: int, keep: int = 10) -> CheckpointFolder:
     checkpoints = CheckpointFolder(folder, keep)
     for t in rounds:
-        checkpoints.save(t, _state(t))
+        _save_state(checkpoints, t, _state(t))
     return checkpoints
 
 
@@ -77,7 +84,7 @@ def warnings(monkeypatch) -> list[str]:
 def test_a_state_comes_back_bit_for_bit(tmp_path):
     state = _state()
     state["weights"].trainable[0][0] = [np.nan, np.float32(1e-45)]
-    CheckpointFolder(tmp_path, keep=1).save(7, state)
+    _save_state(CheckpointFolder(tmp_path, keep=1), 7, state)
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint.round_num == 7
     _assert_same(checkpoint.restore(_state(), "here"), state)
@@ -156,7 +163,7 @@ def test_damaged_ones_that_were_passed_over_make_way(tmp_path, warnings):
     latest = checkpoints.load_latest()
     assert latest is not None and latest.round_num == 2
     assert len(warnings) == 1
-    checkpoints.save(4, _state(4))
+    _save_state(checkpoints, 4, _state(4))
     # Were it kept as "the newest", the good one would be removed in its favour.
     assert [p.name for p in tmp_path.iterdir()] == ["round_00000004.npz"]
 
@@ -172,18 +179,67 @@ def test_a_state_of_another_model_or_algorithm_is_one_line(tmp_path, other):
     assert "\n" not in message
 
 
-def test_the_weights_alone_can_be_restored(tmp_path):
-    weights = {"weights": ModelWeights([np.full([3, 2], 5, np.float32)], [np.float32(1)])}
-    CheckpointFolder(tmp_path, 1).save(1, (*weights.values(), {"more": np.zeros([4])}))
-    checkpoint = newest_checkpoint(tmp_path)
+def test_the_models_alone_can_be_restored(tmp_path):
     template = ModelWeights([np.zeros([3, 2], np.float32)], [np.float32(0)])
-    _assert_same(checkpoint.restore_weights(template, "here"), weights["weights"])
+    of_state = ModelWeights([np.full([3, 2], 5, np.float32)], [np.array(1, np.float32)])
+    # One array of its own, one of the state.
+    average = ModelWeights([of_state.trainable[0] / 2], of_state.non_trainable)
+    # The models are not the first arrays of the state.
+    state = ({"more": np.zeros([4])}, of_state)
+    CheckpointFolder(tmp_path, 1).save(1, state, {"model": of_state, "average": average})
+    models = newest_checkpoint(tmp_path).models(template, "here")
+    assert list(models) == ["model", "average"]
+    _assert_same(models["model"], of_state)
+    _assert_same(models["average"], average)
+    _assert_same(newest_checkpoint(tmp_path).restore(state, "here"), state)
+    with np.load(_path(tmp_path, 1)) as archive:
+        # What is a part of the state is there once.
+        assert sorted(archive) == [
+            "header",
+            "leaf_00000",
+            "leaf_00001",
+            "leaf_00002",
+            "model_average_00000",
+        ]
     other = ModelWeights([np.zeros([9, 2], np.float32)], [np.float32(0)])
     with pytest.raises(UserError) as error:
-        checkpoint.restore_weights(other, "my run")
+        newest_checkpoint(tmp_path).models(other, "my run")
     assert str(error.value) == (
         "my run: expected the weights of this model (float32[9, 2], float32[]), found "
         "float32[3, 2], float32[]"
+    )
+
+
+def test_a_checkpoint_of_the_first_release_has_one_model():
+    path = _RELEASE / "digits_plain" / "checkpoints" / "round_00000012.npz"
+    checkpoint = read_checkpoint(path)
+    assert (checkpoint.round_num, len(checkpoint.leaves)) == (12, 7)
+    template = ModelWeights([np.zeros([64, 10], np.float32), np.zeros([10], np.float32)], [])
+    models = checkpoint.models(template, "here")
+    assert list(models) == ["model"]
+    _assert_same(models["model"], ModelWeights(list(checkpoint.leaves[:2]), []))
+    with pytest.raises(UserError, match="expected the weights of this model"):
+        checkpoint.models(ModelWeights([np.zeros([64, 3], np.float32)], []), "here")
+
+
+@pytest.mark.parametrize("content", [(), ("a file",)])
+def test_a_folder_in_the_place_of_a_checkpoint_is_passed_over(tmp_path, warnings, content):
+    checkpoints = _save(tmp_path, 2)
+    for t in (4, 9):
+        _path(tmp_path, t).mkdir()
+        for name in content:
+            (_path(tmp_path, t) / name).write_text("precious")
+    latest = checkpoints.load_latest()
+    assert latest is not None and latest.round_num == 2
+    assert warnings == [
+        f"{_path(tmp_path, t)}: expected a checkpoint, found something that is not a file; "
+        "trying the one before it"
+        for t in (9, 4)
+    ]
+    _save_state(checkpoints, 4, _state(4))
+    _assert_same(newest_checkpoint(tmp_path).restore(_state(), "here"), _state(4))
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == sorted(
+        ["round_00000002.npz", "round_00000004.npz", *content, *content]
     )
 
 
@@ -193,10 +249,14 @@ def test_arrays_that_are_no_checkpoint(tmp_path):
         read_checkpoint(tmp_path / "a.npz")
     header = np.array('{"format": 99, "round": 1, "leaves": 0}')
     np.savez(tmp_path / "b.npz", header=header)
-    with pytest.raises(UserError, match=r"b.npz: expected checkpoint format 1, found 99"):
+    with pytest.raises(UserError, match=r"b.npz: expected checkpoint format 1 or 2, found 99"):
         read_checkpoint(tmp_path / "b.npz")
     with pytest.raises(UserError, match=r"c.npz: expected a checkpoint, cannot read it: No such"):
         read_checkpoint(tmp_path / "c.npz")
+    header = np.array('{"format": 2, "round": 1, "leaves": 0, "models": {"model": ["leaf_00000"]}}')
+    np.savez(tmp_path / "d.npz", header=header)
+    with pytest.raises(UserError, match=r"d.npz: expected a checkpoint, found other arrays"):
+        read_checkpoint(tmp_path / "d.npz")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -209,7 +269,7 @@ def test_a_full_disk_leaves_the_earlier_ones(tmp_path, monkeypatch, call):
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
         with pytest.raises(UserError) as error:
-            checkpoints.save(6, _state(6))
+            _save_state(checkpoints, 6, _state(6))
     assert str(error.value) == f"{_path(tmp_path, 6)}: cannot write: No space left on device"
     assert sorted(tmp_path.iterdir()) == [_path(tmp_path, 2), _path(tmp_path, 4)]
     _assert_same(newest_checkpoint(tmp_path).restore(_state(), "here"), _state(4))

@@ -1,5 +1,6 @@
 """What is computed from several runs, by hand."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.program.harness import result_json
+from tests.program.harness import measures, result_json
+from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.columns import Column
 from tff_agnostic.program.comparison import Comparison, check_folder, collect
 from tff_agnostic.program.history import History
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec, resolve
 
 _NAMES = ("phone", "tablet")
-_MEASURES = {"loss": False, "accuracy": True}
+_MEASURES = measures("loss", "accuracy")
+_COLUMNS = [Column(Quantity(name, name)) for name in ("test/worst loss", "test/worst accuracy")]
 
 
 def _run(path: Path, losses: list[Any], accuracies: list[Any], overall: float = 0.5) -> RunFolder:
@@ -27,7 +31,9 @@ def _run(path: Path, losses: list[Any], accuracies: list[Any], overall: float = 
     }
     result = result_json(domains, {"loss": overall, "accuracy": overall})
     folder.result.write_text(json.dumps(result))
-    History(folder.metrics).append(1, {"test/worst loss": 1.0, "test/worst accuracy": 0.5})
+    History(folder.metrics, _COLUMNS).append(
+        1, {"test/worst loss": 1.0, "test/worst accuracy": 0.5}
+    )
     return folder
 
 
@@ -98,6 +104,11 @@ def _claim(path: Path, spec: RunSpec) -> None:
         folder.write_config(spec, {})
 
 
+def test_rows_have_labels_or_their_names(comparison):
+    labelled = dataclasses.replace(comparison, labels={"fed_avg": "FedAvg"})
+    assert [labelled.label(row) for row in labelled.trials] == ["agnostic_fed_avg", "FedAvg"]
+
+
 def _error(folder: Path, resume: bool, **given: Any) -> str:
     before = sorted(folder.rglob("*"))
     with pytest.raises(UserError) as error:
@@ -113,14 +124,36 @@ def test_a_new_folder_is_free(tmp_path, resume):
 
 
 def test_a_comparison_is_resumed_only_on_request(tmp_path):
+    (tmp_path / "comparison.json").write_text('{"format": 1, "rows": ["fed_avg"]}')
     _claim(tmp_path / "fed_avg" / "trial_00", _specs()["fed_avg"][0])
-    for name in ("compare.json", "compare.md"):
-        (tmp_path / name).write_text("")
+    # Whatever else somebody may have put there.
+    (tmp_path / "notes.txt").write_text("")
     check_folder(_specs(), tmp_path, resume=True)
     assert _error(tmp_path, resume=False) == (
         f"--output_dir: {tmp_path} holds a comparison already: add --resume to go on with it, or "
         "choose another folder"
     )
+
+
+@pytest.mark.parametrize("content", ["[]", '{"format": 2, "rows": []}', '{"format": 1}'])
+def test_a_comparison_of_another_format_is_told(tmp_path, content):
+    (tmp_path / "comparison.json").write_text(content)
+    assert _error(tmp_path, resume=True) == (
+        f"{tmp_path / 'comparison.json'}: expected a comparison of format 1, found something else"
+    )
+
+
+def test_a_comparison_of_an_earlier_release_is_known_by_its_trials(tmp_path):
+    _claim(tmp_path / "fed_avg" / "trial_00", _specs()["fed_avg"][0])
+    # A row that is not compared now, of an algorithm that nobody knows.
+    (tmp_path / "my_own" / "trial_00").mkdir(parents=True)
+    for name in ("compare.json", "compare.md"):
+        (tmp_path / name).write_text("")
+    check_folder(_specs(), tmp_path, resume=True)
+    assert "holds a comparison already" in _error(tmp_path, resume=False)
+    (tmp_path / "clients.sqlite").write_text("")
+    assert "found clients.sqlite in" in _error(tmp_path, resume=True)
+    check_folder(_specs(), tmp_path, resume=True, other_files=("clients.sqlite",))
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.program.harness import AWKWARD_NAMES, is_png
+from tests.program.harness import AWKWARD_NAMES, is_png, measures
+from tff_agnostic.computations.quantities import Measure, Unit
 from tff_agnostic.program.comparison import SUMMARIES, Comparison, Trials
 from tff_agnostic.program.comparison_report import figure, markdown, table
 from tff_agnostic.program.plots import save
@@ -29,11 +30,12 @@ def _trials(by_domain: Mapping[str, Sequence[float]], worst: Sequence[float]) ->
 def _comparison(names: Sequence[str] = ("phone", "tablet")) -> Comparison:
     return Comparison(
         tuple(names),
-        {"loss": False, "accuracy": True},
+        measures("loss", "accuracy"),
         {
             "fed_avg": _trials({n: [0.8, 0.9] for n in names}, [0.3, 0.5]),
             "agnostic_fed_avg": _trials({n: [0.6, 0.6] for n in names}, [0.4, 0.8]),
         },
+        {"fed_avg": "FedAvg (uniform)", "agnostic_fed_avg": "AgnosticFedAvg"},
     )
 
 
@@ -57,22 +59,19 @@ def test_of_losses_the_lowest_is_best_and_they_are_no_percentages():
 
 
 @pytest.mark.parametrize(
-    ("measure", "cell", "title"),
+    ("unit", "cell", "title"),
     [
-        ("in_vocab_accuracy", "50.0", "In vocab accuracy, percent"),
-        (
-            "accuracy_without_out_of_vocab_or_end_of_sentence",
-            "50.0",
-            "Accuracy without out of vocab or end of sentence, percent",
-        ),
-        ("perplexity", "0.50", "Perplexity"),
-        ("inaccuracy", "0.500", "Inaccuracy"),
+        (Unit.SHARE, "50.0", "Hits in five, percent"),
+        (Unit.FACTOR, "0.50", "Hits in five"),
+        (Unit.NONE, "0.500", "Hits in five"),
     ],
 )
-def test_shares_are_in_percent_and_perplexities_have_two_decimals(measure, cell, title):
-    values = {name: {measure: np.array([0.5])} for name in ("a", *SUMMARIES)}
-    comparison = Comparison(("a",), {measure: True}, {"fed_avg": Trials(values, [{}])})
-    assert _cells(table(comparison, measure, "simple"))[1][0].split()[-1] == cell
+def test_shares_are_in_percent_and_factors_have_two_decimals(unit, cell, title):
+    measure = Measure("hits_in_five", unit, True, None)
+    values = {name: {"hits_in_five": np.array([0.5])} for name in ("a", *SUMMARIES)}
+    trials = {"fed_avg": Trials(values, [{}])}
+    comparison = Comparison(("a",), {"hits_in_five": measure}, trials)
+    assert _cells(table(comparison, "hits_in_five", "simple"))[1][0].split()[-1] == cell
     assert f"## {title} (higher is better)" in markdown(comparison, "title", "command")
 
 
@@ -90,14 +89,14 @@ def test_nothing_is_bold_in_the_terminal():
 
 
 def test_a_single_trial_has_no_standard_deviation():
-    one = Comparison(("a",), {"loss": False}, {"fed_avg": _trials({"a": [0.25]}, [0.5])})
+    one = Comparison(("a",), measures("loss"), {"fed_avg": _trials({"a": [0.25]}, [0.5])})
     assert _cells(table(one, "loss", "github"))[1][1] == "**0.500**"
 
 
 def test_a_domain_without_test_examples_has_no_best_algorithm():
     comparison = Comparison(
         ("a", "b"),
-        {"loss": False},
+        measures("loss"),
         {
             name: _trials({"a": [np.nan] * 2, "b": [value] * 2}, [value] * 2)
             for name, value in (("fed_avg", 1.0), ("agnostic_fed_avg", 0.5))

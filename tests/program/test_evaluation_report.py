@@ -135,15 +135,32 @@ def test_json_has_null_for_what_is_undefined(report):
 
 
 def test_the_table_has_a_row_per_domain(report):
-    lines = report.table({"phone": 0.1, "tablet": 0.7, "watch": 0.2}).splitlines()
+    lines = report.table({"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull").splitlines()
     assert len(lines) == 2 + 3 + 2
-    assert "lambda" in lines[0]
+    assert lines[0].split()[-1] == "pull"
     assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
     assert lines[3].split()[:3] == ["tablet", "(worst)", "6"]
     assert lines[3].split()[-1] == "0.700"
-    assert lines[-2].split() == ["difference", "1.0000", "0.5000"]
     assert lines[-1].split()[:2] == ["all", "10"]
-    assert "lambda" not in report.table()
+    assert "pull" not in report.table()
+
+
+def test_shares_are_in_percent(report):
+    lines = report.table().splitlines()
+    assert "accuracy, %" in lines[0] and "loss, %" not in lines[0]
+    assert "75.00 75.0 (50.0, 50.0, 100.0)" in " ".join(lines[2].split())
+    assert lines[-2].split() == ["difference", "1.0000", "50.00"]
+
+
+def test_what_was_clipped_is_told(report):
+    clipped = dataclasses.replace(report, clipped={"sums": 3, "clients": 0, "examples": 2})
+    assert clipped.to_json()["clipped"] == {"sums": 3, "clients": 0, "examples": 2}
+    assert clipped.table().splitlines() == [
+        *report.table().splitlines(),
+        "values beyond the bounds of secure sums, which were clipped: 3 of sums, 2 of examples",
+    ]
+    nothing = dataclasses.replace(report, clipped={"sums": 0})
+    assert nothing.table() == report.table()
 
 
 def test_a_single_domain_differs_from_none(report):

@@ -5,10 +5,11 @@ import pytest
 
 from tests.program.harness import make_task
 from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.program import evaluator
-from tff_agnostic.program.evaluator import Evaluator, check_readable
+from tff_agnostic.program.evaluator import Evaluator, RunEvaluations, check_readable
 
 _NUM_CLIENTS = 7
 
@@ -42,9 +43,13 @@ class _Recorded:
         }
         self.parts: list[list[str]] = []
 
-    def __call__(self, weights, clients):
-        self.parts.append([self._of[client["x"].tobytes()] for client in clients])
-        return self._evaluate(weights, clients)
+    def __call__(self, weights, parts):
+        def noted():
+            for clients in parts:
+                self.parts.append([self._of[client["x"].tobytes()] for client in clients])
+                yield clients
+
+        return self._evaluate(weights, noted())
 
 
 def _close(found, expected):
@@ -106,6 +111,46 @@ def test_a_sample_of_all_or_more_is_all(task, evaluate, weights, sample):
     recorded = _Recorded(evaluate, task)
     Evaluator(task, recorded, sample=sample)(weights, on_all=False)
     assert recorded.parts == [list(task.test.client_ids)]
+
+
+def _of_run(task, evaluate, sample=None):
+    """The evaluations of a run of 5 rounds, in which states are the models by name."""
+    algorithm = Algorithm(
+        name="any",
+        initialize=dict,
+        exchanges=(),
+        finish=lambda state, sums: (state, {}),
+        models=lambda state: state,
+        quantities={},
+        client_data_spec={},
+    )
+    return RunEvaluations(algorithm, Evaluator(task, evaluate, sample), every=2, rounds=5)
+
+
+def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evaluate):
+    evaluations = _of_run(task, evaluate)
+    assert [t for t in range(1, 6) if evaluations.are_due(t)] == [2, 4, 5]
+
+
+def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, evaluate, weights):
+    other = ModelWeights([np.zeros_like(w) for w in weights.trainable], [])
+    evaluations = _of_run(task, evaluate, sample=3)
+    models = {"model": weights, "zero": other}
+    for round_num, clients in ((4, 3), (5, _NUM_CLIENTS)):
+        reports = evaluations(RunState(models, (), np.int32(round_num)))
+        assert list(reports) == ["model", "zero"]
+        assert {r.clients["evaluated"] for r in reports.values()} == {clients}
+        losses = [r.overall.measures["loss"].value for r in reports.values()]
+        assert losses[1] == pytest.approx(np.log(3)) != losses[0]
+
+
+def test_a_model_that_diverged_is_one_line(task, evaluate, weights):
+    diverged = ModelWeights([np.full_like(w, np.nan) for w in weights.trainable], [])
+    evaluations = _of_run(task, evaluate)
+    with pytest.raises(
+        UserError, match=r"^round 4: the model has diverged: no client ret.* \(7 of"
+    ):
+        evaluations(RunState({"model": weights, "average": diverged}, (), np.int32(4)))
 
 
 class _Clients:

@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.columns import Column
 from tff_agnostic.program.history import History, read_history
+
+# Real runs of the first release.
+_RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0"
 
 _AWKWARD = ('comma, "quoted"', "line\nbreak", "a/b", "b", " spaces ", "ünï", "", "'", ";\t")
 
 
+def _columns(*names: str) -> list[Column]:
+    return [Column(Quantity(name, name)) for name in names]
+
+
 def _write(path: Path, rounds: int, names: Sequence[str] = ("loss",)) -> History:
-    history = History(path)
+    history = History(path, _columns(*names))
     history.load(0)
-    history.write()
     for t in range(1, rounds + 1):
         history.append(t, {name: t + i / 10 for i, name in enumerate(names)})
     return history
@@ -26,7 +34,7 @@ def _write(path: Path, rounds: int, names: Sequence[str] = ("loss",)) -> History
 
 def _load_error(path: Path, completed_rounds: int) -> str:
     with pytest.raises(UserError) as error:
-        History(path).load(completed_rounds)
+        History(path, _columns("loss")).load(completed_rounds)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -42,7 +50,7 @@ def test_values_read_back_exactly(tmp_path):
         "infinite": -math.inf,
         "nothing": None,
     }
-    history = History(tmp_path / "metrics.csv")
+    history = History(tmp_path / "metrics.csv", _columns(*values))
     history.append(1, values)
     columns = read_history(tmp_path / "metrics.csv")
     assert list(columns) == ["round", *values]
@@ -53,7 +61,7 @@ def test_values_read_back_exactly(tmp_path):
     assert columns["integer"][0] == 2**53
     assert columns["infinite"][0] == -math.inf
     assert math.isnan(columns["nan"][0]) and math.isnan(columns["nothing"][0])
-    np.testing.assert_equal(history.columns(), columns)
+    np.testing.assert_equal(history.values(), columns)
 
 
 def test_awkward_names_of_columns_come_back(tmp_path):
@@ -71,20 +79,13 @@ def test_other_programs_can_read_it(tmp_path):
     assert [row["round"] for row in rows] == ["1", "2"]
 
 
-def test_a_row_with_other_columns_is_refused(tmp_path):
-    history = _write(tmp_path / "metrics.csv", 1)
-    with pytest.raises(UserError, match="its columns are those of another run"):
-        history.append(2, {"accuracy": 1.0})
-    assert len(read_history(tmp_path / "metrics.csv")["round"]) == 1
-
-
 @pytest.mark.parametrize("completed", [0, 1, 3])
 def test_going_on_gives_the_same_file(tmp_path, completed):
     names = [f"loss/{name}" for name in _AWKWARD]
     _write(tmp_path / "whole.csv", 5, names)
     path = tmp_path / "metrics.csv"
     _write(path, 4, names)
-    history = History(path)
+    history = History(path, _columns(*names))
     history.load(completed)
     assert [row["round"] for row in history.rows] == [str(t + 1) for t in range(completed)]
     history.write()
@@ -97,9 +98,9 @@ def test_loading_writes_nothing(tmp_path):
     path = tmp_path / "metrics.csv"
     _write(path, 4)
     before = path.read_bytes()
-    History(path).load(2)
+    History(path, _columns("loss")).load(2)
     assert path.read_bytes() == before
-    History(tmp_path / "new.csv").load(0)
+    History(tmp_path / "new.csv", _columns("loss")).load(0)
     assert not (tmp_path / "new.csv").exists()
 
 
@@ -111,19 +112,28 @@ def test_what_a_crash_left_after_the_completed_rounds_is_dropped(tmp_path, tail)
     _write(path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole + tail)
-    history = History(path)
+    history = History(path, _columns("loss"))
     history.load(3)
     history.write()
     assert path.read_bytes() == whole
 
 
-def test_a_cut_off_header_is_no_matter_before_the_first_checkpoint(tmp_path):
+@pytest.mark.parametrize("left", ['round,"loss/line\nbre', "round,loss\n1,0.5\n2,0."])
+def test_what_was_left_before_the_first_checkpoint_makes_way(tmp_path, left):
     path = tmp_path / "metrics.csv"
-    path.write_text('round,"loss/line\nbre')
-    history = History(path)
+    path.write_text(left)
+    history = History(path, _columns("loss"))
     history.load(0)
+    history.append(1, {"loss": 1.5})
+    assert path.read_text() == "round,loss\n1,1.5\n"
+
+
+def test_a_row_can_be_changed(tmp_path):
+    path = tmp_path / "metrics.csv"
+    history = _write(path, 2, ("a", "b"))
+    history.change(1, {"b": None})
     history.write()
-    assert path.read_text() == ""
+    assert path.read_text() == "round,a,b\n1,1.0,\n2,2.0,2.1\n"
 
 
 def test_missing_rows_are_told(tmp_path):
@@ -176,12 +186,75 @@ def test_a_damaged_file_cannot_be_compared(tmp_path):
 
 def test_a_full_disk_is_told():
     # Writing to this device fails as on a full disk.
-    history = History(Path("/dev/full"))
+    history = History(Path("/dev/full"), _columns("loss"))
     with pytest.raises(UserError) as error:
         history.append(1, {"loss": 1.0})
     assert str(error.value) == "/dev/full: cannot write: No space left on device"
     assert history.rows == []
 
 
-def test_an_empty_history_has_no_columns(tmp_path):
-    assert History(tmp_path / "metrics.csv").columns() == {}
+def test_a_history_without_rows_has_no_values(tmp_path):
+    assert History(tmp_path / "metrics.csv", _columns("loss")).values() == {}
+
+
+def _go_on(path: Path, columns: Sequence[Column], rounds: int) -> dict[str, np.ndarray]:
+    """Adds a row to a file of another release; returns what is in it then."""
+    history = History(path, columns)
+    history.load(rounds)
+    history.write()
+    history.append(rounds + 1, {column.name: 0.5 for column in columns})
+    assert list(history.rows[-1]) == ["round", *(column.name for column in history.columns)]
+    return read_history(path)
+
+
+def test_columns_of_another_release_are_found_added_and_kept(tmp_path):
+    path = tmp_path / "metrics.csv"
+    _write(path, 2, ("gone", "old/a", "same", "empty"))
+    rows = path.read_text().replace("1.3\n", "\n").replace("2.3\n", "\n")
+    path.write_text(rows)
+    columns = [
+        Column(Quantity("new", "new")),
+        Column(Quantity("same", "same", formerly=("gone",))),
+        Column(Quantity("today", "today", formerly=("older", "old")), "a"),
+    ]
+    found = _go_on(path, columns, 2)
+    assert list(found) == ["round", "new", "same", "today/a", "gone"]
+    np.testing.assert_array_equal(found["new"], [np.nan, np.nan, 0.5])
+    # Its own name comes before what it was called once.
+    np.testing.assert_array_equal(found["same"], [1.2, 2.2, 0.5])
+    np.testing.assert_array_equal(found["today/a"], [1.1, 2.1, 0.5])
+    np.testing.assert_array_equal(found["gone"], [1.0, 2.0, np.nan])
+
+
+def test_what_one_column_is_called_now_is_not_what_another_was_called(tmp_path):
+    path = tmp_path / "metrics.csv"
+    _write(path, 1, ("a",))
+    columns = [Column(Quantity("b", "b", formerly=("a",))), *_columns("a")]
+    found = _go_on(path, columns, 1)
+    np.testing.assert_array_equal(found["a"], [1.0, 0.5])
+    np.testing.assert_array_equal(found["b"], [np.nan, 0.5])
+
+
+def test_rows_of_a_real_run_of_the_first_release_are_taken_over(tmp_path):
+    there = read_history(_RELEASE / "digits_fed_avg_secure" / "metrics.csv")
+    path = tmp_path / "metrics.csv"
+    path.write_bytes((_RELEASE / "digits_fed_avg_secure" / "metrics.csv").read_bytes())
+    digits = list(map(str, range(10)))
+    loss = Quantity("first_epoch/loss", "loss", per_domain=True, formerly=("train/loss",))
+    share = Quantity("share", "share", per_domain=True, formerly=("lambda",))
+    clipped = [Column(Quantity(f"clipped/{f}", f)) for f in ("weighted_delta", "examples")]
+    columns = [Column(q, d) for q in (loss, share) for d in digits] + clipped
+    found = _go_on(path, columns, 12)
+    taken = {f"{name}/{digit}" for name in ("train/loss", "lambda") for digit in digits}
+    names = ["round", *(column.name for column in columns)]
+    assert list(found) == [*names, *(n for n in there if n not in taken and n not in names)]
+    for digit in digits:
+        np.testing.assert_array_equal(
+            found[f"first_epoch/loss/{digit}"][:-1], there[f"train/loss/{digit}"]
+        )
+        np.testing.assert_array_equal(found[f"share/{digit}"][:-1], there[f"lambda/{digit}"])
+        np.testing.assert_array_equal(found[f"test/loss/{digit}"][:-1], there[f"test/loss/{digit}"])
+    np.testing.assert_array_equal(
+        found["clipped/weighted_delta"][:-1], there["clipped/weighted_delta"]
+    )
+    assert np.isnan(found["clipped/examples"][:-1]).all()

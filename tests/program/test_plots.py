@@ -6,21 +6,28 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from tests.program.harness import AWKWARD_NAMES, is_png, make_columns, make_task
+from tests.program.harness import AWKWARD_NAMES, is_png, make_columns, make_task, make_values
+from tff_agnostic.computations.quantities import Quantity, Unit
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.plots import domain_colors, draw_run, per_domain_figure, save
+from tff_agnostic.program.columns import Column
+from tff_agnostic.program.plots import domain_colors, draw_run, figure_of, save
+
+_LOSS = Quantity("test/loss", "loss on the test clients", per_domain=True)
 
 
-def test_a_figure_for_lambda_and_for_every_measure(tmp_path):
-    task = make_task(("phone", "tablet"))
-    draw_run(tmp_path / "plots", task, make_columns(task))
+def _draw(folder, task):
+    columns = make_columns(task)
+    draw_run(folder, task, columns, make_values(columns))
+
+
+def test_a_figure_for_every_quantity_that_is_to_be_drawn(tmp_path):
+    _draw(tmp_path / "plots", make_task(("phone", "tablet")))
     paths = sorted((tmp_path / "plots").iterdir())
     assert [path.name for path in paths] == [
+        "before_loss.png",
         "domain_weights.png",
         "test_accuracy.png",
         "test_loss.png",
-        "train_accuracy.png",
-        "train_loss.png",
     ]
     assert all(is_png(path.read_bytes()) for path in paths)
 
@@ -28,55 +35,61 @@ def test_a_figure_for_lambda_and_for_every_measure(tmp_path):
 def test_a_task_adds_its_own_figures(tmp_path):
     def draw(task, columns):
         figure = Figure()
+        # As the column was called before.
         figure.subplots().plot(columns["round"], columns["lambda/phone"])
         return figure
 
     task = dataclasses.replace(make_task(("phone", "tablet")), figures={"own": draw})
-    draw_run(tmp_path, task, make_columns(task))
+    _draw(tmp_path, task)
     assert is_png((tmp_path / "own.png").read_bytes())
 
 
 def test_equal_runs_have_equal_figures(tmp_path):
     task = make_task(("phone", "tablet"))
     for folder in ("first", "second"):
-        draw_run(tmp_path / folder, task, make_columns(task))
+        _draw(tmp_path / folder, task)
     for path in (tmp_path / "first").iterdir():
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
 
 
 def test_awkward_names_are_shown_as_they_are(tmp_path):
     task = make_task(AWKWARD_NAMES)
-    draw_run(tmp_path, task, make_columns(task))
+    _draw(tmp_path, task)
     assert is_png((tmp_path / "test_loss.png").read_bytes())
 
 
 @pytest.mark.parametrize("name", ["$", "$x^$", "$\\undefined$", "a $1 to $2", "_hidden"])
 def test_a_name_is_neither_a_formula_nor_left_out_of_the_legend(tmp_path, name):
-    columns = {"round": np.arange(2.0), f"lambda/{name}": np.arange(2.0)}
-    figure = per_domain_figure([name], columns, "lambda", "lambda")
+    values = {"round": np.arange(2.0), f"test/loss/{name}": np.arange(2.0)}
+    figure = figure_of(_LOSS, [Column(_LOSS, name)], values)
     save(figure, tmp_path / "figure.png")
     (text,) = figure.legends[0].get_texts()
     assert text.get_text().replace(r"\$", "$").strip() == name
 
 
 def test_curves_go_through_the_rounds_that_have_a_value():
-    task = make_task(("phone", "tablet"))
-    columns = make_columns(task, rounds=4)
-    columns["test/loss/phone"] = np.array([np.nan, 3.0, np.nan, 1.0])
-    figure = per_domain_figure(task.domain_names, columns, "test/loss", "loss")
+    values = {
+        "round": np.arange(1.0, 5.0),
+        "test/loss/phone": np.array([np.nan, 3.0, np.nan, 1.0]),
+        "test/loss/tablet": np.array([np.nan, np.nan, np.nan, 2.0]),
+    }
+    figure = figure_of(_LOSS, [Column(_LOSS, name) for name in ("phone", "tablet")], values)
     phone, tablet = figure.axes[0].lines
     np.testing.assert_array_equal(phone.get_xdata(), [2, 4])
     np.testing.assert_array_equal(phone.get_ydata(), [3, 1])
     assert len(tablet.get_xdata()) == 1
+    assert figure.axes[0].get_ylabel() == "loss on the test clients"
 
 
-@pytest.mark.parametrize(("measure", "scale"), [("loss", "linear"), ("perplexity", "log")])
-def test_perplexities_stand_on_a_log_axis(tmp_path, measure, scale):
-    columns = {"round": np.arange(4.0), f"test/{measure}/a": np.array([np.inf, 9e3, 100.0, 50.0])}
-    figure = per_domain_figure(["a"], columns, f"test/{measure}", measure)
+@pytest.mark.parametrize(("unit", "scale"), [(Unit.NONE, "linear"), (Unit.FACTOR, "log")])
+def test_factors_stand_on_a_log_axis(tmp_path, unit, scale):
+    quantity = Quantity("x", "x", unit=unit)
+    values = {"round": np.arange(4.0), "x": np.array([np.inf, 9e3, 100.0, 50.0])}
+    figure = figure_of(quantity, [Column(quantity)], values)
     assert figure.axes[0].get_yscale() == scale
-    # What is infinite is left out.
+    # What is infinite is left out, and a single curve needs no legend.
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [1, 2, 3])
+    assert not figure.legends
     save(figure, tmp_path / "figure.png")
 
 
@@ -89,4 +102,4 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "plots").write_text("")
     task = make_task(("phone", "tablet"))
     with pytest.raises(UserError, match=r"plots: cannot write: File exists"):
-        draw_run(tmp_path / "plots", task, make_columns(task))
+        _draw(tmp_path / "plots", task)

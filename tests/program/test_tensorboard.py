@@ -9,7 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.core.util import event_pb2
 
 from tests.program.harness import AWKWARD_NAMES
+from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.columns import Column
 from tff_agnostic.program.tensorboard import TensorBoardSink
 
 
@@ -26,17 +28,25 @@ def _read(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     return runs
 
 
+def _columns(names: tuple[str, ...]) -> list[Column]:
+    quantities = [
+        Quantity(q, q, per_domain=True) for q in ("train/loss", "test/loss", "weight, of all")
+    ]
+    scalars = [Quantity(name, name) for name in ("test/worst loss", "update_norm")]
+    return [*(Column(q, name) for q in quantities for name in names), *map(Column, scalars)]
+
+
 def _row(round_num: int, names: tuple[str, ...]) -> dict[str, str]:
     row = {"round": str(round_num)}
     for i, name in enumerate(names):
         row[f"train/loss/{name}"] = str(i)
         row[f"test/loss/{name}"] = str(round_num + i) if round_num % 2 == 0 else ""
-        row[f"lambda/{name}"] = "0.25"
+        row[f"weight, of all/{name}"] = "0.25"
     return {**row, "test/worst loss": "9.5", "update_norm": "0.125"}
 
 
 def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
-    with TensorBoardSink(folder, names) as sink:
+    with TensorBoardSink(folder, _columns(names)) as sink:
         for t in range(1, rounds + 1):
             sink.write(_row(t, names))
 
@@ -45,7 +55,9 @@ def test_every_domain_is_a_run_with_the_same_tags(tmp_path):
     _write(tmp_path, ("phone", "tablet"), rounds=4)
     runs = _read(tmp_path)
     assert set(runs) == {"all", "phone", "tablet"}
-    assert set(runs["phone"]) == set(runs["tablet"]) == {"train/loss", "test/loss", "lambda"}
+    assert (
+        set(runs["phone"]) == set(runs["tablet"]) == {"train/loss", "test/loss", "weight, of all"}
+    )
     assert runs["tablet"]["train/loss"] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]
     assert runs["phone"]["test/loss"] == [(2, 2.0), (4, 4.0)]
     assert set(runs["all"]) == {"test/worst loss", "update_norm"}
@@ -83,7 +95,7 @@ def test_what_an_earlier_part_of_the_run_wrote_is_replaced(tmp_path):
 def test_a_file_in_the_way_is_one_line(tmp_path):
     path = tmp_path / "tensorboard"
     path.write_text("")
-    with pytest.raises(UserError, match=r"tensorboard: cannot write: "), TensorBoardSink(path, ()):
+    with pytest.raises(UserError, match=r"tensorboard: cannot write: "), TensorBoardSink(path, []):
         pass
 
 
@@ -106,14 +118,17 @@ class _FullDisk:
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
-    with pytest.raises(UserError) as error, TensorBoardSink(tmp_path / "logs", ("phone",)) as sink:
+    with (
+        pytest.raises(UserError) as error,
+        TensorBoardSink(tmp_path / "logs", _columns(("phone",))) as sink,
+    ):
         sink.write(_row(1, ("phone",)))
     assert str(error.value) == f"{tmp_path / 'logs'}: cannot write: No space left on device"
 
 
 def test_closing_does_not_hide_what_went_wrong_before(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
-    with pytest.raises(KeyError), TensorBoardSink(tmp_path, ("phone",)) as sink:
+    with pytest.raises(KeyError), TensorBoardSink(tmp_path, _columns(("phone",))) as sink:
         with pytest.raises(UserError):
             sink.write(_row(1, ("phone",)))
         raise KeyError

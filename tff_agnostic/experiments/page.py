@@ -11,9 +11,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from tff_agnostic.computations.quantities import Measure
 from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
+from tff_agnostic.program.cells import shown, with_percent
+from tff_agnostic.program.columns import ROUND, Column, tested
 from tff_agnostic.program.comparison import OVERALL, Comparison, Trials
-from tff_agnostic.program.comparison_report import is_share
 from tff_agnostic.program.plots import plot_known
 from tff_agnostic.program.run_spec import RunSpec
 
@@ -82,9 +84,9 @@ def page(
         "\n".join(facts),
     ]
     for measure in experiment.measures:
-        direction = "higher" if comparison.higher_is_better[measure] else "lower"
-        unit = ", %" if is_share(measure) else ""
-        parts.append(f"## {measure}{unit} ({direction} is better)")
+        measured = comparison.measures[measure]
+        direction = "higher" if measured.higher_is_better else "lower"
+        parts.append(f"## {with_percent(measure, measured.unit)} ({direction} is better)")
         parts.append(table(experiment, comparison, measure, "github"))
     parts += [
         f"Ours: mean (standard deviation) of {record.trials} trials. "
@@ -114,7 +116,8 @@ def table(experiment: Experiment, comparison: Comparison, measure: str, table_fo
         row = [arm.label]
         for column in columns:
             printed = experiment.paper.cell(measure, name, column)
-            row += [_ours(comparison.trials[name], column, measure), printed or "-"]
+            ours = _ours(comparison.trials[name], column, comparison.measures[measure])
+            row += [ours, printed or "-"]
         rows.append(row)
     headers = [""]
     for column in columns:
@@ -127,10 +130,11 @@ def curve(experiment: Experiment, comparison: Comparison) -> Figure:
     result = Figure(figsize=(7, 4.5), layout="constrained")
     axes = result.subplots()
     domain = harder_domain(experiment, comparison)
+    course = Column(tested(comparison.measures[experiment.curve]), domain)
     for i, (name, arm) in enumerate(experiment.arms.items()):
         histories = comparison.trials[name].histories
-        rounds = histories[0]["round"]
-        by_trial = np.array([h[f"test/{experiment.curve}/{domain}"] for h in histories])
+        rounds = histories[0][ROUND]
+        by_trial = np.array([history[course.name] for history in histories])
         mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
         plot_known(axes, rounds, mean, color=f"C{i}", label=arm.label)
         known = ~np.isnan(mean)
@@ -149,7 +153,7 @@ def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
         return experiment.harder_domain
     uniform = comparison.trials.get("fed_avg") or next(iter(comparison.trials.values()))
     measure = experiment.measures[0]
-    pick = min if comparison.higher_is_better[measure] else max
+    pick = min if comparison.measures[measure].higher_is_better else max
     return pick(comparison.domain_names, key=lambda domain: uniform.mean(domain, measure))
 
 
@@ -193,13 +197,12 @@ def _columns(experiment: Experiment, comparison: Comparison) -> list[str]:
     return [*first, *domains, *(c for c in summaries if c != OVERALL)]
 
 
-def _ours(trials: Trials, column: str, measure: str) -> str:
+def _ours(trials: Trials, column: str, measure: Measure) -> str:
     if column not in trials.values:
         return "-"
-    mean, std = trials.mean(column, measure), trials.std(column, measure)
-    scale = 100.0 if is_share(measure) else 1.0
-    spread = "" if math.isnan(std) else f" ({std * scale:.1f})"
-    return f"{mean * scale:.1f}{spread}"
+    mean, std = trials.mean(column, measure.name), trials.std(column, measure.name)
+    spread = "" if math.isnan(std) else f" ({shown(std, measure.unit):.1f})"
+    return f"{shown(mean, measure.unit):.1f}{spread}"
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints: the whole server state of a round in one .npz file, written atomically.
+"""Checkpoints: the whole state of a round, and its models, in one .npz file, written atomically.
 
 The zip format holds a checksum of every array, so damage is noticed when a file is read.
 """
@@ -7,7 +7,7 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,12 +15,15 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tff_agnostic.computations.exchange import MAIN_MODEL
 from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file, make_folder, write_errors
 from tff_agnostic.models.functional import ModelWeights
 
-_FORMAT = 1
+_FORMAT = 2
+# Without the names of models: the first arrays are the only model there was.
+_FORMAT_OF_ONE_MODEL = 1
 _NAME = re.compile(r"round_(\d{8})\.npz")
 _HEADER = "header"
 
@@ -32,10 +35,13 @@ class Checkpoint:
     Attributes:
         round_num: Rounds completed.
         leaves: The arrays of the state, in the order of `tf.nest.flatten`.
+        model_arrays: The arrays of each model, by its name, the main one first; None if it was
+            saved by a release in which a state began with its only model.
     """
 
     round_num: int
     leaves: tuple[np.ndarray, ...]
+    model_arrays: Optional[Mapping[str, tuple[np.ndarray, ...]]] = None
 
     def restore(self, template: Any, where: str) -> Any:
         """Returns the state in the structure of `template`.
@@ -52,20 +58,31 @@ class Checkpoint:
             )
         return tf.nest.pack_sequence_as(template, [leaf[()] for leaf in self.leaves])
 
-    def restore_weights(self, template: ModelWeights, where: str) -> ModelWeights:
-        """Returns the model's weights, which every algorithm's state starts with.
+    def models(self, template_weights: ModelWeights, where: str) -> dict[str, ModelWeights]:
+        """Returns the weights of every model, by its name, the main one first.
+
+        Args:
+            template_weights: Weights of the same model.
+            where: What the checkpoint is called in messages.
 
         Raises:
             UserError: If they are those of another model.
         """
-        expected = _described(tf.nest.flatten(template))
-        found = _described(self.leaves[: len(expected)])
-        if expected != found:
-            raise UserError(
-                f"{where}: expected the weights of this model ({', '.join(expected)}), found "
-                f"{', '.join(found)}"
-            )
-        return tf.nest.pack_sequence_as(template, list(self.leaves[: len(expected)]))
+        expected = _described(tf.nest.flatten(template_weights))
+        by_name = self.model_arrays
+        if by_name is None:
+            by_name = {MAIN_MODEL: self.leaves[: len(expected)]}
+        for arrays in by_name.values():
+            found = _described(arrays)
+            if expected != found:
+                raise UserError(
+                    f"{where}: expected the weights of this model ({', '.join(expected)}), found "
+                    f"{', '.join(found)}"
+                )
+        return {
+            name: tf.nest.pack_sequence_as(template_weights, list(arrays))
+            for name, arrays in by_name.items()
+        }
 
 
 def _described(arrays: Sequence[Any]) -> list[str]:
@@ -84,30 +101,33 @@ class CheckpointFolder:
         self._folder = folder
         self._keep = keep
 
-    def save(self, round_num: int, state: Any) -> None:
+    def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:
         """Saves a state, then removes what is older than the newest `keep`.
 
         What is there of later rounds was passed over when the run went on: it is removed, too.
+
+        Args:
+            round_num: Rounds completed.
+            state: The state.
+            models: The models of the state by name, the main one first.
 
         Raises:
             UserError: If it cannot be written; earlier checkpoints stay.
         """
         make_folder(self._folder)
-        arrays = {
-            f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(tf.nest.flatten(state))
-        }
-        header = json.dumps({"format": _FORMAT, "round": round_num, "leaves": len(arrays)})
         # In memory first: on a full disk NumPy's zip file would write again when it is collected.
         content = io.BytesIO()
-        np.savez(content, **{_HEADER: np.array(header)}, **arrays)
+        np.savez(content, **_arrays(round_num, state, models))
         saved = self._folder / f"round_{round_num:08d}.npz"
+        _make_way(saved)
         with atomic_file(saved) as file:
             file.write(content.getbuffer())
         paths = self._newest_first()
         newest = paths.index(saved)
         for path in paths[:newest] + paths[newest + self._keep :]:
+            _make_way(path)
             with write_errors(path):
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def load_latest(self) -> Optional[Checkpoint]:
         """Returns the newest checkpoint that can be read, or None if there is none.
@@ -135,22 +155,60 @@ class CheckpointFolder:
         return sorted((p for p in self._folder.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
 
 
+def _arrays(
+    round_num: int, state: Any, models: Mapping[str, ModelWeights]
+) -> dict[str, np.ndarray]:
+    """Returns what a file holds: the header, the state, and what models have beside the state."""
+    leaves = tf.nest.flatten(state)
+    arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    # What is a part of the state is not stored twice.
+    name_of = {id(leaf): name for leaf, name in zip(leaves, arrays)}
+    names_of: dict[str, list[str]] = {}
+    for model, weights in models.items():
+        names_of[model] = []
+        for i, leaf in enumerate(tf.nest.flatten(weights)):
+            name = name_of.get(id(leaf), f"model_{model}_{i:05d}")
+            arrays.setdefault(name, np.asarray(leaf))
+            names_of[model].append(name)
+    header = {"format": _FORMAT, "round": round_num, "leaves": len(leaves), "models": names_of}
+    return {_HEADER: np.array(json.dumps(header)), **arrays}
+
+
+def _make_way(path: Path) -> None:
+    """Moves a folder away that has the name of a checkpoint; one with nothing in it is removed."""
+    if path.is_symlink() or not path.is_dir():
+        return
+    with write_errors(path):
+        if any(path.iterdir()):
+            path.rename(path.with_name(f"{path.name}.moved"))
+        else:
+            path.rmdir()
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """Reads one checkpoint file.
 
     Raises:
         UserError: If it is missing, damaged, half-written or of another format.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: expected a checkpoint, found something that is not a file")
     arrays = read_npz(path, "a checkpoint")
     try:
         header = json.loads(str(arrays[_HEADER]))
-        leaves = tuple(arrays[f"leaf_{i:05d}"] for i in range(header["leaves"]))
         file_format, round_num = header["format"], int(header["round"])
-    except (KeyError, TypeError, ValueError) as e:
+        leaves = tuple(arrays[f"leaf_{i:05d}"] for i in range(header["leaves"]))
+        models = {
+            model: tuple(arrays[name] for name in names)
+            for model, names in header.get("models", {}).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{path}: expected a checkpoint, found other arrays ({e})") from e
+    if file_format == _FORMAT_OF_ONE_MODEL:
+        return Checkpoint(round_num, leaves)
     if file_format != _FORMAT:
-        raise UserError(f"{path}: expected checkpoint format {_FORMAT}, found {file_format}")
-    return Checkpoint(round_num, leaves)
+        raise UserError(f"{path}: expected checkpoint format 1 or {_FORMAT}, found {file_format}")
+    return Checkpoint(round_num, leaves, models)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:

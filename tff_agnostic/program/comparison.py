@@ -1,17 +1,17 @@
-"""Several algorithms, several seeds: trials, and what is computed from their results."""
+"""Several rows, several seeds: trials, and what is computed from their results."""
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from tqdm import tqdm
 
-from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.computations.quantities import Measure, measures_of
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_json, write_errors
+from tff_agnostic.files import is_temporary, make_folder, read_json, write_errors, write_json
 from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.run_folder import RunFolder, is_new_or_empty
@@ -23,17 +23,18 @@ from tff_agnostic.runtimes.runtime import Runtime
 OVERALL = "(overall)"
 WORST = "(worst)"
 DIFFERENCE = "(difference)"
-# What stands in a comparison's folder beside the runs of each algorithm.
-_FILES = (
-    *("compare.json", "compare.md", "plots"),
-    *("clients.sqlite", "page.md", "images", "seconds.json"),
-)
 SUMMARIES = (WORST, OVERALL, DIFFERENCE)
+
+_FORMAT = 1
+# By this file a comparison's folder is known.
+_OWN_FILE = "comparison.json"
+# What earlier releases, which had no such file, wrote beside the runs.
+_REPORTS = ("compare.json", "compare.md", "plots")
 
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """The results of one algorithm.
+    """The results of one row: an algorithm, or one with settings of its own.
 
     Attributes:
         values: values[DOMAIN][MEASURE] is one number per trial. Beside the domains there are
@@ -57,22 +58,28 @@ class Trials:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Trials of several algorithms on one task.
+    """Trials of several rows on one task.
 
     Attributes:
         domain_names: Names of the domains.
-        higher_is_better: The measures, and which direction is good.
-        trials: The trials of each algorithm, by name.
+        measures: What was measured, by name.
+        trials: The trials of each row, by its name.
+        labels: What tables and figures call the rows; their names where none is given.
     """
 
     domain_names: tuple[str, ...]
-    higher_is_better: Mapping[str, bool]
+    measures: Mapping[str, Measure]
     trials: Mapping[str, Trials]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def label(self, row: str) -> str:
+        """Returns what tables and figures call a row."""
+        return self.labels.get(row, row)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns {ALGORITHM: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}."""
+        """Returns {ROW: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}."""
         return {
-            algorithm: {
+            row: {
                 domain: {
                     measure: {
                         "mean": _finite_or_none(trials.mean(domain, measure)),
@@ -83,37 +90,82 @@ class Comparison:
                 }
                 for domain, measures in trials.values.items()
             }
-            for algorithm, trials in self.trials.items()
+            for row, trials in self.trials.items()
         }
 
 
-def check_folder(specs: Mapping[str, Sequence[RunSpec]], folder: Path, resume: bool) -> None:
+def check_folder(
+    specs: Mapping[str, Sequence[RunSpec]],
+    folder: Path,
+    resume: bool,
+    other_files: Collection[str] = (),
+) -> None:
     """Checks that a comparison may use the folder; writes nothing.
+
+    Args:
+        specs: The trials of each row, by its name.
+        folder: The folder.
+        resume: Whether to go on with the trials there.
+        other_files: Names of what the caller puts beside the runs.
 
     Raises:
         UserError: If it holds something else, other trials, or trials that are not to be resumed.
     """
     with write_errors(folder):
         if not is_new_or_empty(folder):
-            names = [p.name for p in folder.iterdir()] if folder.is_dir() else [folder.name]
-            other = sorted({*names} - {*ALGORITHMS, *specs, *_FILES})
-            if other:
+            stranger = _stranger(folder, {*specs, *other_files})
+            if stranger is not None:
                 raise UserError(
                     "--output_dir: expected a new or empty folder or that of a comparison, found "
-                    f"{other[0]} in {folder}"
+                    f"{stranger} in {folder}"
                 )
             if not resume:
                 raise UserError(
                     f"--output_dir: {folder} holds a comparison already: add --resume to go on "
                     "with it, or choose another folder"
                 )
-    for algorithm, algorithm_specs in specs.items():
-        for k, spec in enumerate(algorithm_specs):
-            _trial_folder(folder, algorithm, k).check(spec, resume)
+    for row, row_specs in specs.items():
+        for k, spec in enumerate(row_specs):
+            _trial_folder(folder, row, k).check(spec, resume)
 
 
-def _trial_folder(folder: Path, algorithm: str, trial: int) -> RunFolder:
-    return RunFolder(folder / algorithm / f"trial_{trial:02d}")
+def _stranger(folder: Path, own: Collection[str]) -> Optional[str]:
+    """Returns the name of something that no comparison puts into its folder, if there is any."""
+    if not folder.is_dir():
+        return folder.name
+    if (folder / _OWN_FILE).exists():
+        _rows_there(folder)
+        return None
+    for path in sorted(folder.iterdir()):
+        is_known = path.name in {*own, *_REPORTS} or is_temporary(path)
+        if not is_known and not any(trial.is_dir() for trial in path.glob("trial_[0-9][0-9]*")):
+            return path.name
+    return None
+
+
+def _rows_there(folder: Path) -> list[str]:
+    path = folder / _OWN_FILE
+    if not path.exists():
+        return []
+    content = read_json(path)
+    try:
+        rows = list(content["rows"]) if content["format"] == _FORMAT else None
+    except (KeyError, TypeError):
+        rows = None
+    if rows is None:
+        raise UserError(f"{path}: expected a comparison of format {_FORMAT}, found something else")
+    return rows
+
+
+def _claim(folder: Path, rows: Collection[str]) -> None:
+    """Makes the folder that of a comparison of these rows, beside those that are there."""
+    make_folder(folder)
+    all_rows = list(dict.fromkeys([*_rows_there(folder), *rows]))
+    write_json(folder / _OWN_FILE, {"format": _FORMAT, "rows": all_rows})
+
+
+def _trial_folder(folder: Path, row: str, trial: int) -> RunFolder:
+    return RunFolder(folder / row / f"trial_{trial:02d}")
 
 
 def run_trials(
@@ -122,71 +174,70 @@ def run_trials(
     runtime: Runtime,
     resume: bool,
     stop: StopRequest,
+    labels: Optional[Mapping[str, str]] = None,
+    other_files: Collection[str] = (),
 ) -> Comparison:
-    """Runs every trial of every algorithm, in folder/ALGORITHM/trial_K, and collects the results.
+    """Runs every trial of every row, in folder/ROW/trial_K, and collects the results.
 
     Args:
-        specs: The trials of each algorithm, by its name.
+        specs: The trials of each row, by its name.
         folder: Where the runs go.
         runtime: Executes the rounds; entered by the caller.
         resume: Keep the trials that are complete, and go on with one that is not.
         stop: Says when to stop.
+        labels: See `Comparison`.
+        other_files: See `check_folder`.
 
     Raises:
         UserError: As `check_folder` and `TrainingRun.run` do.
         Interrupted: If a signal asked to stop; what was done is saved.
     """
-    check_folder(specs, folder, resume)
+    check_folder(specs, folder, resume, other_files)
+    _claim(folder, specs)
     trials: dict[str, Trials] = {}
     domain_names: tuple[str, ...] = ()
-    higher_is_better: dict[str, bool] = {}
+    measures: Mapping[str, Measure] = {}
     with tqdm(total=sum(map(len, specs.values())), disable=None, unit="trial") as bar:
-        for algorithm, algorithm_specs in specs.items():
+        for row, row_specs in specs.items():
             folders = []
-            for k, spec in enumerate(algorithm_specs):
-                bar.set_postfix_str(f"{algorithm}, trial {k + 1}")
-                run_folder = _trial_folder(folder, algorithm, k)
+            for k, spec in enumerate(row_specs):
+                bar.set_postfix_str(f"{row}, trial {k + 1}")
+                run_folder = _trial_folder(folder, row, k)
                 run = TrainingRun(spec, run_folder, runtime, resume)
                 if not (resume and run.is_complete()):
                     try:
                         run.run(stop, show_progress=False)
                     except UserError as e:
-                        raise UserError(f"{algorithm}, trial {k + 1}: {e}") from e
-                domain_names = run.task.domain_names
-                higher_is_better = {"loss": False}
-                higher_is_better.update(
-                    (m.name, m.higher_is_better) for m in run.task.model.metrics
-                )
+                        raise UserError(f"{row}, trial {k + 1}: {e}") from e
+                domain_names, measures = run.task.domain_names, measures_of(run.task.model)
                 folders.append(run_folder)
                 bar.update()
                 if bar.n < bar.total:
-                    stop.check(f"trial {k + 1} of {algorithm}")
-            trials[algorithm] = collect(folders, domain_names, higher_is_better)
-    return Comparison(domain_names, higher_is_better, trials)
+                    stop.check(f"trial {k + 1} of {row}")
+            trials[row] = collect(folders, domain_names, measures)
+    return Comparison(domain_names, measures, trials, labels or {})
 
 
 def collect(
-    folders: Sequence[RunFolder], domain_names: Sequence[str], higher_is_better: Mapping[str, bool]
+    folders: Sequence[RunFolder], domain_names: Sequence[str], measures: Mapping[str, Measure]
 ) -> Trials:
-    """Returns the trials of one algorithm from the files that its runs left."""
+    """Returns the trials of one row from the files that its runs left."""
     results = [read_json(folder.result) for folder in folders]
     by_domain = {
-        measure: np.array(
-            [[_number(r["domains"][d][measure]) for d in domain_names] for r in results]
-        )
-        for measure in higher_is_better
+        name: np.array([[_number(r["domains"][d][name]) for d in domain_names] for r in results])
+        for name in measures
     }
     values: dict[str, dict[str, np.ndarray]] = {
-        domain: {measure: by_domain[measure][:, i] for measure in higher_is_better}
+        domain: {name: by_domain[name][:, i] for name in measures}
         for i, domain in enumerate(domain_names)
     }
     for summary in SUMMARIES:
         values[summary] = {}
-    for measure, higher in higher_is_better.items():
-        low, high = np.nanmin(by_domain[measure], axis=1), np.nanmax(by_domain[measure], axis=1)
-        values[WORST][measure] = low if higher else high
-        values[DIFFERENCE][measure] = high - low
-        values[OVERALL][measure] = np.array([_number(r["overall"][measure]) for r in results])
+    for name, measure in measures.items():
+        low, high = np.nanmin(by_domain[name], axis=1), np.nanmax(by_domain[name], axis=1)
+        values[WORST][name] = low if measure.higher_is_better else high
+        values[DIFFERENCE][name] = high - low
+        values[OVERALL][name] = np.array([_number(r["overall"][name]) for r in results])
     return Trials(values, [read_history(folder.metrics) for folder in folders])
 
 

@@ -14,15 +14,14 @@ from tff_agnostic.computations.evaluation import (
     measure_grids,
 )
 from tff_agnostic.computations.histogram import Grid, quantile
+from tff_agnostic.computations.quantities import Measure, measures_of
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.metrics import Metric
-
-# Beyond this, such as perplexity often is, a table has two decimals only.
-_LARGE = 10.0
+from tff_agnostic.program.cells import cell, with_percent
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class Measured:
     """One measure on a set of examples, and its distribution over the clients that hold them.
 
     All of it in the measure's own values: those of a metric with a `transform` are transformed.
@@ -55,7 +54,7 @@ class SetReport:
     """
 
     num_examples: int
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Measured]
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON value; what is undefined is null."""
@@ -74,18 +73,21 @@ class EvaluationReport:
     Attributes:
         domains: Report of each domain, by name.
         overall: Report of all examples together.
-        higher_is_better: For each measure, which direction is good.
+        measures: What was measured, by name.
         clients: Clients evaluated, without examples, and with values that are not finite.
+        clipped: Of secure sums, how many values of each field of the clients' answers exceeded
+            their bounds; empty for plain sums.
     """
 
     domains: Mapping[str, SetReport]
     overall: SetReport
-    higher_is_better: Mapping[str, bool]
+    measures: Mapping[str, Measure]
     clients: Mapping[str, int]
+    clipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def worst_domain(self, measure: str = "loss") -> str:
         """Returns the name of the domain that is worst in `measure`."""
-        sign = 1.0 if self.higher_is_better[measure] else -1.0
+        sign = 1.0 if self.measures[measure].higher_is_better else -1.0
 
         def goodness(name: str) -> float:
             value = self.domains[name].measures[measure].value
@@ -117,50 +119,80 @@ class EvaluationReport:
                     "domain": self.worst_domain(name),
                     "value": _finite_or_none(self.worst(name)),
                 }
-                for name in self.higher_is_better
+                for name in self.measures
             },
-            "difference": {
-                name: _finite_or_none(self.difference(name)) for name in self.higher_is_better
-            },
+            "difference": {name: _finite_or_none(self.difference(name)) for name in self.measures},
             "clients": dict(self.clients),
+            **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
 
-    def table(self, domain_weights: Optional[Mapping[str, float]] = None) -> str:
+    def table(
+        self, domain_weights: Optional[Mapping[str, float]] = None, weights_name: str = "weight"
+    ) -> str:
         """Returns a table for the terminal: a row per domain, their difference, all examples.
 
+        A line below it says what was clipped, if anything was.
+
         Args:
-            domain_weights: lambda of each domain, to stand beside it.
+            domain_weights: The weight of each domain, to stand beside it.
+            weights_name: What the weights are called.
         """
         worst = self.worst_domain()
         weights = domain_weights or {}
         rows = [
             [
                 f"{name} (worst)" if name == worst else name,
-                *_cells(report),
+                *self._cells(report),
                 *([f"{weights[name]:.3f}"] if name in weights else []),
             ]
             for name, report in self.domains.items()
         ]
         if len(rows) > 1:
-            differences = [_text(self.difference(name), 4) for name in self.overall.measures]
-            rows.append(["difference", "", *(cell for d in differences for cell in (d, ""))])
-        rows.append(["all", *_cells(self.overall)])
+            differences = [cell(self.difference(n), m.unit, 4) for n, m in self.measures.items()]
+            rows.append(["difference", "", *(text for d in differences for text in (d, ""))])
+        rows.append(["all", *self._cells(self.overall)])
         headers = ["domain", "examples"]
-        for name in self.overall.measures:
-            headers += [name, "over clients: mean (p10, p50, p90)"]
-        headers += ["lambda"] if weights else []
-        return tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
+        for name, measure in self.measures.items():
+            title = with_percent(name, measure.unit)
+            headers += [title, "over clients: mean (p10, p50, p90)"]
+        headers += [weights_name] if weights else []
+        table: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
+        return "\n".join([table, *self._clipping()])
+
+    def _cells(self, report: SetReport) -> list[str]:
+        cells = [str(report.num_examples)]
+        for name, measure in self.measures.items():
+            m, unit = report.measures[name], measure.unit
+            quantiles = ", ".join(cell(q, unit, 3) for q in (m.p10, m.p50, m.p90))
+            cells += [cell(m.value, unit, 4), f"{cell(m.mean, unit, 3)} ({quantiles})"]
+        return cells
+
+    def _clipping(self) -> list[str]:
+        counts = [f"{count} of {field}" for field, count in self.clipped.items() if count]
+        if not counts:
+            return []
+        return [f"values beyond the bounds of secure sums, which were clipped: {', '.join(counts)}"]
 
 
 def evaluation_report(
-    model: Model, domain_names: tuple[str, ...], summed: EvaluationOutput
+    model: Model,
+    domain_names: tuple[str, ...],
+    summed: EvaluationOutput,
+    clipped: Optional[Mapping[str, int]] = None,
 ) -> EvaluationReport:
-    """Returns the report of summed client outputs."""
+    """Returns the report of an evaluation.
+
+    Args:
+        model: What was evaluated.
+        domain_names: Names of the domains.
+        summed: The sum of the clients' answers.
+        clipped: Of secure sums, how many values of each field exceeded their bounds.
+    """
     sums = summed.sums
     ratios = {"loss": (sums.losses, sums.counts)}
     ratios.update((name, (m.numerator, m.denominator)) for name, m in sums.metric_sums.items())
     grids = measure_grids(model)
-    metrics = {metric.name: metric for metric in model.metrics}
+    measures = measures_of(model)
 
     def set_report(row: int) -> SetReport:
         # Row p stands for all domains together.
@@ -174,7 +206,7 @@ def evaluation_report(
                     grids[name],
                     summed.over_clients[name],
                     row,
-                    metrics.get(name),
+                    measures[name].metric,
                 )
                 for name, (numerator, denominator) in ratios.items()
             },
@@ -183,8 +215,9 @@ def evaluation_report(
     return EvaluationReport(
         domains={name: set_report(i) for i, name in enumerate(domain_names)},
         overall=set_report(len(domain_names)),
-        higher_is_better={"loss": False, **{m.name: m.higher_is_better for m in model.metrics}},
+        measures=measures,
         clients={name: int(count) for name, count in summed.clients.items()},
+        clipped={field: int(count) for field, count in (clipped or {}).items()},
     )
 
 
@@ -195,13 +228,13 @@ def _measure(
     over_clients: ClientDistribution,
     row: int,
     metric: Optional[Metric],
-) -> Measure:
+) -> Measured:
     def value(ratio: float) -> float:
         return ratio if metric is None else float(metric.value(np.float64(ratio)))
 
     num_clients = int(over_clients.num_clients[row])
     histogram = np.asarray(over_clients.histogram[row])
-    return Measure(
+    return Measured(
         value=value(float(numerator / denominator) if denominator else math.nan),
         num_clients=num_clients,
         mean=value(float(over_clients.total[row]) / num_clients if num_clients else math.nan),
@@ -209,18 +242,6 @@ def _measure(
         p50=value(quantile(grid, histogram, 0.5)),
         p90=value(quantile(grid, histogram, 0.9)),
     )
-
-
-def _cells(report: SetReport) -> list[str]:
-    cells = [str(report.num_examples)]
-    for m in report.measures.values():
-        quantiles = ", ".join(_text(q, 3) for q in (m.p10, m.p50, m.p90))
-        cells += [_text(m.value, 4), f"{_text(m.mean, 3)} ({quantiles})"]
-    return cells
-
-
-def _text(value: float, decimals: int) -> str:
-    return f"{value:.{2 if value >= _LARGE else decimals}f}"
 
 
 def _finite_or_none(value: float) -> Any:

@@ -1,16 +1,21 @@
 """Evaluates weights on a task's test clients, a bounded part of their data at a time."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
+from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, ModelWeights
 from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
 from tff_agnostic.runtimes.runtime import Evaluation
 from tff_agnostic.tasks.task import Task
+
+# The evaluation of each model of a run by its name, the main one first.
+Reports = Mapping[str, EvaluationReport]
 
 _MAX_CLIENTS = 1000
 _MAX_BYTES = 64 * 2**20
@@ -47,11 +52,56 @@ class Evaluator:
         """
         test = self._task.test
         ids = test.client_ids if on_all else self._sample
-        summed: Any = None
-        for clients in _parts(test.read(client_id) for client_id in ids):
-            part = self._evaluate(weights, clients)
-            summed = part if summed is None else tf.nest.map_structure(np.add, summed, part)
-        return evaluation_report(self._task.model, self._task.domain_names, summed)
+        evaluated = self._evaluate(weights, _parts(test.read(client_id) for client_id in ids))
+        return evaluation_report(
+            self._task.model, self._task.domain_names, evaluated.output, evaluated.clipped
+        )
+
+
+class RunEvaluations:
+    """The evaluations of a run: after which rounds, and of what.
+
+    Args:
+        algorithm: Whose models are evaluated.
+        evaluator: Evaluates one of them.
+        every: Rounds between evaluations.
+        rounds: Rounds of the run; the last evaluation is after the last one, on all test clients.
+    """
+
+    def __init__(self, algorithm: Algorithm, evaluator: Evaluator, every: int, rounds: int) -> None:
+        self._algorithm = algorithm
+        self._evaluator = evaluator
+        self._every = every
+        self._rounds = rounds
+
+    def are_due(self, round_num: int) -> bool:
+        """Returns whether the models are evaluated after a round."""
+        return round_num % self._every == 0 or round_num == self._rounds
+
+    def __call__(self, state: RunState) -> Reports:
+        """Evaluates the models of a state.
+
+        Raises:
+            UserError: If a client is malformed, or a model has diverged.
+        """
+        round_num = int(state.round_num)
+        models = self._algorithm.models(state.algorithm)
+        on_all = round_num == self._rounds
+        reports = {name: self._evaluator(weights, on_all) for name, weights in models.items()}
+        for report in reports.values():
+            if report.clients["non_finite"] > 0 and report.clients["evaluated"] == 0:
+                num_clients = sum(report.clients.values())
+                raise diverged(round_num, report.clients["non_finite"], num_clients)
+        return reports
+
+
+def diverged(round_num: int, num_non_finite: int, num_clients: int) -> UserError:
+    """Returns the error of a model whose numbers are no longer finite on any client."""
+    return UserError(
+        f"round {round_num}: the model has diverged: no client returned finite numbers "
+        f"({num_non_finite} of {num_clients} did not); lower --client_learning_rate or "
+        "--server_learning_rate"
+    )
 
 
 def check_readable(clients: ClientDataset, max_clients: int) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_errors, write_text
+from tff_agnostic.program.columns import ROUND, Column
 
 Row = Mapping[str, str]
 
@@ -19,36 +21,58 @@ class History:
     """The rows of metrics.csv, appended as rounds end.
 
     Values are written in the shortest form that reads back to the same number, so that equal runs
-    have equal files. A value that a round does not have is an empty cell. The columns are those of
-    the first row.
+    have equal files. A value that a round does not have is an empty cell.
 
     Args:
         path: The file.
+        columns: What rounds report, in the order of the file's columns.
 
     Attributes:
+        columns: The same, and after them those that only rows of an earlier release have.
         rows: The rows, by column name.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._path = path
+        self._own = tuple(columns)
+        self.columns = self._own
         self.rows: list[Row] = []
 
     def load(self, completed_rounds: int) -> None:
         """Takes over the rows of `completed_rounds` rounds of an earlier part of the run.
 
         What was written after the checkpoint from which the run goes on, or only half, is dropped.
+        Rows of an earlier release get today's columns: what it called differently is found under
+        its earlier name, what it did not have is empty, and what it had beside stays.
 
         Raises:
             UserError: If one of those rows is missing or damaged.
         """
         rows = _read_whole_lines(self._path) if self._path.exists() else []
-        self.rows = rows[:completed_rounds]
-        rounds = [row["round"] for row in self.rows if _is_whole(row)]
+        rows = rows[:completed_rounds]
+        rounds = [row[ROUND] for row in rows if _is_whole(row)]
         if rounds != [str(i + 1) for i in range(completed_rounds)]:
             raise UserError(
                 f"{self._path}: expected rows of rounds 1 to {completed_rounds}, as the checkpoint "
                 f"says, found {_described(rounds)}"
             )
+        self.columns, self.rows = self._own, []
+        if rows:
+            self._take_over(rows)
+
+    def _take_over(self, rows: Sequence[Row]) -> None:
+        names = [name for name in rows[0] if name != ROUND]
+        name_there = _names_there(self._own, names)
+        beside = set(names) - set(name_there.values())
+        kept = [name for name in names if name in beside and any(row[name] for row in rows)]
+        self.columns += tuple(Column(Quantity(name, label=name)) for name in kept)
+        name_there.update((name, name) for name in kept)
+        for row in rows:
+            cells = {
+                c.name: row[name_there[c.name]] if c.name in name_there else ""
+                for c in self.columns
+            }
+            self.rows.append({ROUND: row[ROUND], **cells})
 
     def write(self) -> None:
         """Writes all rows anew.
@@ -56,45 +80,50 @@ class History:
         Raises:
             UserError: If that is not possible; the file stays as it was.
         """
-        lines = [_line(list(self.rows[0])) if self.rows else ""]
+        lines = [self._header()] if self.rows else []
         lines += [_line(list(row.values())) for row in self.rows]
         write_text(self._path, "".join(lines))
 
     def append(self, round_num: int, values: Mapping[str, Any]) -> Row:
         """Adds and returns the row of a round.
 
+        Args:
+            round_num: The round.
+            values: The value of every column, by its name; None if the round has none.
+
         Raises:
-            UserError: If it cannot be written, or its columns are not those of the rows before.
+            UserError: If it cannot be written.
         """
-        row = {"round": str(round_num), **{name: _format(v) for name, v in values.items()}}
-        if self.rows and list(self.rows[0]) != list(row):
-            raise UserError(f"{self._path}: its columns are those of another run")
-        header = "" if self.rows else _line(list(row))
-        with write_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
+        row = {ROUND: str(round_num)}
+        row.update((column.name, _format(values[column.name])) for column in self._own)
+        row.update((column.name, "") for column in self.columns[len(self._own) :])
+        # The first row takes the place of what an earlier start, without a checkpoint, left.
+        mode, header = ("a", "") if self.rows else ("w", self._header())
+        with write_errors(self._path), open(self._path, mode, encoding="utf-8") as file:
             file.write(header + _line(list(row.values())))
         self.rows.append(row)
         return row
+
+    def change(self, round_num: int, values: Mapping[str, Any]) -> None:
+        """Gives some columns of a round's row other values; `write` makes the file follow."""
+        changed = {name: _format(value) for name, value in values.items()}
+        self.rows[round_num - 1] = {**self.rows[round_num - 1], **changed}
 
     def sync(self) -> None:
         """Waits until all rows are on disk; called before a checkpoint counts on them."""
         with write_errors(self._path), open(self._path, "rb") as file:
             os.fsync(file.fileno())
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """Returns every column as float64 [rounds], NaN where a round has no value."""
-        return columns_of(self.rows)
+    def values(self) -> dict[str, np.ndarray]:
+        """Returns every column as float64 [rounds], by name, NaN where a round has no value."""
+        return _arrays(self.rows)
 
-
-def columns_of(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """Returns the columns of rows as float64 arrays, NaN for empty cells."""
-    return {
-        name: np.array([float(row[name]) if row[name] else np.nan for row in rows])
-        for name in (rows[0] if rows else ())
-    }
+    def _header(self) -> str:
+        return _line([ROUND, *(column.name for column in self.columns)])
 
 
 def read_history(path: Path) -> dict[str, np.ndarray]:
-    """Returns the columns of a metrics.csv.
+    """Returns the columns of a metrics.csv as float64 [rounds], NaN for empty cells.
 
     Raises:
         UserError: If the file cannot be read, or a row is damaged.
@@ -103,7 +132,27 @@ def read_history(path: Path) -> dict[str, np.ndarray]:
     for number, row in enumerate(rows, start=1):
         if not _is_whole(row):
             raise UserError(f"{path}: expected a number or nothing in every column, row {number}")
-    return columns_of(rows)
+    return _arrays(rows)
+
+
+def _names_there(columns: Sequence[Column], names: Sequence[str]) -> dict[str, str]:
+    """Returns which of the names in a file each column has there, if it has one."""
+    # What still has its name comes first: it is not what another column was called before.
+    found = {column.name: column.name for column in columns if column.name in set(names)}
+    free = set(names) - set(found)
+    for column in columns:
+        earlier = next((name for name in column.earlier_names if name in free), None)
+        if column.name not in found and earlier is not None:
+            found[column.name] = earlier
+            free.remove(earlier)
+    return found
+
+
+def _arrays(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    return {
+        name: np.array([float(row[name]) if row[name] else np.nan for row in rows])
+        for name in (rows[0] if rows else ())
+    }
 
 
 def _read_whole_lines(path: Path) -> list[Row]:
@@ -124,7 +173,7 @@ def _is_whole(row: Row) -> bool:
         numbers = [float(value) for value in row.values() if value != ""]
     except (TypeError, ValueError):
         return False
-    return "round" in row and bool(numbers)
+    return ROUND in row and bool(numbers)
 
 
 def _described(rounds: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """The figures of a run, drawn from the columns of metrics.csv."""
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,35 +12,40 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tff_agnostic.computations.quantities import Quantity, Unit
 from tff_agnostic.files import atomic_file, make_folder
+from tff_agnostic.program.columns import ROUND, Column
 from tff_agnostic.tasks.task import Task
 
-Columns = Mapping[str, np.ndarray]
+# The values of columns over the rounds, by name.
+Values = Mapping[str, np.ndarray]
 # Beyond this many domains a legend hides the curves.
 _MAX_LEGEND = 20
 _DPI = 120
-# Measures that fall by powers of ten, which on a linear axis hide where they end.
-_ON_LOG_AXES = ("perplexity",)
 
 
-def draw_run(folder: Path, task: Task, columns: Columns) -> None:
-    """Draws lambda, every measure per domain, and the task's own figures, as .png files.
+def draw_run(folder: Path, task: Task, columns: Sequence[Column], values: Values) -> None:
+    """Draws every quantity that is to be drawn, and the task's own figures, as .png files.
+
+    Args:
+        folder: Where to.
+        task: The task.
+        columns: The columns of metrics.csv.
+        values: Their values.
 
     Raises:
         UserError: If the folder cannot be written.
     """
     make_folder(folder)
-    measures = ["loss", *(metric.name for metric in task.model.metrics)]
-    names = [("domain_weights", "lambda", "domain weight lambda")]
-    names += [(f"train_{m}", f"train/{m}", f"{m} on the cohort, before training") for m in measures]
-    names += [(f"test_{m}", f"test/{m}", f"{m} on the test clients") for m in measures]
-    for file_name, prefix, label in names:
-        save(
-            per_domain_figure(task.domain_names, columns, prefix, label),
-            folder / f"{file_name}.png",
-        )
+    for quantity in dict.fromkeys(c.quantity for c in columns if c.quantity.is_drawn):
+        of_it = [c for c in columns if c.quantity == quantity]
+        # Beside the domains' curves, that of all examples together would be one more to tell apart.
+        curves = [c for c in of_it if (c.domain is not None) == quantity.per_domain]
+        save(figure_of(quantity, curves, values), folder / f"{_file_name(quantity)}.png")
+    # Tasks ask for columns by name, and algorithms may call theirs differently by now.
+    earlier = {name: values[c.name] for c in columns for name in c.earlier_names}
     for file_name, draw in task.figures.items():
-        save(draw(task, columns), folder / f"{file_name}.png")
+        save(draw(task, {**earlier, **values}), folder / f"{file_name}.png")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -52,20 +58,17 @@ def save(figure: Figure, path: Path) -> None:
         file.write(content.getbuffer())
 
 
-def per_domain_figure(
-    domain_names: Sequence[str], columns: Columns, prefix: str, label: str
-) -> Figure:
-    """Returns a figure with one curve per domain: the columns PREFIX/DOMAIN over rounds."""
+def figure_of(quantity: Quantity, columns: Sequence[Column], values: Values) -> Figure:
+    """Returns a figure of a quantity over the rounds, with a curve for each of its columns."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    colors = domain_colors(len(domain_names))
-    for name, color in zip(domain_names, colors):
-        y = columns[f"{prefix}/{name}"]
-        plot_known(axes, columns["round"], y, color=color, label=plain_text(name))
-    axes.set(xlabel="round", ylabel=label)
-    scale_axis(axes, prefix.rpartition("/")[2])
+    for column, color in zip(columns, domain_colors(len(columns))):
+        label = None if column.domain is None else plain_text(column.domain)
+        plot_known(axes, values[ROUND], values[column.name], color=color, label=label)
+    axes.set(xlabel="round", ylabel=quantity.label)
+    scale_axis(axes, quantity.unit)
     axes.grid(alpha=0.3)
-    if len(domain_names) <= _MAX_LEGEND:
+    if quantity.per_domain and len(columns) <= _MAX_LEGEND:
         figure.legend(loc="outside right upper", title="domain")
     return figure
 
@@ -76,9 +79,9 @@ def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     axes.plot(x[known], y[known], **style)
 
 
-def scale_axis(axes: Axes, measure: str) -> None:
-    """Makes the vertical axis logarithmic where a measure needs it."""
-    if measure in _ON_LOG_AXES:
+def scale_axis(axes: Axes, unit: Unit) -> None:
+    """Makes the vertical axis logarithmic for what falls by powers of ten."""
+    if unit is Unit.FACTOR:
         axes.set_yscale("log")
 
 
@@ -94,3 +97,7 @@ def domain_colors(count: int) -> list:
     if count <= 10:
         return [colormaps["tab10"](i) for i in range(count)]
     return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
+
+
+def _file_name(quantity: Quantity) -> str:
+    return quantity.file_name or re.sub(r"[^\w.+-]+", "_", quantity.name)

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,7 +18,7 @@ from tensorboard.plugins.scalar.metadata import create_summary_metadata
 from tff_agnostic.deployment.folders import tensorflow_writes
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_errors
-from tff_agnostic.program.round_row import split_column
+from tff_agnostic.program.columns import ROUND, Column
 
 _OVERALL = "all"
 _SCALAR = create_summary_metadata(description=None, display_name=None)

@@ -1,23 +1,35 @@
 """The training loop: rounds, evaluations, checkpoints, and what a run leaves behind."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
-from tff_agnostic.computations.algorithm import Metrics, ServerState
+from tff_agnostic.computations.evaluation import EvaluationOutput
+from tff_agnostic.computations.exchange import Report, RunState
+from tff_agnostic.computations.quantities import Role, flattened, measures_of
 from tff_agnostic.data.cohorts import CohortReader
 from tff_agnostic.data.sampling import check_cohort_size
-from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json, write_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.program import plots
 from tff_agnostic.program.checkpoints import CheckpointFolder
+from tff_agnostic.program.columns import (
+    EvaluationColumns,
+    TrainingColumns,
+    distinct,
+    with_role,
+)
 from tff_agnostic.program.config import COHORT_SAMPLINGS
 from tff_agnostic.program.evaluation_report import EvaluationReport
-from tff_agnostic.program.evaluator import Evaluator, check_readable
-from tff_agnostic.program.history import History
+from tff_agnostic.program.evaluator import (
+    Evaluator,
+    Reports,
+    RunEvaluations,
+    check_readable,
+    diverged,
+)
+from tff_agnostic.program.history import History, Row
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.progress import Progress
-from tff_agnostic.program.round_row import test_values, train_values, without_evaluation
 from tff_agnostic.program.run_algorithm import MAX_READS, build_algorithm
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec
@@ -51,18 +63,33 @@ class TrainingRun:
         check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
         check_readable(self.task.test, MAX_READS)
         folder.check_fingerprint(self.task.fingerprint)
-        algorithm = build_algorithm(config, self.task)
+        self._algorithm = build_algorithm(config, self.task)
         aggregation = config.build_aggregation()
         self._take_events = runtime.take_events
-        self._training = runtime.training(algorithm, aggregation)
+        self._training = runtime.training(self._algorithm, aggregation)
         self.security = self._training.security
-        self._evaluator = Evaluator(
-            self.task,
-            runtime.evaluation(self.task.model, self.task.num_domains, aggregation),
-            config.evaluation_clients,
-            config.seed,
+        evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
+        self._evaluations = RunEvaluations(
+            self._algorithm,
+            Evaluator(self.task, evaluation, config.evaluation_clients, config.seed),
+            config.evaluate_every,
+            config.rounds,
         )
-        self._history = History(folder.metrics)
+        self._initial = self._training.initialize()
+        names = self.task.domain_names
+        self._training_columns = TrainingColumns(
+            self._training.quantities, self.task.tracked_weights, names
+        )
+        self._evaluation_columns = EvaluationColumns(
+            tuple(self._algorithm.models(self._initial.algorithm)),
+            measures_of(self.task.model),
+            aggregation.quantities(EvaluationOutput._fields).get("clipped", {}),
+            names,
+        )
+        self._history = History(
+            folder.metrics,
+            distinct((*self._training_columns.columns, *self._evaluation_columns.columns)),
+        )
         self._checkpoints = CheckpointFolder(folder.checkpoints, config.keep_checkpoints)
 
     def run(self, stop: StopRequest, show_progress: bool = True) -> EvaluationReport:
@@ -72,6 +99,9 @@ class TrainingRun:
             stop: Says when to stop after the round.
             show_progress: Whether to show a bar on a terminal, or lines elsewhere.
 
+        Returns:
+            The evaluation of the main model after the last round.
+
         Raises:
             UserError: If the folder belongs to another run or cannot be written, a client is
                 malformed, or the model diverges.
@@ -80,29 +110,38 @@ class TrainingRun:
         with self._folder.locked():
             # Again: another process may have been faster.
             self._folder.check(self._spec, self._resume)
-            state = self._start()
+            state, reports = self._start()
+            if self._history.rows:
+                # Before the config, which says that rows of a shorter run fit this one by now.
+                self._history.write()
             self._folder.write_config(self._spec, self.task.fingerprint)
-            self._history.write()
-            return self._finish(self._rounds(state, stop, show_progress))
+            reports = self._rounds(state, reports, stop, show_progress)
+            self._finish(reports)
+        return next(iter(reports.values()))
 
-    def _rounds(self, state: ServerState, stop: StopRequest, show_progress: bool) -> ServerState:
-        config = self._spec.config
+    def _rounds(
+        self, state: RunState, reports: Optional[Reports], stop: StopRequest, show_progress: bool
+    ) -> Reports:
+        """Runs the rounds that are left; returns the evaluation after the last one."""
+        config, names = self._spec.config, self.task.domain_names
         total, completed = config.rounds, int(state.round_num)
         clients, find_strata = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
         strata = find_strata(clients, self.task.num_domains) if find_strata else None
+        quantities = self._training.quantities
         with (
             CohortReader(clients, config.clients_per_round, config.seed, total, strata) as cohorts,
-            TensorBoardSink(self._folder.tensorboard, self.task.domain_names) as tensorboard,
-            Progress(self.task, completed, total, show_progress) as progress,
+            TensorBoardSink(self._folder.tensorboard, self._history.columns) as tensorboard,
+            Progress(quantities, names, completed, total, show_progress) as progress,
         ):
             for row in self._history.rows:
                 tensorboard.write(row)
             for round_num in range(completed + 1, total + 1):
-                state, metrics = self._round(state, round_num, cohorts.read(round_num))
-                tensorboard.write(self._record(round_num, state, metrics))
+                state, report = self._round(state, round_num, cohorts.read(round_num))
+                reports = self._evaluations(state) if self._evaluations.are_due(round_num) else None
+                tensorboard.write(self._record(state, report, reports))
                 for event in self._take_events():
                     progress.note(f"round {round_num}: {event}")
-                progress.show(round_num, metrics)
+                progress.show(round_num, report)
                 # Asked once: a signal between two questions would be obeyed without saving.
                 stopping = stop.signal_number is not None and round_num < total
                 due = round_num % config.checkpoint_every == 0 or round_num == total
@@ -110,7 +149,9 @@ class TrainingRun:
                     self._save(state)
                 if stopping:
                     stop.check(f"round {round_num}")
-        return state
+        # The last round is always evaluated.
+        assert reports is not None
+        return reports
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of this run.
@@ -123,60 +164,65 @@ class TrainingRun:
         self._folder.check(self._spec, resume=True)
         return bool(read_json(self._folder.result)["rounds"] == self._spec.config.rounds)
 
-    def _start(self) -> ServerState:
-        state = self._training.initialize()
+    def _start(self) -> tuple[RunState, Optional[Reports]]:
+        """Returns the state to go on from, and its evaluation if no rounds are left."""
+        state = self._initial
         checkpoint = self._checkpoints.load_latest() if self._resume else None
         if checkpoint is not None:
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             print(f"going on after round {checkpoint.round_num}")
         self._history.load(completed_rounds=int(state.round_num))
-        # A shorter run was evaluated after its last round, where this one may not be.
-        self._history.rows = [
-            row if self._is_evaluated(int(row["round"])) else without_evaluation(row)
-            for row in self._history.rows
-        ]
-        return state
+        return state, self._evaluate_as_in_one_run(state)
+
+    def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:
+        """Gives rows the evaluations that they have where nothing was interrupted.
+
+        A shorter run was evaluated after its last round, and on all test clients, where this one
+        may not be, or on some of them.
+        """
+        config, completed = self._spec.config, int(state.round_num)
+        nothing = self._evaluation_columns.values(None)
+        for round_num in range(1, completed + 1):
+            if not self._evaluations.are_due(round_num):
+                self._history.change(round_num, nothing)
+        is_last = completed == config.rounds
+        was_last = completed == self._rounds_before() and self._evaluations.are_due(completed)
+        if not (is_last or (was_last and config.evaluation_clients is not None)):
+            return None
+        reports = self._evaluations(state)
+        self._history.change(completed, self._evaluation_columns.values(reports))
+        return reports if is_last else None
+
+    def _rounds_before(self) -> Optional[int]:
+        """Returns how many rounds the run in the folder was to have until now, if there is one."""
+        config = self._folder.config
+        return int(read_json(config)["rounds"]) if config.exists() else None
 
     def _round(
-        self, state: ServerState, round_num: int, cohort: Sequence[Examples]
-    ) -> tuple[ServerState, Metrics]:
-        state, metrics = self._training.next(state, cohort)
-        clients = metrics["clients"]
-        if clients["non_finite"] > 0 and clients["contributed"] == 0:
-            raise _diverged(round_num, clients["non_finite"], len(cohort))
-        return state, metrics
+        self, state: RunState, round_num: int, cohort: Sequence[Examples]
+    ) -> tuple[RunState, Report]:
+        state, report = self._training.next(state, cohort)
+        clients = report.get("clients", {})
+        if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
+            raise diverged(round_num, clients["non_finite"], len(cohort))
+        return state, report
 
-    def _record(self, round_num: int, state: ServerState, metrics: Metrics) -> Any:
-        report = self.evaluate(state) if self._is_evaluated(round_num) else None
-        values = train_values(self.task, metrics, state)
-        values.update(test_values(self.task, report))
-        return self._history.append(round_num, values)
+    def _record(self, state: RunState, report: Report, reports: Optional[Reports]) -> Row:
+        weights = self._algorithm.main_model(state.algorithm)
+        values: dict[str, Any] = self._training_columns.values(report, weights)
+        values.update(self._evaluation_columns.values(reports))
+        return self._history.append(int(state.round_num), values)
 
-    def _is_evaluated(self, round_num: int) -> bool:
-        config = self._spec.config
-        return round_num % config.evaluate_every == 0 or round_num == config.rounds
-
-    def evaluate(self, state: ServerState) -> EvaluationReport:
-        """Evaluates a state on the test clients: all of them after the run's last round.
-
-        Raises:
-            UserError: If the model has diverged.
-        """
-        is_last = int(state.round_num) == self._spec.config.rounds
-        report = self._evaluator(state.weights, on_all=is_last)
-        num_clients = sum(report.clients.values())
-        if report.clients["non_finite"] > 0 and report.clients["evaluated"] == 0:
-            raise _diverged(int(state.round_num), report.clients["non_finite"], num_clients)
-        return report
-
-    def _save(self, state: ServerState) -> None:
+    def _save(self, state: RunState) -> None:
         self._history.sync()
-        self._checkpoints.save(int(state.round_num), state)
+        models = self._algorithm.models(state.algorithm)
+        self._checkpoints.save(int(state.round_num), state, models)
 
-    def _finish(self, state: ServerState) -> EvaluationReport:
-        report = self.evaluate(state)
-        plots.draw_run(self._folder.plots, self.task, self._history.columns())
-        config = self._spec.config
+    def _finish(self, reports: Reports) -> None:
+        values = self._history.values()
+        plots.draw_run(self._folder.plots, self.task, self._history.columns, values)
+        config, weights = self._spec.config, self.domain_weights()
+        (_, report), *further = reports.items()
         # Last: where it is, the run is complete.
         write_json(
             self._folder.result,
@@ -187,20 +233,23 @@ class TrainingRun:
                 "seed": config.seed,
                 "rounds": config.rounds,
                 **report.to_json(),
-                "domain_weights": self.domain_weights(),
+                **({"domain_weights": weights} if weights else {}),
+                **({"models": {n: r.to_json() for n, r in further}} if further else {}),
             },
         )
-        return report
 
     def domain_weights(self) -> dict[str, float]:
-        """Returns lambda of each domain after the last round."""
+        """Returns the weight of each domain after the last round; empty if there are none."""
+        quantity = with_role(flattened(self._training.quantities), Role.DOMAIN_WEIGHT)
         last = self._history.rows[-1]
-        return {name: float(last[f"lambda/{name}"]) for name in self.task.domain_names}
+        return {
+            column.domain: float(last[column.name])
+            for column in self._history.columns
+            if column.quantity == quantity and column.domain is not None and last[column.name]
+        }
 
-
-def _diverged(round_num: int, num_non_finite: int, num_clients: int) -> UserError:
-    return UserError(
-        f"round {round_num}: the model has diverged: no client returned finite numbers "
-        f"({num_non_finite} of {num_clients} did not); lower --client_learning_rate or "
-        "--server_learning_rate"
-    )
+    def table(self, report: EvaluationReport) -> str:
+        """Returns the table of an evaluation with the weights of domains, as the run calls them."""
+        quantity = with_role(flattened(self._training.quantities), Role.DOMAIN_WEIGHT)
+        name = quantity.name if quantity is not None else ""
+        return report.table(self.domain_weights(), name)

@@ -1,0 +1,30 @@
+"""How numbers stand in tables."""
+
+from tff_agnostic.computations.quantities import Unit
+
+_DECIMALS_OF_FACTORS = 2
+
+
+def shown(value: float, unit: Unit) -> float:
+    """Returns a number as people read it: shares in percent."""
+    return 100 * value if unit is Unit.SHARE else value
+
+
+def cell(value: float, unit: Unit, decimals: int) -> str:
+    """Returns a number as text: shares in percent, factors with few decimals.
+
+    Args:
+        value: The number.
+        unit: What it is.
+        decimals: Of a plain number; a share has as many before it is in percent.
+    """
+    if unit is Unit.SHARE:
+        decimals -= 2
+    elif unit is Unit.FACTOR:
+        decimals = _DECIMALS_OF_FACTORS
+    return f"{shown(value, unit):.{decimals}f}"
+
+
+def with_percent(title: str, unit: Unit, word: str = "%") -> str:
+    """Returns a heading that says so where the numbers below it are in percent."""
+    return f"{title}, {word}" if unit is Unit.SHARE else title

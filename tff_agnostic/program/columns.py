@@ -1,0 +1,236 @@
+"""The columns of metrics.csv: quantities of training and of evaluations, each for each domain."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.computations.quantities import (
+    Measure,
+    Quantities,
+    Quantity,
+    Role,
+    Unit,
+    flattened,
+    paired,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.program.evaluation_report import EvaluationReport
+
+ROUND = "round"
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A quantity, of one domain or of none.
+
+    Attributes:
+        quantity: What it is; of a quantity per domain there may also be a column of no domain, for
+            all of them together.
+        domain: Name of the domain; None if the column is about none.
+    """
+
+    quantity: Quantity
+    domain: Optional[str] = None
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics.csv."""
+        return self._of_domain(self.quantity.name)
+
+    @property
+    def earlier_names(self) -> tuple[str, ...]:
+        """What earlier releases called it."""
+        return tuple(map(self._of_domain, self.quantity.formerly))
+
+    def _of_domain(self, name: str) -> str:
+        return name if self.domain is None else f"{name}/{self.domain}"
+
+
+class TrainingColumns:
+    """The columns that a round of training fills.
+
+    Args:
+        quantities: What rounds report; see `Training.quantities`.
+        tracked_weights: Single weights of the main model; see `Task.tracked_weights`.
+        domain_names: Names of the domains.
+
+    Attributes:
+        columns: The columns, in the order of `quantities`, then the weights.
+
+    Raises:
+        UserError: If a quantity is said to be of the domains in the round, and none counts their
+            examples.
+    """
+
+    def __init__(
+        self,
+        quantities: Quantities,
+        tracked_weights: Mapping[str, tuple[int, int]],
+        domain_names: Sequence[str],
+    ) -> None:
+        self._quantities = quantities
+        self._tracked_weights = tracked_weights
+        self._domain_names = domain_names
+        self._presence = _example_counts(flattened(quantities))
+        self.columns = tuple(
+            column for q in flattened(quantities) for column in _columns(q, domain_names)
+        ) + tuple(Column(Quantity(name, label=name)) for name in tracked_weights)
+
+    def values(self, report: Mapping[str, Any], weights: ModelWeights) -> dict[str, Any]:
+        """Returns what a round reports, by column name; None where a value is undefined.
+
+        The value of a domain without examples in the round is undefined where it is one of present
+        domains: the 0 that algorithms use in its place would mislead a reader.
+
+        Args:
+            report: What the round reported.
+            weights: The main model after the round.
+        """
+        pairs = list(paired(self._quantities, report))
+        counts = next((value for q, value in pairs if q == self._presence), None)
+        values: dict[str, Any] = {}
+        for quantity, reported in pairs:
+            for i, column in enumerate(_columns(quantity, self._domain_names)):
+                absent = quantity.of_present_domains and counts is not None and counts[i] == 0
+                value = reported[i] if quantity.per_domain else reported
+                values[column.name] = None if absent else value
+        for name, (weight, index) in self._tracked_weights.items():
+            values[name] = np.ravel(weights.trainable[weight])[index]
+        return values
+
+
+class EvaluationColumns:
+    """The columns that an evaluation of a run's models fills.
+
+    Args:
+        models: Names of the models, the main one first.
+        measures: The models' measures, by name.
+        clipped: What secure sums count that exceeded its bound, by the field of clients' answers.
+        domain_names: Names of the domains.
+
+    Attributes:
+        columns: For each model and measure one per domain, that of all examples together, and that
+            of the worst domain; then the clipped values.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        measures: Mapping[str, Measure],
+        clipped: Mapping[str, Quantity],
+        domain_names: Sequence[str],
+    ) -> None:
+        self._models = models
+        self._measures = measures
+        self._clipped = clipped
+        self._domain_names = domain_names
+        self.columns = tuple(column for i in range(len(models)) for column in self._of_model(i))
+
+    def values(self, reports: Optional[Mapping[str, EvaluationReport]]) -> dict[str, Any]:
+        """Returns what an evaluation reports, by column name; None everywhere without one.
+
+        Args:
+            reports: The report of each model, by its name; None for a round without evaluation.
+        """
+        if reports is None:
+            return dict.fromkeys(column.name for column in self.columns)
+        values: list[Any] = []
+        for model in self._models:
+            report = reports[model]
+            for name in self._measures:
+                sets = [report.domains[d] for d in self._domain_names]
+                values += [s.measures[name].value for s in (*sets, report.overall)]
+                values.append(report.worst(name))
+            values += [report.clipped[field] for field in self._clipped]
+        return {column.name: _defined(v) for column, v in zip(self.columns, values)}
+
+    def _of_model(self, index: int) -> Iterable[Column]:
+        further = self._models[index] if index > 0 else None
+        for measure in self._measures.values():
+            quantity = tested(measure, further)
+            yield from _columns(quantity, self._domain_names)
+            yield Column(quantity)
+            yield Column(tested_worst(measure, further))
+        for field, quantity in self._clipped.items():
+            name = f"{_prefix(further)}/clipped {field}"
+            yield Column(Quantity(name, f"{quantity.label}, in evaluations", unit=quantity.unit))
+
+
+def tested(measure: Measure, further_model: Optional[str] = None) -> Quantity:
+    """Returns a measure on the test clients, of the run's main model or of a further one."""
+    whose = "" if further_model is None else f" of {further_model}"
+    return Quantity(
+        name=f"{_prefix(further_model)}/{measure.name}",
+        label=f"{measure.name}{whose} on the test clients",
+        per_domain=True,
+        unit=measure.unit,
+        higher_is_better=measure.higher_is_better,
+        is_drawn=True,
+    )
+
+
+def tested_worst(measure: Measure, further_model: Optional[str] = None) -> Quantity:
+    """Returns the same of whichever domain is worst."""
+    return Quantity(
+        name=f"{_prefix(further_model)}/worst {measure.name}",
+        label=f"{measure.name} of the worst domain",
+        unit=measure.unit,
+        higher_is_better=measure.higher_is_better,
+    )
+
+
+def with_role(quantities: Iterable[Quantity], role: Role) -> Optional[Quantity]:
+    """Returns the quantity that has a role; None if none has."""
+    return next((quantity for quantity in quantities if quantity.role is role), None)
+
+
+def distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
+    """Returns the columns of a whole run.
+
+    Raises:
+        UserError: If two of them have the same name.
+    """
+    by_name: dict[str, Column] = {}
+    for column in columns:
+        if column.name == ROUND or column.name in by_name:
+            raise UserError(
+                f"metrics.csv: expected columns of different names, found two called "
+                f"{column.name!r}: a quantity or a domain needs another name"
+            )
+        by_name[column.name] = column
+    return tuple(by_name.values())
+
+
+def _columns(quantity: Quantity, domain_names: Sequence[str]) -> list[Column]:
+    if not quantity.per_domain:
+        return [Column(quantity)]
+    return [Column(quantity, domain) for domain in domain_names]
+
+
+def _example_counts(quantities: Iterable[Quantity]) -> Optional[Quantity]:
+    """Returns the quantity that says which domains have examples in a round."""
+    found, needed = None, None
+    for quantity in quantities:
+        if found is None and quantity.per_domain and quantity.unit is Unit.EXAMPLES:
+            found = quantity
+        if needed is None and quantity.of_present_domains:
+            needed = quantity
+    if needed is not None and found is None:
+        raise UserError(
+            f"quantity {needed.name!r}: expected another one per domain, in examples, that says "
+            "which domains are present in a round, found none"
+        )
+    return found
+
+
+def _prefix(further_model: Optional[str]) -> str:
+    return "test" if further_model is None else f"test[{further_model}]"
+
+
+def _defined(value: Any) -> Any:
+    # What has no examples has no value: an empty cell, not a NaN.
+    return None if isinstance(value, float) and math.isnan(value) else value
