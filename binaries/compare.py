@@ -5,38 +5,35 @@ Example: ./run compare --task=digits --algorithms=fed_avg,agnostic_fed_avg --tri
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
-from tff_agnostic.computations.registry import ALGORITHMS
 
+from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.program import comparison_report
+from tff_agnostic.program.arms import Arm, arms_of_algorithms, parsed_arms
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, run_trials
-from tff_agnostic.program.config import (
-    check_effective,
-    check_effective_somewhere,
-    config_names,
-)
 from tff_agnostic.program.flags import (
     data,
     data_dir,
-    define_config_flags,
     define_override_flag,
+    define_run_flags,
     define_runtime_flags,
     define_task_flags,
-    given_config,
+    given_settings,
     given_task_options,
     overrides,
+    parsed_value,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.plots import save
 from tff_agnostic.program.run_folder import default_folder
-from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.run_spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
@@ -45,15 +42,21 @@ _RUNS = Path("runs")
 def define_flags() -> None:
     """Defines the flags of this binary."""
     define_task_flags()
-    define_config_flags([name for name in config_names() if name != "algorithm"])
+    define_run_flags(without=("algorithm",))
     define_runtime_flags()
     flags.DEFINE_list(
         "algorithms",
         ["fed_avg", "agnostic_fed_avg"],
-        f"What to compare. Of: {', '.join(ALGORITHMS)}.",
+        f"What to compare: names ({', '.join(ALGORITHMS)}), or Python files of yours.",
+    )
+    flags.DEFINE_string(
+        "arms",
+        None,
+        "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
+        "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons.",
     )
     flags.DEFINE_integer("trials", 3, "Trials of each algorithm; trial k has seed --seed + k.")
-    define_override_flag("ALGORITHM")
+    define_override_flag("ROW")
     flags.DEFINE_string(
         "output_dir", None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]"
     )
@@ -63,7 +66,8 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs all trials; prints and writes the comparison."""
     del argv
-    specs = trial_specs()
+    arms = arms_from_flags()
+    specs = trial_specs(arms)
     runtime_name = next(iter(specs.values()))[0].config.runtime
     options = runtime_options(runtime_name)
     task = flags.FLAGS.task
@@ -72,37 +76,54 @@ def main(argv: Sequence[str]) -> None:
     print(f"{', '.join(specs)} on {task}, {flags.FLAGS.trials} trials: {path}")
     with StopRequest() as stop, RUNTIMES[runtime_name](options) as runtime:
         try:
-            comparison = run_trials(specs, path, runtime, flags.FLAGS.resume, stop)
+            comparison = run_trials(
+                specs,
+                path,
+                runtime,
+                flags.FLAGS.resume,
+                stop,
+                labels={name: arm.label for name, arm in arms.items()},
+            )
         except Interrupted as e:
             raise e.with_command(resume_command("compare", path)) from None
     report(comparison, task, path)
 
 
-def trial_specs() -> dict[str, list[RunSpec]]:
-    """Returns the runs of each algorithm that the flags describe.
+def arms_from_flags() -> dict[str, Arm]:
+    """Returns the rows of the comparison, by the names of their folders.
 
     Raises:
-        UserError: If a flag is out of range, or has no effect on any of the algorithms.
+        UserError: If --arms or --algorithms is not as it has to be, or both were given.
+    """
+    if flags.FLAGS.arms is None:
+        return arms_of_algorithms(flags.FLAGS.algorithms)
+    if flags.FLAGS["algorithms"].present:
+        raise UserError("--arms and --algorithms: expected one of them, found both")
+    return parsed_arms(flags.FLAGS.arms, parsed_value)
+
+
+def trial_specs(arms: Mapping[str, Arm]) -> dict[str, list[RunSpec]]:
+    """Returns the runs of each row that the flags describe.
+
+    Raises:
+        UserError: If a flag is out of range, or has no effect on any of the rows.
     """
     if flags.FLAGS.trials < 1:
         raise UserError(f"--trials: expected at least 1, found {flags.FLAGS.trials}")
-    names = flags.FLAGS.algorithms
-    if not names or len(set(names)) < len(names):
-        raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
-    given, own_flags = given_config(), overrides(names)
+    given, own_flags = given_settings(), overrides(list(arms))
     task = flags.FLAGS.task
     options = given_task_options(task)
+    first_seed = given.get("seed", 0)
     specs = {}
-    for algorithm in names:
-        _ = ALGORITHMS[algorithm]
-        own = {**given, **own_flags[algorithm], "algorithm": algorithm}
-        first_seed = own.get("seed", 0)
-        specs[algorithm] = [
-            resolve(task, {**own, "seed": first_seed + k}, options, data_dir(), data())
+    for name, arm in arms.items():
+        own = {**arm.settings, **own_flags[name]}
+        specs[name] = [
+            resolve(
+                task, {**own, "seed": first_seed + k}, options, data_dir(), data(), shared=given
+            )
             for k in range(flags.FLAGS.trials)
         ]
-        check_effective(specs[algorithm][0].config, own_flags[algorithm])
-    check_effective_somewhere([runs[0].config for runs in specs.values()], given)
+    check_given_somewhere([runs[0] for runs in specs.values()], given)
     return specs
 
 
@@ -115,7 +136,7 @@ def report(comparison: Comparison, task: str, path: Path) -> None:
         comparison_report.markdown(comparison, f"Comparison on {task}", command),
     )
     make_folder(path / "plots")
-    for measure in comparison.higher_is_better:
+    for measure in comparison.measures:
         print(f"\n{measure}")
         print(comparison_report.table(comparison, measure, "simple"))
         figure = comparison_report.figure(comparison, measure)

@@ -3,24 +3,25 @@
 Example: ./run evaluate --checkpoint=runs/digits-agnostic_fed_avg-001
 """
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
+from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.config import check_effective
+from tff_agnostic.program.evaluation_report import EvaluationReport
 from tff_agnostic.program.evaluator import Evaluator
 from tff_agnostic.program.flags import (
     data,
     data_dir,
-    define_config_flags,
+    define_run_flags,
     define_runtime_flags,
     define_task_flags,
-    given_config,
+    given_settings,
     given_task_options,
     runtime_options,
 )
@@ -28,13 +29,14 @@ from tff_agnostic.program.run_folder import find_checkpoint
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
 
-_CONFIG_FLAGS = (
+_SETTINGS = (
     "seed",
     "runtime",
     "aggregation",
     "secure_max_examples",
     "secure_max_loss",
     "secure_bits",
+    "secure_min_clients",
 )
 
 
@@ -44,7 +46,7 @@ def define_flags() -> None:
         "checkpoint", None, "Folder of a run (its newest checkpoint), or one checkpoint file in it."
     )
     define_task_flags(default=None)
-    define_config_flags(_CONFIG_FLAGS)
+    define_run_flags(_SETTINGS)
     define_runtime_flags()
     flags.DEFINE_string("output", None, "JSON file to write the evaluation to.")
 
@@ -64,12 +66,17 @@ def main(argv: Sequence[str]) -> None:
     config = spec.config
     options = runtime_options(config.runtime)
     # The weights alone: the task may have other domains than the one that was trained on.
-    weights = checkpoint.restore_weights(task.model.initial_weights, flags.FLAGS.checkpoint)
+    models = checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint)
     with RUNTIMES[config.runtime](options) as runtime:
-        evaluate = runtime.evaluation(task.model, task.num_domains, config.build_aggregation())
-        report = Evaluator(task, evaluate)(weights, on_all=True)
-    print(f"{config.algorithm} after round {checkpoint.round_num}, on {spec.task}")
-    print(report.table())
+        evaluate = runtime.evaluation(task.model, task.num_domains, spec.build_aggregation())
+        evaluator = Evaluator(task, evaluate)
+        reports = {name: evaluator(weights, on_all=True) for name, weights in models.items()}
+    algorithm = algorithm_label(config.algorithm)
+    print(f"{algorithm} after round {checkpoint.round_num}, on {spec.task}")
+    for name, report in reports.items():
+        if len(reports) > 1:
+            print(f"\n{name}")
+        print(report.table())
     if flags.FLAGS.output:
         description = {
             "checkpoint": str(flags.FLAGS.checkpoint),
@@ -77,7 +84,14 @@ def main(argv: Sequence[str]) -> None:
             "task": spec.task,
             "seed": config.seed,
         }
-        write_json(Path(flags.FLAGS.output), {**description, **report.to_json()})
+        write_json(Path(flags.FLAGS.output), {**description, **reports_to_json(reports)})
+
+
+def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
+    """Returns the main model's evaluation, and under "models" those of the others by name."""
+    main, *others = reports
+    models = {name: reports[name].to_json() for name in others}
+    return {**reports[main].to_json(), **({"models": models} if models else {})}
 
 
 def evaluated_spec(trained: RunSpec) -> RunSpec:
@@ -87,15 +101,13 @@ def evaluated_spec(trained: RunSpec) -> RunSpec:
         UserError: If a flag is unknown, out of range or without effect.
     """
     name = flags.FLAGS.task or trained.task
-    given = given_config()
+    given = given_settings()
     same_task = name == trained.task
     options = {**(trained.task_options if same_task else {}), **given_task_options(name)}
     folder, store = data_dir(), data()
     if same_task and folder is None and store is None:
         folder, store = (Path(p) if p else None for p in (trained.data_dir, trained.data))
-    spec = resolve(name, {**dataclasses.asdict(trained.config), **given}, options, folder, store)
-    check_effective(spec.config, given)
-    return spec
+    return resolve(name, given, options, folder, store, inherited=trained.settings())
 
 
 def entry_point() -> None:

@@ -3,22 +3,20 @@
 Example: ./run export --task=digits --output_dir=export
 """
 
-import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional, cast
+from typing import Any, Optional, cast
 
 from absl import flags
 
-from tff_agnostic.computations.aggregation import SecureBounds
+from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.folders import check_free
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.config import check_effective, config_names
 from tff_agnostic.program.exporting import (
     OF_SIMULATIONS,
     export_request,
@@ -28,9 +26,9 @@ from tff_agnostic.program.exporting import (
 from tff_agnostic.program.flags import (
     data,
     data_dir,
-    define_config_flags,
+    define_run_flags,
     define_task_flags,
-    given_config,
+    given_settings,
     given_task_options,
 )
 from tff_agnostic.program.run_folder import find_checkpoint
@@ -45,7 +43,7 @@ _DEFAULT_TASK = "digits"
 def define_flags() -> None:
     """Defines the flags of this binary."""
     define_task_flags(default=None)
-    define_config_flags([name for name in config_names() if name not in OF_SIMULATIONS])
+    define_run_flags(without=OF_SIMULATIONS)
     flags.DEFINE_string("output_dir", None, "Folder to write; new or empty.")
     flags.DEFINE_string(
         "profile",
@@ -102,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _aggregation(profile: str) -> str:
     try:
-        return PROFILES[profile].aggregation(SecureBounds()).name
+        return PROFILES[profile].aggregation
     except UserError as e:
         raise UserError(f"--profile: {e}") from None
 
@@ -127,27 +125,30 @@ def _spec(aggregation: str, trained: Optional[RunSpec]) -> RunSpec:
         UserError: If a flag is unknown, out of range, without effect, or of another task or
             algorithm than what was trained.
     """
-    given = given_config()
+    given = given_settings()
     for name in given:
         if name.startswith("secure_") and aggregation != "secure":
             raise UserError(f"--{name} has no effect with --profile={flags.FLAGS.profile}")
     if trained is None:
         task = flags.FLAGS.task or _DEFAULT_TASK
         settings = {**given, "aggregation": aggregation}
-        spec = resolve(task, settings, given_task_options(task), data_dir(), data())
-    else:
-        task = trained.task
-        _check_same("task", task, flags.FLAGS.task)
-        _check_same("algorithm", trained.config.algorithm, given.get("algorithm"))
-        spec = resolve(
-            task,
-            {**dataclasses.asdict(trained.config), **given, "aggregation": aggregation},
-            {**trained.task_options, **given_task_options(task)},
-            data_dir() or _path(trained.data_dir),
-            data() or _path(trained.data),
-        )
-    check_effective(spec.config, given)
-    return spec
+        return resolve(task, settings, given_task_options(task), data_dir(), data())
+    task = trained.task
+    _check_same("task", task, flags.FLAGS.task)
+    _check_same("algorithm", trained.config.algorithm, _algorithm(given))
+    return resolve(
+        task,
+        {**given, "aggregation": aggregation},
+        {**trained.task_options, **given_task_options(task)},
+        data_dir() or _path(trained.data_dir),
+        data() or _path(trained.data),
+        inherited=trained.settings(),
+    )
+
+
+def _algorithm(given: Mapping[str, Any]) -> Optional[str]:
+    name = given.get("algorithm")
+    return str(Path(name).resolve()) if name and is_user_file(name) else name
 
 
 def _check_same(flag: str, trained: str, given: Optional[str]) -> None:

@@ -22,26 +22,21 @@ from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, check_folder, run_trials
-from tff_agnostic.program.config import (
-    check_effective,
-    check_effective_somewhere,
-    config_names,
-)
 from tff_agnostic.program.flags import (
     data,
     data_dir,
-    define_config_flags,
     define_data_flags,
     define_override_flag,
+    define_run_flags,
     define_runtime_flags,
-    given_config,
+    given_settings,
     overrides,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.plots import save
 from tff_agnostic.program.run_folder import default_folder
-from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.run_spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
@@ -56,7 +51,7 @@ def define_flags() -> None:
     summaries = "; ".join(f"{name}: {e.summary}" for name, e in EXPERIMENTS.items())
     flags.DEFINE_string("experiment", None, f"What to reproduce. {summaries}")
     define_data_flags()
-    define_config_flags([name for name in config_names() if name not in _NOT_FLAGS])
+    define_run_flags(without=_NOT_FLAGS)
     define_runtime_flags()
     define_override_flag("ARM")
     flags.DEFINE_integer(
@@ -116,12 +111,13 @@ def trial_specs(
     Raises:
         UserError: If a flag is out of range, or has no effect on any of the arms.
     """
-    given, own = given_config(), overrides(tuple(experiment.arms))
+    given, own = given_settings(), overrides(tuple(experiment.arms))
     folder = None if experiment.raw_data is not None else data_dir()
     specs = {}
     for arm, row in experiment.arms.items():
-        chosen = {**_shortened(experiment, row.settings), **row.settings, **given, **own[arm]}
-        seed = chosen.get("seed", 0)
+        shared = {**_shortened(experiment, row.settings), **given}
+        chosen = {**{k: v for k, v in row.settings.items() if k not in given}, **own[arm]}
+        seed = shared.get("seed", 0)
         specs[arm] = [
             resolve(
                 experiment.task,
@@ -129,11 +125,11 @@ def trial_specs(
                 experiment.task_options,
                 folder,
                 store,
+                shared=shared,
             )
             for k in range(trials)
         ]
-        check_effective(specs[arm][0].config, own[arm])
-    check_effective_somewhere([runs[0].config for runs in specs.values()], given)
+    check_given_somewhere([runs[0] for runs in specs.values()], given)
     return specs
 
 

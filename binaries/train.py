@@ -8,9 +8,10 @@ from pathlib import Path
 
 from absl import flags
 
+from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.flags import (
-    define_config_flags,
+    define_run_flags,
     define_runtime_flags,
     define_task_flags,
     run_spec_from_flags,
@@ -27,7 +28,7 @@ _RUNS = Path("runs")
 def define_flags() -> None:
     """Defines the flags of this binary."""
     define_task_flags()
-    define_config_flags()
+    define_run_flags()
     define_runtime_flags()
     flags.DEFINE_string(
         "output_dir", None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
@@ -43,9 +44,10 @@ def main(argv: Sequence[str]) -> None:
     spec = run_spec_from_flags()
     options = runtime_options(spec.config.runtime)
     given = flags.FLAGS.output_dir
-    name = f"{spec.task}-{spec.config.algorithm}"
+    algorithm = algorithm_label(spec.config.algorithm)
+    name = f"{spec.task}-{algorithm}"
     path = Path(given) if given else default_folder(_RUNS, name, flags.FLAGS.resume)
-    print(f"{spec.config.algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
+    print(f"{algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
     with StopRequest() as stop, RUNTIMES[spec.config.runtime](options) as runtime:
         run = TrainingRun(spec, RunFolder(path), runtime, flags.FLAGS.resume)
         if run.security is not None:

@@ -37,8 +37,9 @@ def setting(
         flag: The flag's name, if it is not the field's.
         is_path: Whether it names a file, which is the same file however it is named.
         **metadata: `choices` (a registry), `at_least`, `positive`, `below` (an exclusive upper
-            limit), and `only_with` (another setting and the values with which this one has an
-            effect).
+            limit), `only_with` (another setting and the values with which this one has an effect),
+            `runtimes` (the same of runtimes), and `as_before` (what runs mean that were written
+            before the setting existed, if it is not the default).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}

@@ -3,14 +3,10 @@
 import dataclasses
 from typing import Callable
 
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.registry import ALGORITHMS
-
 from benchmarks.timing.side import Side
 from benchmarks.timing.workloads import Workload
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.domain_weights import DomainWeightsParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.emnist_cnn import emnist_cnn
 from tff_agnostic.models.functional import Model
@@ -37,16 +33,14 @@ def main() -> None:
     workload = side.workload
     # Losses are all that the algorithm needs, and all that any peer measures while it trains.
     model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
-    params = AlgorithmParams(
-        local_training=LocalTrainingParams(
-            learning_rate=workload.learning_rate,
-            batch_size=workload.batch_size,
-            # The mean over the batch, as the peers have it.
-            normalizer="batch",
-        ),
-        domain_weights=DomainWeightsParams(learning_rate=0.01),
+    spec = ALGORITHMS[side.algorithm]
+    options = spec.options(
+        client_learning_rate=workload.learning_rate,
+        batch_size=workload.batch_size,
+        # The mean over the batch, as the peers have it.
+        batch_normalizer="batch",
     )
-    algorithm = ALGORITHMS[side.algorithm](model, workload.domains, params)
+    algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
     clients = side.clients()
     with RUNTIMES[side.runtime](RuntimeOptions()) as runtime:
         training = runtime.training(algorithm, PlainSum())

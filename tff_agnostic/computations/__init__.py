@@ -1,4 +1,4 @@
-"""What federated algorithms are made of: exchanges, their parts, aggregations, and their TFF form."""
+"""What algorithms are made of: exchanges and their parts, aggregations, and their TFF form."""
 
 from tff_agnostic.computations.aggregation import PlainSum
 from tff_agnostic.computations.aggregations import AGGREGATIONS

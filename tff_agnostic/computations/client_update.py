@@ -82,9 +82,7 @@ def training_outputs(
     return only_sound(output, beta, clients, per_client)
 
 
-def only_sound(
-    output: Any, weight: tf.Tensor, clients: ClientGroup, per_client: PerClient
-) -> Any:
+def only_sound(output: Any, weight: tf.Tensor, clients: ClientGroup, per_client: PerClient) -> Any:
     """Returns answers in which clients that could spoil a sum add nothing but their count.
 
     A client without examples, or with a value that is not finite, sends zeros.

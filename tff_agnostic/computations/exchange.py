@@ -34,7 +34,7 @@ class ClientFunction(Protocol):
     """
 
     def __call__(
-        self, broadcast: Any, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
+        self, broadcast: Any, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient, /
     ) -> Any:
         """Returns what each client answers.
 

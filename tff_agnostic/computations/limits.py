@@ -1,4 +1,4 @@
-"""What one client may send: limits that people state, and bounds of values that follow from them."""
+"""What one client may send: limits that people state, and bounds that follow from them."""
 
 import dataclasses
 from typing import Optional

@@ -161,7 +161,9 @@ def local_training(
         return epoch + 1, state
 
     initial = LocalTraining(
-        per_client(lambda _: [tf.convert_to_tensor(w) for w in weights.trainable], clients.num_examples),
+        per_client(
+            lambda _: [tf.convert_to_tensor(w) for w in weights.trainable], clients.num_examples
+        ),
         () if measured_domains is None else zero_sums(model, measured_domains, clients),
     )
     _, final = tf.while_loop(

@@ -37,6 +37,7 @@ class SecureSumOptions(ClientLimits):
         "The fewest clients of a round or an evaluation; with fewer, nothing is summed.",
         flag="secure_min_clients",
         at_least=1,
+        as_before=1,
     )
 
 

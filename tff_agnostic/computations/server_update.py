@@ -203,9 +203,7 @@ def client_counts_bounds() -> ClientCounts:
     return ClientCounts(*[Bound(1, integer=True)] * len(ClientCounts._fields))
 
 
-def update_bounds(
-    model: Model, limits: ClientLimits, max_beta: float
-) -> tuple[list[Bound], Bound]:
+def update_bounds(model: Model, limits: ClientLimits, max_beta: float) -> tuple[list[Bound], Bound]:
     """Returns the bounds of a client's weighted delta and of its weight, which form a ratio."""
     delta = Bound(max_beta * limits.max_delta, signed=True, ratio="update")
     return [delta for _ in model.initial_weights.trainable], Bound(max_beta, ratio="update")

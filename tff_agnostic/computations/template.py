@@ -144,9 +144,7 @@ def build_evaluation_parts(
         message.type_signature.result,
         type_from_spec(model.client_data_spec()),
     )
-    decode = tff.tensorflow.computation(
-        functions.decode, exchange.type_signature.result.member
-    )
+    decode = tff.tensorflow.computation(functions.decode, exchange.type_signature.result.member)
     return EvaluationParts(exchange, message, decode)
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.algorithm import ServerState
+from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.deployment.checkpoint_files import named_values
 from tff_agnostic.deployment.compiled_plan import PlanTensors
 from tff_agnostic.deployment.naming import METRICS, SERVER
@@ -86,7 +86,7 @@ def synthetic_clients(
 
 
 def expected_rounds(
-    training: Training, state: ServerState, cohort: Sequence[Examples], tensors: PlanTensors
+    training: Training, state: RunState, cohort: Sequence[Examples], tensors: PlanTensors
 ) -> list[dict[str, np.ndarray]]:
     """Returns state and metrics after each of `NUM_ROUNDS` rounds, by their names in checkpoints.
 

@@ -9,8 +9,8 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from plan_runner import plan_pb2
-from tff_agnostic.computations.aggregation import SecureBounds
-from tff_agnostic.computations.algorithm import FederatedAlgorithm, ServerState
+from tff_agnostic.computations.aggregation import Aggregation, PlainSum
+from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.byte_counts import byte_counts
 from tff_agnostic.deployment.checkpoint_files import named_values, write_checkpoint
@@ -35,6 +35,7 @@ from tff_agnostic.deployment.naming import SERVER
 from tff_agnostic.deployment.privacy import privacy_facts
 from tff_agnostic.deployment.profiles import PROFILES, round_of
 from tff_agnostic.deployment.tflite import TfLiteGraph, convert_client_graph
+from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes.runtime import Training
 from tff_agnostic.runtimes.tff import TffRuntime
 
@@ -54,23 +55,23 @@ class ExportRequest:
         clients_per_round: c that the manifest's byte counts are for.
         column_ranges: Smallest and largest values of the made-up clients' columns; see
             `conformance.column_ranges`.
-        bounds: Of what a client may send, for secure sums.
+        aggregation: How clients are summed: that of the profile.
         max_examples: How many of a client's examples are used at most, the first ones.
         collection_uri: Which of a device's example collections is read.
         restore: Returns the state to start from, given the initial one; that one if None.
         about: What the manifest says of the origin: task, settings, names of the domains.
     """
 
-    algorithm: FederatedAlgorithm
+    algorithm: Algorithm
     profile: str
     num_domains: int
     num_parameters: int
     clients_per_round: int
     column_ranges: Any
-    bounds: SecureBounds = SecureBounds()
+    aggregation: Aggregation = PlainSum()
     max_examples: int = NO_LIMIT
     collection_uri: str = "app:/examples"
-    restore: Optional[Callable[[ServerState], ServerState]] = None
+    restore: Optional[Callable[[RunState], RunState]] = None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def example_format(self) -> ExampleFormat:
@@ -94,11 +95,11 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
             `tf.train.Example`, or the algorithm does not fit the profile.
     """
     profile = PROFILES[request.profile]
+    check_exchanges(request.algorithm)
     source = ExampleSource(request.example_format(), request.collection_uri, request.max_examples)
-    aggregation = profile.aggregation(request.bounds)
     with new_folder(folder, "--output_dir") as path:
-        training = runtime.training(request.algorithm, aggregation)
-        plan = profile.build(round_of(training.process), source)
+        training = runtime.training(request.algorithm, request.aggregation)
+        plan = profile.build(round_of(training.process.learning_process), source)
         lite = convert_client_graph(plan.client_graph, plan.client_phase)
         plan.plan.client_tflite_graph_bytes = lite.content
         _write_plan(path, plan, lite)
@@ -127,7 +128,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
             "bytes_per_client_and_round": byte_counts(
                 plan, request.num_parameters, request.num_domains, request.clients_per_round
             ),
-            "privacy": privacy_facts(plan, request.algorithm, aggregation),
+            "privacy": privacy_facts(plan, request.algorithm, request.aggregation),
             **verification(),
             "conformance": conformance,
             "versions": versions(),
@@ -135,6 +136,21 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
         }
         (path / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     return manifest
+
+
+def check_exchanges(algorithm: Algorithm) -> None:
+    """Checks that an algorithm can be a plan of the platform, which has one exchange a round.
+
+    Raises:
+        UserError: If its rounds have several.
+    """
+    names = [exchange.name for exchange in algorithm.exchanges]
+    if len(names) > 1:
+        raise UserError(
+            f"--algorithm: a plan of the platform has one exchange between server and devices in a "
+            f"round, and {algorithm.name} has {len(names)} ({', '.join(names)}): it cannot be "
+            "exported"
+        )
 
 
 def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph) -> None:
@@ -151,7 +167,7 @@ def _write_conformance(
     folder: Path,
     request: ExportRequest,
     training: Training,
-    state: ServerState,
+    state: RunState,
     plan: CompiledPlan,
 ) -> dict[str, Any]:
     columns = request.algorithm.client_data_spec

@@ -4,8 +4,9 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Aggregation, SecureSum
-from tff_agnostic.computations.algorithm import FederatedAlgorithm
+from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.computations.exchange import Algorithm
+from tff_agnostic.computations.secure_sum import SecureSum
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 
 _PLAIN = (
@@ -16,13 +17,14 @@ _SECURE = "sums over the clients of a round of the values below, and nothing of 
 
 
 def privacy_facts(
-    plan: CompiledPlan, algorithm: FederatedAlgorithm, aggregation: Aggregation
+    plan: CompiledPlan, algorithm: Algorithm, aggregation: Aggregation
 ) -> dict[str, Any]:
     """Returns what the server sees, and of each secure sum its bit width and its bounds."""
     if not isinstance(aggregation, SecureSum):
         return {"server_sees": _PLAIN, "secure_sums": []}
+    (exchange,) = algorithm.exchanges
     bounds = tff.structure.flatten(
-        tff.structure.from_container(algorithm.output_bounds(aggregation.bounds), recursive=True)
+        tff.structure.from_container(exchange.bounds(aggregation.limits), recursive=True)
     )
     quantised = [value for value in plan.secure if value.leaf.path.startswith("values/")]
     others = [value for value in plan.secure if value not in quantised]
@@ -47,4 +49,8 @@ def privacy_facts(
                 "step": 1,
             }
         )
-    return {"server_sees": _SECURE, "secure_sums": sums}
+    return {
+        "server_sees": _SECURE,
+        "minimum_clients_per_round": aggregation.min_clients,
+        "secure_sums": sums,
+    }

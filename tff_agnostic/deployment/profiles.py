@@ -5,7 +5,6 @@ from typing import Callable
 
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Aggregation, PlainSum, SecureBounds, SecureSum
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 from tff_agnostic.deployment.daf_profile import build_daf_plan
@@ -18,13 +17,13 @@ class Profile:
     """A kind of plan.
 
     Attributes:
-        aggregation: Returns how clients are summed in it.
+        aggregation: Name of how clients are summed in it.
         build: (round, where examples come from) -> plan; a round is (state at the server, client
             data) -> (state, metrics).
         server: What a server must have to run it.
     """
 
-    aggregation: Callable[[SecureBounds], Aggregation]
+    aggregation: str
     build: Callable[[tff.Computation, ExampleSource], CompiledPlan]
     server: str
 
@@ -33,10 +32,10 @@ PROFILES: Registry[Profile] = Registry(
     "profile",
     {
         "daf": Profile(
-            PlainSum, build_daf_plan, "runs ServerPhaseV2; of aggregations, federated_sum"
+            "plain", build_daf_plan, "runs ServerPhaseV2; of aggregations, federated_sum"
         ),
         "secure": Profile(
-            SecureSum,
+            "secure",
             build_secure_plan,
             "runs ServerPhase, and a secure aggregation protocol for its side channels",
         ),

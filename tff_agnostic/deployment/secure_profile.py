@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from plan_runner import plan_pb2
-from tff_agnostic.computations.forms import unoptimized
+from tff_agnostic.computations.compiling import without_graph_optimization
 from tff_agnostic.deployment import naming
 from tff_agnostic.deployment.client_graph import (
     ExampleSource,
@@ -38,7 +38,9 @@ def build_secure_plan(round_: tff.Computation, source: ExampleSource) -> Compile
     Raises:
         UserError: If anything but secure sums by bit width reaches the server.
     """
-    form = tff.backends.mapreduce.get_map_reduce_form_for_computation(round_, unoptimized())
+    form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
+        round_, without_graph_optimization()
+    )
     prepare = from_compiled(form.prepare)
     work = from_compiled(form.work)
     update = from_compiled(form.update)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.forms import unoptimized
+from tff_agnostic.computations.compiling import without_graph_optimization
 from tff_agnostic.deployment.functions import with_renamed_functions, with_renamed_nodes
 
 
@@ -47,7 +47,7 @@ class TfFunction:
 def from_local_computation(computation: tff.Computation) -> TfFunction:
     """Returns the TensorFlow of a computation all of whose values have one placement, or none."""
     block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
-        computation.to_building_block(), unoptimized()
+        computation.to_building_block(), without_graph_optimization()
     )
     return from_compiled(block)
 

@@ -1,6 +1,7 @@
 """Adult, section 5.1 of Mohri et al. 2019."""
 
-from tff_agnostic.experiments.experiment import Arm, Experiment, PaperTable
+from tff_agnostic.experiments.experiment import Experiment, PaperTable
+from tff_agnostic.program.arms import Arm
 from tff_agnostic.program.comparison import OVERALL, WORST
 
 _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"

@@ -6,23 +6,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.program.arms import Arm
 from tff_agnostic.program.comparison import DIFFERENCE, OVERALL, WORST
 
 # What stands above the columns that are not domains.
 SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """One row of a table.
-
-    Attributes:
-        label: What the row is called.
-        settings: Fields of `RunConfig`, the algorithm among them.
-    """
-
-    label: str
-    settings: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

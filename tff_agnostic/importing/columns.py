@@ -33,8 +33,13 @@ def check(options: ImportOptions) -> None:
             "--group_column: expected it with --split_by=group, and only then, found "
             f"--split_by={options.split_by}"
         )
-    if options.class_names and options.label_column is None:
-        raise UserError("--class_names has no effect without --label_column")
+    if options.label_column is None:
+        for flag, is_given in (
+            ("class_names", bool(options.class_names)),
+            ("label_kind", not options.are_classes),
+        ):
+            if is_given:
+                raise UserError(f"--{flag} has no effect without --label_column")
 
 
 def require_client_and_domain(options: ImportOptions) -> None:
@@ -79,7 +84,7 @@ class RowConverter:
 
     def __init__(self, options: ImportOptions) -> None:
         self._options = options
-        self._labels = Labels(options.class_names)
+        self._labels = Labels(options)
         self._normalizer = Normalizer(options, default_tokenizer="words")
 
     def examples(self, rows: Rows, log: ReadLog) -> Iterator[SourceExample]:

@@ -10,6 +10,7 @@ from absl import flags
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.registry import FORMATS
+from tff_agnostic.settings import kind_of
 
 _DEFINE = {
     int: flags.DEFINE_integer,
@@ -24,7 +25,7 @@ def define_import_flags() -> None:
     Their own defaults are None, so that what the user gave can be told from the rest.
     """
     for field in dataclasses.fields(ImportOptions):
-        _DEFINE[_kind(field)](field.name, None, _help(field))
+        _DEFINE[kind_of(ImportOptions, field)](field.name, None, _help(field))
 
 
 def options_from_flags() -> tuple[ImportOptions, Set[str]]:
@@ -43,7 +44,7 @@ def options_from_flags() -> tuple[ImportOptions, Set[str]]:
 
 
 def _parsed(field: dataclasses.Field, value: Any) -> Any:
-    if _kind(field) is not tuple:
+    if kind_of(ImportOptions, field) is not tuple:
         return value
     item = typing.get_args(field.type)[0]
     try:
@@ -67,10 +68,3 @@ def _help(field: dataclasses.Field) -> str:
     if default in (None, "", ()):
         return text
     return f"{text} [{','.join(map(str, default)) if isinstance(default, tuple) else default}]"
-
-
-def _kind(field: dataclasses.Field) -> type:
-    kind: Any = field.type
-    if typing.get_origin(kind) is typing.Union:
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    return typing.get_origin(kind) or kind

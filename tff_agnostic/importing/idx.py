@@ -33,7 +33,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         UserError: If a file is no IDX file, truncated, or images and labels differ in number.
     """
     kept = {label: i for i, label in enumerate(options.classes)}
-    labels = Labels(options.class_names)
+    labels = Labels(options)
     for images_path, labels_path in _pairs(paths):
         split = _split_of(images_path.name)
         name = files.place_of(images_path, paths)
@@ -47,7 +47,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
                     log.skip("class that is not in --classes")
                     continue
                 try:
-                    label = labels.number_of(kept[number] if kept else number, place)
+                    label = labels.class_of(kept[number] if kept else number, place)
                 except RecordError as e:
                     log.bad(e)
                     continue

@@ -128,9 +128,7 @@ def checked_import(options: ImportOptions, given: Container[str]) -> Import:
     if not options.format:
         raise UserError(f"--format: expected one of {', '.join(FORMATS)}, found none")
     format_ = FORMATS[options.format]
-    fields = dataclasses.fields(ImportOptions)
-    values = {field.name: getattr(options, field.name) for field in fields}
-    check_effective(fields, values, {name: None for name in values if name in given})
+    check_effective(options, [f.name for f in dataclasses.fields(options) if f.name in given])
     paths = input_paths(options.input)
     if not options.output:
         raise UserError("--output: expected the store to write, found none")

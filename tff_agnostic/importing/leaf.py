@@ -74,7 +74,7 @@ def _users(path: Path, log: ReadLog) -> Iterator[tuple[str, Any]]:
 class _Converter:
     def __init__(self, options: ImportOptions) -> None:
         self._options = options
-        self._labels = Labels(options.class_names)
+        self._labels = Labels(options)
         self._normalizer = Normalizer(options, default_tokenizer="words")
         self._domains: Optional[Mapping[str, str]] = None
         if options.domains_file is not None:
@@ -123,7 +123,8 @@ class _Converter:
         if isinstance(x, str):
             tokens = self._normalizer.sentence(self._normalizer.tokenize(x))
             # The label of a language model's text is the text that follows, and no class.
-            if isinstance(y, str) and not self._options.class_names:
+            is_text = isinstance(y, str) and not self._options.class_names
+            if is_text and self._options.are_classes:
                 return {TOKENS: tokens}
             return {TOKENS: tokens, LABEL: self._labels.number_of(y, place)}
         values = _flat(x, place)

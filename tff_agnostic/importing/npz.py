@@ -37,7 +37,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         UserError: If a file is damaged, an array is missing or of a wrong type.
     """
     columns = _columns(options)
-    labels = Labels(options.class_names)
+    labels = Labels(options)
     for path in find_inputs(paths):
         with NpzColumns(path) as archive:
             for split, suffix in _parts(archive.names, columns, path):

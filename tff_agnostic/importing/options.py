@@ -35,6 +35,13 @@ TOKENIZERS: Registry[str] = Registry(
         "words": "punctuation is taken apart, except apostrophes and hyphens inside words",
     },
 )
+LABEL_KINDS: Registry[str] = Registry(
+    "kind of labels",
+    {
+        "class": "whole numbers from 0, or names (--class_names)",
+        "number": "any numbers, of which a model of your own (--task=custom) has a loss",
+    },
+)
 BAD_RECORDS: Registry[str] = Registry(
     "treatment of bad records",
     {"fail": "the first one ends the import", "skip": "they are left out, and counted by reason"},
@@ -101,6 +108,12 @@ class ImportOptions:
     label_column: Optional[str] = setting(
         None, "Column with the label. [npz: y]", only_with=_formats(*_NAMED_COLUMNS)
     )
+    label_kind: str = setting(
+        "class",
+        "What labels are.",
+        choices=LABEL_KINDS,
+        only_with=_formats("leaf", *_NAMED_COLUMNS),
+    )
     feature_columns: tuple[str, ...] = setting(
         (), "Columns with numbers, comma-separated. [npz: x]", only_with=_formats(*_NAMED_COLUMNS)
     )
@@ -157,6 +170,11 @@ class ImportOptions:
         choices=PUNCTUATION,
         only_with=_formats("text_folders", "leaf", *_TABLES),
     )
+
+    @property
+    def are_classes(self) -> bool:
+        """Whether labels are classes."""
+        return self.label_kind == "class"
 
     def __post_init__(self) -> None:
         """Raises a `UserError` that names the flag if a value is out of range."""

@@ -23,7 +23,11 @@ Main = Callable[[Sequence[str]], None]
 def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
     """Runs a binary as an absl app, and ends the process with its exit status."""
     before = set(flags.FLAGS)
-    define_flags()
+    try:
+        define_flags()
+    except UserError as e:
+        # A user's algorithm brings flags of its own, and may be no algorithm.
+        sys.exit(_failed(e))
     for name in set(flags.FLAGS) - before:
         # Otherwise --help shows only what the main module itself defines.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])

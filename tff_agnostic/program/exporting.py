@@ -1,6 +1,5 @@
 """What a run has to say for its export, and its clients as files for `run_plan`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Callable, Optional
 from urllib.parse import quote
@@ -8,7 +7,8 @@ from urllib.parse import quote
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.computations.algorithm import ServerState
+from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.data.sampling import sample_cohort
 from tff_agnostic.deployment.conformance import column_ranges
 from tff_agnostic.deployment.example_format import ExampleFormat
@@ -42,7 +42,7 @@ def export_request(
     task: Task,
     profile: str,
     collection_uri: str,
-    restore: Optional[Callable[[ServerState], ServerState]] = None,
+    restore: Optional[Callable[[RunState], RunState]] = None,
 ) -> ExportRequest:
     """Returns what to export.
 
@@ -56,10 +56,10 @@ def export_request(
     Raises:
         UserError: If the settings do not fit the task or each other.
     """
-    config = spec.config
+    config, aggregation = spec.config, spec.build_aggregation()
     if not collection_uri.startswith(_OF_THE_APP):
         raise UserError(f"--collection_uri: expected {_OF_THE_APP}..., found {collection_uri!r}")
-    algorithm = build_algorithm(config, task)
+    algorithm = build_algorithm(spec, task)
     ids = task.train.client_ids
     chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))
     return ExportRequest(
@@ -71,17 +71,15 @@ def export_request(
         column_ranges=column_ranges(
             (task.train.read(ids[i]) for i in chosen), algorithm.client_data_spec
         ),
-        bounds=config.build_aggregation().bounds,
-        max_examples=_max_examples(config),
+        aggregation=aggregation,
+        max_examples=_max_examples(config, aggregation),
         collection_uri=collection_uri,
         restore=restore,
         about={
             "task": spec.task,
             "domains": list(task.domain_names),
             "settings": {
-                name: value
-                for name, value in dataclasses.asdict(config).items()
-                if name not in OF_SIMULATIONS
+                name: value for name, value in spec.settings().items() if name not in OF_SIMULATIONS
             },
         },
     )
@@ -139,13 +137,9 @@ def summary(manifest: dict[str, Any]) -> str:
     return f"{what}, {rounds}; the server sees {manifest['privacy']['server_sees']}\n{table}"
 
 
-def _max_examples(config: RunConfig) -> int:
-    if config.aggregation != "secure":
-        return config.max_examples or NO_LIMIT
-    bound = config.secure_max_examples
-    if config.max_examples is not None and config.max_examples > bound:
-        raise UserError(
-            f"--max_examples: expected at most --secure_max_examples={bound}, found "
-            f"{config.max_examples}"
-        )
-    return config.max_examples or bound
+def _max_examples(config: RunConfig, aggregation: Aggregation) -> int:
+    # As simulations cut a client: first to what is used, then to what is summed.
+    bounds = [config.max_examples] if config.max_examples is not None else []
+    if aggregation.cuts_clients:
+        bounds.append(aggregation.limits.max_examples)
+    return min(bounds, default=NO_LIMIT)

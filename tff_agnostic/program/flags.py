@@ -1,28 +1,31 @@
-"""Flags made from `RunConfig` and the options of every task; each is defined once, there."""
+"""Flags made from settings: of runs, runtimes, algorithms, aggregations and tasks.
+
+Each is defined once, where its dataclass is. What algorithms share is one flag; a user's algorithm
+brings its own, which are defined before the command line is parsed.
+"""
 
 import dataclasses
-import typing
-from collections.abc import Container, Sequence
+import sys
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from absl import flags
 
+from tff_agnostic.algorithms.registry import ALGORITHMS
+from tff_agnostic.algorithms.user_algorithm import is_user_file, load_user_algorithm
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.config import RunConfig, check_effective
-from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.arms import algorithms_in
+from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.run_folder import algorithm_of_checkpoint
+from tff_agnostic.program.run_spec import RunSpec, resolve, settings_of_runs
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions, check_options
+from tff_agnostic.setting_flags import Setting, define, given_values, parsed, settings_in
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
 
 _DEFAULT_TASK = "digits"
-_EXPECTED: dict[type, str] = {
-    bool: "true or false",
-    float: "a number",
-    int: "a whole number",
-    tuple: "numbers separated by commas",
-}
 
 
 def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
@@ -31,8 +34,10 @@ def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
     flags.DEFINE_string("task", default, f"What to learn: {summaries}")
     define_data_flags()
     for task, spec in TASKS.items():
-        for field in dataclasses.fields(spec.options):
-            _define(option_flag(task, field), field, f"{field.metadata['help']} [{field.default}]")
+        for setting in settings_in(spec.options):
+            field = setting.field
+            help_ = f"{field.metadata['help']} [{field.default}]"
+            define(dataclasses.replace(setting, flag=option_flag(task, field)), help_)
 
 
 def define_data_flags() -> None:
@@ -69,24 +74,28 @@ def overrides(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return given
 
 
-def define_config_flags(names: Optional[Container[str]] = None) -> None:
-    """Defines fields of `RunConfig` as flags.
+def define_run_flags(names: Optional[Container[str]] = None, without: Container[str] = ()) -> None:
+    """Defines the settings of runs as flags: `RunConfig`'s, algorithms' and aggregations'.
 
-    The flags' own defaults are None, so that what the user gave can be told from what a task or
-    `RunConfig` sets.
+    Their own defaults are None, so that what the user gave can be told from what a task or the
+    setting itself says.
 
     Args:
-        names: Which fields; all if None.
+        names: Which ones; all if None.
+        without: Which of them not.
+
+    Raises:
+        UserError: If a user's algorithm on the command line cannot be loaded.
     """
-    for field in dataclasses.fields(RunConfig):
-        if names is None or field.name in names:
-            _define(field.name, field, _config_help(field))
+    for name, setting in _run_settings().items():
+        if (names is None or name in names) and name not in without:
+            define(setting, _help(setting))
 
 
 def define_runtime_flags() -> None:
     """Defines the fields of `RuntimeOptions` as flags."""
-    for field in dataclasses.fields(RuntimeOptions):
-        _define(field.name, field, _config_help(field))
+    for setting in settings_in(RuntimeOptions):
+        define(setting, _help(setting))
 
 
 def runtime_options(runtime: str) -> RuntimeOptions:
@@ -98,7 +107,7 @@ def runtime_options(runtime: str) -> RuntimeOptions:
     Raises:
         UserError: If a value is unknown, out of range, or without effect in this runtime.
     """
-    given = _given(RuntimeOptions)
+    given = given_values(settings_in(RuntimeOptions))
     options = RuntimeOptions(**given)
     check_options(options, runtime, given)
     return options
@@ -111,15 +120,12 @@ def run_spec_from_flags() -> RunSpec:
         UserError: If a value is unknown, out of range, or without effect.
     """
     task = flags.FLAGS.task
-    given = given_config()
-    spec = resolve(task, given, given_task_options(task), data_dir(), data())
-    check_effective(spec.config, given)
-    return spec
+    return resolve(task, given_settings(), given_task_options(task), data_dir(), data())
 
 
-def given_config() -> dict[str, Any]:
-    """Returns the fields of `RunConfig` that were given as flags."""
-    return _given(RunConfig)
+def given_settings() -> dict[str, Any]:
+    """Returns the settings of runs that were given as flags."""
+    return given_values(_run_settings().values())
 
 
 def data_dir() -> Optional[Path]:
@@ -133,27 +139,12 @@ def data() -> Optional[Path]:
 
 
 def parsed_value(name: str, value: Any) -> Any:
-    """Returns a value of a field of `RunConfig` from a flag's value or from text.
+    """Returns the value of a setting of runs from a flag's value or from text.
 
     Raises:
-        UserError: If there is no such field, or the text is not of its type.
+        UserError: If there is no such setting, or the text is not of its type.
     """
-    fields = Registry("flag", {f.name: f for f in dataclasses.fields(RunConfig)})
-    return _parsed(fields[name], value)
-
-
-def _parsed(field: dataclasses.Field, value: Any) -> Any:
-    kind = _kind(field)
-    try:
-        if kind is tuple:
-            items = value.split(",") if isinstance(value, str) else value
-            return tuple(float(item) for item in items)
-        if kind is bool and isinstance(value, str):
-            return {"true": True, "false": False}[value.lower()]
-        return kind(value)
-    except (ValueError, KeyError):
-        found = ",".join(value) if isinstance(value, list) else value
-        raise UserError(f"--{field.name}: expected {_EXPECTED[kind]}, found {found!r}") from None
+    return parsed(Registry("flag", _run_settings())[name], value)
 
 
 def given_task_options(task: str) -> dict[str, Any]:
@@ -181,43 +172,69 @@ def _path(text: Optional[str]) -> Optional[Path]:
     return Path(text) if text is not None else None
 
 
-def _given(settings: type) -> dict[str, Any]:
-    values = flags.FLAGS.flag_values_dict()
-    return {
-        field.name: _parsed(field, values[field.name])
-        for field in dataclasses.fields(settings)
-        if values.get(field.name) is not None
-    }
+def _run_settings() -> dict[str, Setting]:
+    """Returns every setting of runs by its flag: what is registered, and what users bring."""
+    settings = {setting.flag: setting for setting in settings_in(RunConfig)}
+    for _, name, options in settings_of_runs():
+        _add(settings, name, options)
+    for path in _user_files(sys.argv):
+        _add(settings, path, load_user_algorithm(Path(path)).options)
+    return settings
 
 
-def _config_help(field: dataclasses.Field) -> str:
+def _add(settings: dict[str, Setting], owner: str, options: type) -> None:
+    for setting in settings_in(options):
+        known = settings.get(setting.flag)
+        if known is None:
+            settings[setting.flag] = dataclasses.replace(setting, owners=(owner,))
+        elif not known.owners or known.kind is not setting.kind:
+            whose = ", ".join(known.owners) or "every run"
+            raise UserError(
+                f"{owner}: expected a name for setting {setting.flag} that is not taken, found one "
+                f"of {whose}"
+            )
+        else:
+            settings[setting.flag] = dataclasses.replace(known, owners=(*known.owners, owner))
+
+
+def _user_files(argv: Sequence[str]) -> list[str]:
+    """Returns the users' algorithms that a command line names, before its flags are defined."""
+    scanned = flags.FlagValues()
+    flags.DEFINE_string("algorithm", None, "", flag_values=scanned)
+    flags.DEFINE_list("algorithms", [], "", flag_values=scanned)
+    flags.DEFINE_string("arms", None, "", flag_values=scanned)
+    flags.DEFINE_string("checkpoint", None, "", flag_values=scanned)
+    try:
+        scanned(list(argv), known_only=True)
+    except flags.Error:
+        # Whoever parses the whole of it says what is wrong.
+        return []
+    names = [scanned.algorithm, *scanned.algorithms, *algorithms_in(scanned.arms or "")]
+    if scanned.checkpoint:
+        names.append(algorithm_of_checkpoint(Path(scanned.checkpoint)))
+    return list(dict.fromkeys(name for name in names if name and is_user_file(name)))
+
+
+def _help(setting: Setting) -> str:
+    field = setting.field
     text = field.metadata["help"]
     if "choices" in field.metadata:
         text += f" One of: {', '.join(field.metadata['choices'])}."
-    defaults = []
+    if setting.flag == "algorithm":
+        text += f" Names: {', '.join(ALGORITHMS)}."
+    if setting.owners:
+        text += f" Of: {', '.join(setting.owners)}."
+    return f"{text} [{'; '.join(_defaults(setting))}]"
+
+
+def _defaults(setting: Setting) -> Iterator[str]:
+    is_of_a_task = False
     for task, spec in TASKS.items():
-        if field.name in spec.defaults:
-            defaults.append(f"{task}: {spec.defaults[field.name]}")
+        if setting.flag in spec.defaults:
+            is_of_a_task = True
+            yield f"{task}: {spec.defaults[setting.flag]}"
         for algorithm, own in spec.algorithm_defaults.items():
-            if field.name in own:
-                defaults.append(f"{task} with {algorithm}: {own[field.name]}")
-    defaults.append(f"otherwise {field.default}" if defaults else str(field.default))
-    return f"{text} [{'; '.join(defaults)}]"
-
-
-def _define(name: str, field: dataclasses.Field, help_: str) -> None:
-    define = {
-        bool: flags.DEFINE_bool,
-        int: flags.DEFINE_integer,
-        float: flags.DEFINE_float,
-        str: flags.DEFINE_string,
-        tuple: flags.DEFINE_list,
-    }[_kind(field)]
-    define(name, None, help_)
-
-
-def _kind(field: dataclasses.Field) -> type:
-    kind: Any = field.type
-    if typing.get_origin(kind) is typing.Union:
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    return typing.get_origin(kind) or kind
+            if setting.flag in own:
+                yield f"{task} with {algorithm}: {own[setting.flag]}"
+    default = setting.field.default
+    yield f"otherwise {default}" if is_of_a_task else str(default)

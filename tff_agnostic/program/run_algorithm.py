@@ -2,26 +2,30 @@
 
 import numpy as np
 
-from tff_agnostic.computations.algorithm import FederatedAlgorithm
-from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.algorithms.spec import Problem
+from tff_agnostic.algorithms.user_algorithm import algorithm_named
+from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.data.clients import domain_counts
-from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.tasks.task import Task
 
 # How many clients are read before the first round, if what they hold is not known otherwise.
 MAX_READS = 2000
 
 
-def build_algorithm(config: RunConfig, task: Task) -> FederatedAlgorithm:
-    """Returns the algorithm that `config` describes, for `task`.
+def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
+    """Returns the algorithm of a run, for its task.
 
     Raises:
         UserError: If the settings do not fit the task.
     """
-    params = config.algorithm_params(
-        task.domain_names, _expected_counts(task, config.clients_per_round)
+    problem = Problem(
+        model=task.model,
+        domain_names=task.domain_names,
+        seed=spec.config.seed,
+        expected_counts=_expected_counts(task, spec.config.clients_per_round),
     )
-    return ALGORITHMS[config.algorithm](task.model, task.num_domains, params)
+    return algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
 
 
 def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:

@@ -1,12 +1,13 @@
 """The folder of a run: what is where, and whose it is."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from absl import logging
 
@@ -19,7 +20,11 @@ from tff_agnostic.files import (
     write_json,
 )
 from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
-from tff_agnostic.program.run_spec import RunSpec, from_flags
+from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
+from tff_agnostic.settings import flag_of
+
+# In config.json: how rounds were executed, as far as it can change last bits.
+_EXECUTION = "execution"
 
 
 class RunFolder:
@@ -50,7 +55,7 @@ class RunFolder:
         """
         with write_errors(self.path):
             if self.config.exists():
-                self._check_same(spec.flags(), resume)
+                self._check_same(spec, resume)
             elif not is_new_or_empty(self.path):
                 raise UserError(
                     "--output_dir: expected a new or empty folder or that of a run, found "
@@ -91,20 +96,48 @@ class RunFolder:
         Raises:
             UserError: If the run there was trained on something else, such as another vocabulary.
         """
-        there = read_json(self.fingerprint) if self.fingerprint.exists() else fingerprint
-        for name in sorted({*fingerprint, *there}):
+        there = read_json(self.fingerprint) if self.fingerprint.exists() else {}
+        # An earlier release knew less of its data.
+        is_older = self.config.exists() and self._read_config().get("format", 1) < FORMAT
+        names = there if is_older or not self.fingerprint.exists() else {*fingerprint, *there}
+        for name in sorted(names):
             if fingerprint.get(name) != there.get(name):
                 raise UserError(
                     f"{self.path}: expected the {name} that the run there was trained with "
                     f"({there.get(name)}), found another one ({fingerprint.get(name)})"
                 )
 
-    def write_config(self, spec: RunSpec, fingerprint: Mapping[str, str]) -> None:
-        """Makes the folder that of `spec`, of a task with `fingerprint`."""
+    def write_config(
+        self, spec: RunSpec, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
+    ) -> None:
+        """Makes the folder that of `spec`.
+
+        Args:
+            spec: The run.
+            fingerprint: That of its task.
+            execution: How its rounds are executed, as far as that can change last bits.
+        """
         if fingerprint:
             write_json(self.fingerprint, dict(fingerprint))
         # Last: where it is, the folder belongs to a run.
-        write_json(self.config, spec.flags())
+        flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
+        write_json(self.config, flags)
+
+    def changes_of_execution(self, execution: Mapping[str, Any]) -> list[str]:
+        """Returns a line for each difference in how the folder's rounds were executed until now."""
+        if not self.config.exists():
+            return []
+        there = self._read_config().get(_EXECUTION, {})
+        return [
+            f"--{name} was {there[name]} until now and is {value}: numbers may differ in their "
+            "last bits from those of an uninterrupted run"
+            for name, value in execution.items()
+            if name in there and there[name] != value
+        ]
+
+    def rounds(self) -> Optional[int]:
+        """Returns how many rounds the folder's run has, or None if there is no run."""
+        return int(self._read_config()["rounds"]) if self.config.exists() else None
 
     def spec(self) -> RunSpec:
         """Returns the run that the folder holds.
@@ -118,21 +151,50 @@ class RunFolder:
         except (KeyError, TypeError) as e:
             raise UserError(f"{self.config}: expected every flag of a run, {e} is missing") from e
 
+    def adopted(self, spec: RunSpec) -> RunSpec:
+        """Returns a run that is to go on in the folder, with what was written before a setting was.
+
+        Settings that did not exist when the folder was written have the values that mean what was
+        done then.
+        """
+        if not self.config.exists() or self._read_config().get("format", 1) == FORMAT:
+            return spec
+        there, of_folder = self._read_config(), self.spec()
+
+        def older(part: Any, before: Any) -> Any:
+            if type(part) is not type(before):
+                return part
+            missing = [f.name for f in dataclasses.fields(part) if flag_of(f) not in there]
+            return dataclasses.replace(part, **{name: getattr(before, name) for name in missing})
+
+        return dataclasses.replace(
+            spec,
+            config=older(spec.config, of_folder.config),
+            algorithm=older(spec.algorithm, of_folder.algorithm),
+            aggregation=older(spec.aggregation, of_folder.aggregation),
+        )
+
     def _read_config(self) -> dict[str, Any]:
         flags = read_json(self.config)
         if not isinstance(flags, dict) or not isinstance(flags.get("rounds"), int):
             raise UserError(f"{self.config}: expected the flags of a run, found something else")
+        file_format = flags.get("format", 1)
+        if not isinstance(file_format, int) or file_format > FORMAT:
+            raise UserError(
+                f"{self.config}: expected format {FORMAT} at most, found {file_format}: it was "
+                "written by a later release"
+            )
         return flags
 
-    def _check_same(self, flags: dict[str, Any], resume: bool) -> None:
-        there = self._read_config()
+    def _check_same(self, spec: RunSpec, resume: bool) -> None:
+        there, flags = self.spec().flags(), self.adopted(spec).flags()
         different = sorted(
             name
             for name in {*flags, *there}
             if flags.get(name) != there.get(name) and name != "rounds"
         )
         if different:
-            name = different[0]
+            name = "algorithm" if "algorithm" in different else different[0]
             raise UserError(
                 f"--output_dir: {self.path} holds another run: --{name} is {there.get(name)} there "
                 f"and {flags.get(name)} here"
@@ -192,3 +254,14 @@ def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
         folder = RunFolder(path)
         return folder, newest_checkpoint(folder.checkpoints)
     return RunFolder(path.absolute().parent.parent), read_checkpoint(path)
+
+
+def algorithm_of_checkpoint(path: Path) -> str:
+    """Returns the algorithm of the run that a checkpoint belongs to, "" if that cannot be read."""
+    folder = path if path.is_dir() else path.absolute().parent.parent
+    try:
+        flags = read_json(RunFolder(folder).config)
+    except UserError:
+        return ""
+    algorithm = flags.get("algorithm", "") if isinstance(flags, dict) else ""
+    return algorithm if isinstance(algorithm, str) else ""

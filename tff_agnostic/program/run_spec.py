@@ -1,17 +1,31 @@
-"""What a run is, as flags: a task with its options, and a configuration."""
+"""What a run is, as flags: a task, an algorithm and an aggregation with their settings, and a rest.
+
+Settings are one flat name space of flags. Whose they are is decided here: a flag that none of the
+chosen ones has is refused, as it would do nothing.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from tff_agnostic.algorithms.registry import ALGORITHMS
+from tff_agnostic.algorithms.user_algorithm import algorithm_named, is_user_file
+from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.computations.aggregations import AGGREGATIONS
 from tff_agnostic.data.clients import FirstExamples
+from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import computing_in
 from tff_agnostic.program.config import RunConfig
+from tff_agnostic.settings import check_effective, flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, option_flag
 
-_CONFIG_FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
+# Of config.json; folders of release 0.1.0 have none, which is 1.
+FORMAT = 2
+# Metadata of a setting: what folders mean that were written before it existed.
+_AS_BEFORE = "as_before"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +37,9 @@ class RunSpec:
         task_options: Every option of the task.
         data_dir: Folder with the task's files, absolute.
         data: The client store, absolute.
-        config: Everything else.
+        config: What every run has.
+        algorithm: Settings of the algorithm, an instance of its spec's `options`.
+        aggregation: Settings of the aggregation.
     """
 
     task: str
@@ -31,6 +47,13 @@ class RunSpec:
     data_dir: Optional[str]
     data: Optional[str]
     config: RunConfig
+    algorithm: Any
+    aggregation: Any
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the values of all settings but the task's, by flag."""
+        parts = (self.config, self.algorithm, self.aggregation)
+        return {name: value for part in parts for name, value in _values(part).items()}
 
     def flags(self) -> dict[str, Any]:
         """Returns every flag and its value; what config.json holds."""
@@ -39,9 +62,13 @@ class RunSpec:
             for field in dataclasses.fields(TASKS[self.task].options)
         }
         flags = {"task": self.task, "data_dir": self.data_dir, "data": self.data, **options}
-        for name, value in dataclasses.asdict(self.config).items():
+        for name, value in self.settings().items():
             flags[name] = list(value) if isinstance(value, tuple) else value
         return flags
+
+    def build_aggregation(self) -> Aggregation:
+        """Returns the aggregation."""
+        return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
 
     def load_task(self) -> Task:
         """Loads the task; see `tasks.registry.load_task`."""
@@ -59,46 +86,162 @@ def resolve(
     task_options: Mapping[str, Any],
     data_dir: Optional[Path] = None,
     data: Optional[Path] = None,
+    inherited: Optional[Mapping[str, Any]] = None,
+    shared: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> RunSpec:
-    """Fills what was not given: first from the task's defaults, then from `RunConfig`'s.
+    """Fills what was not given: first from the task's defaults, then from the settings' own.
 
     Args:
         task: Name of the task.
-        given: Fields of `RunConfig` that were given.
+        given: Settings that the user gave, by flag.
         task_options: Options of the task that were given.
         data_dir: Folder with the task's files.
         data: The client store.
+        inherited: Settings of an earlier run, which what was given replaces.
+        shared: Settings that were given for several runs, and need not have an effect on this one.
 
     Raises:
-        UserError: If a name is unknown or a value is out of range.
+        UserError: If a name is unknown, a value is out of range, or something that was given has no
+            effect.
     """
     spec = TASKS[task]
-    algorithm = given.get("algorithm", spec.defaults.get("algorithm", RunConfig.algorithm))
-    config = RunConfig(**{**spec.defaults, **spec.algorithm_defaults.get(algorithm, {}), **given})
+    before = spec.defaults if inherited is None else {**spec.defaults, **inherited}
+    wanted = {**shared, **given}
+    name = wanted.get("algorithm", before.get("algorithm", RunConfig.algorithm))
+    if is_user_file(name):
+        name = _absolute(Path(name))
+    tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
+    values = {**before, **tuned, **wanted, "algorithm": name}
+    config = _made_of(RunConfig, values)
     options = dataclasses.asdict(spec.options(**task_options))
     for field in dataclasses.fields(spec.options):
         if field.metadata["is_path"]:
             options[field.name] = _absolute(_path(options[field.name]))
-    return RunSpec(task, options, _absolute(data_dir), _absolute(data), config)
+    run = RunSpec(
+        task,
+        options,
+        _absolute(data_dir),
+        _absolute(data),
+        config,
+        _made_of(_named(algorithm_named, "algorithm", name).options, values),
+        _made_of(AGGREGATIONS[config.aggregation].options, values),
+    )
+    check_given(run, given)
+    return run
 
 
 def from_flags(flags: Mapping[str, Any]) -> RunSpec:
-    """Returns the spec whose `flags()` these are.
+    """Returns the spec whose `flags()` these are, or those of an earlier release.
 
     Raises:
         UserError: If the task is unknown or a value is out of range.
-        KeyError: If a flag is missing.
+        KeyError: If a flag is missing that the release had which wrote them.
     """
     task = flags["task"]
     options = {
         field.name: flags[option_flag(task, field)]
         for field in dataclasses.fields(TASKS[task].options)
     }
-    values = {name: flags[name] for name in _CONFIG_FIELDS}
-    config = RunConfig(
-        **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    )
-    return RunSpec(task, options, flags["data_dir"], flags["data"], config)
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
+    is_of_now = flags.get("format", 1) == FORMAT
+    algorithm = _named(algorithm_named, "algorithm", values["algorithm"])
+    aggregation = AGGREGATIONS[values["aggregation"]]
+    parts = [
+        _made_of(kind, _complete(kind, values, is_of_now))
+        for kind in (RunConfig, algorithm.options, aggregation.options)
+    ]
+    return RunSpec(task, options, flags["data_dir"], flags["data"], *parts)
+
+
+def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
+    """Refuses settings that were given but have no effect on a run.
+
+    Args:
+        run: The run.
+        given: What the user gave, by flag.
+
+    Raises:
+        UserError: Naming the first such flag and what it needs.
+    """
+    parts = (run.config, run.algorithm, run.aggregation)
+    fields = [{flag_of(field): field.name for field in dataclasses.fields(p)} for p in parts]
+    for flag in given:
+        part = next((k for k, names in enumerate(fields) if flag in names), None)
+        if part is None:
+            raise UserError(_without_effect(flag, run.config))
+        check_effective(parts[part], [fields[part][flag]])
+
+
+def check_given_somewhere(runs: Sequence[RunSpec], given: Mapping[str, Any]) -> None:
+    """Refuses settings that were given but have no effect on any of several runs.
+
+    Raises:
+        UserError: Naming the first such flag and what it needs in the first run.
+    """
+    for flag, value in given.items():
+        errors = []
+        for run in runs:
+            try:
+                check_given(run, {flag: value})
+            except UserError as e:
+                errors.append(e)
+        if len(errors) == len(runs):
+            raise errors[0]
+
+
+def has_setting(run: RunSpec, flag: str) -> bool:
+    """Returns whether a flag is one of a run's settings."""
+    return flag in run.settings()
+
+
+def settings_of_runs() -> Iterator[tuple[str, str, type]]:
+    """Yields (kind, name, settings) of everything registered that a run is made of."""
+    for name, algorithm in ALGORITHMS.items():
+        yield "algorithm", name, algorithm.options
+    for name, aggregation in AGGREGATIONS.items():
+        yield "aggregation", name, aggregation.options
+
+
+def _without_effect(flag: str, config: RunConfig) -> str:
+    owners: dict[str, list[str]] = {}
+    for kind, name, options in settings_of_runs():
+        if flag in (flag_of(field) for field in dataclasses.fields(options)):
+            owners.setdefault(kind, []).append(name)
+    for kind, names in owners.items():
+        return (
+            f"--{flag} has no effect with --{kind}={getattr(config, kind)}: it needs "
+            f"--{kind}={' or '.join(names)}"
+        )
+    return f"--{flag} has no effect with --algorithm={config.algorithm}"
+
+
+def _named(find: Any, flag: str, name: str) -> Any:
+    try:
+        return find(name)
+    except UserError as e:
+        # A user's file names itself.
+        raise e if is_user_file(name) else UserError(f"--{flag}: {e}") from None
+
+
+def _made_of(kind: type, values: Mapping[str, Any]) -> Any:
+    fields = {flag_of(field): field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: values[flag] for flag, name in fields.items() if flag in values})
+
+
+def _complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str, Any]:
+    complete = dict(values)
+    for field in dataclasses.fields(kind):
+        flag = flag_of(field)
+        if flag in values:
+            continue
+        if is_of_now:
+            raise KeyError(flag)
+        complete[flag] = field.metadata.get(_AS_BEFORE, field.default)
+    return complete
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    return {flag_of(field): getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
 def _path(text: Optional[str]) -> Optional[Path]:

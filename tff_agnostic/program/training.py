@@ -53,19 +53,21 @@ class TrainingRun:
     """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, resume: bool) -> None:
-        config = spec.config
-        self._spec = spec
-        self._folder = folder
-        self._resume = resume
         # Before the rest, which takes a while.
         folder.check(spec, resume)
+        self._spec = spec = folder.adopted(spec)
+        self._folder = folder
+        self._resume = resume
+        config = spec.config
         self.task: Task = spec.load_task()
         check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
         check_readable(self.task.test, MAX_READS)
         folder.check_fingerprint(self.task.fingerprint)
-        self._algorithm = build_algorithm(config, self.task)
-        aggregation = config.build_aggregation()
+        self._algorithm = build_algorithm(spec, self.task)
+        aggregation = spec.build_aggregation()
+        self._execution = runtime.execution()
         self._take_events = runtime.take_events
+        self._execution = runtime.execution()
         self._training = runtime.training(self._algorithm, aggregation)
         self.security = self._training.security
         evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
@@ -114,7 +116,9 @@ class TrainingRun:
             if self._history.rows:
                 # Before the config, which says that rows of a shorter run fit this one by now.
                 self._history.write()
-            self._folder.write_config(self._spec, self.task.fingerprint)
+            for line in self._folder.changes_of_execution(self._execution):
+                print(line)
+            self._folder.write_config(self._spec, self.task.fingerprint, self._execution)
             reports = self._rounds(state, reports, stop, show_progress)
             self._finish(reports)
         return next(iter(reports.values()))
@@ -186,17 +190,12 @@ class TrainingRun:
             if not self._evaluations.are_due(round_num):
                 self._history.change(round_num, nothing)
         is_last = completed == config.rounds
-        was_last = completed == self._rounds_before() and self._evaluations.are_due(completed)
+        was_last = completed == self._folder.rounds() and self._evaluations.are_due(completed)
         if not (is_last or (was_last and config.evaluation_clients is not None)):
             return None
         reports = self._evaluations(state)
         self._history.change(completed, self._evaluation_columns.values(reports))
         return reports if is_last else None
-
-    def _rounds_before(self) -> Optional[int]:
-        """Returns how many rounds the run in the folder was to have until now, if there is one."""
-        config = self._folder.config
-        return int(read_json(config)["rounds"]) if config.exists() else None
 
     def _round(
         self, state: RunState, round_num: int, cohort: Sequence[Examples]

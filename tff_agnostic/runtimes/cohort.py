@@ -45,6 +45,7 @@ class CohortRuntime:
     def __init__(self, options: RuntimeOptions = RuntimeOptions()) -> None:
         self._options = options
         self._lanes: Optional[Lanes] = None
+        self._devices: list[str] = []
         # Trials that differ in their seeds only share what was traced.
         self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(
             lambda work: CompiledWork(work, options.xla)
@@ -58,8 +59,9 @@ class CohortRuntime:
         """
         end_quietly()
         one_thread_per_operation()
-        devices = DEVICES[self._options.device]()
-        self._lanes = Lanes(devices, self._options.lanes or default_num_lanes(devices))
+        self._devices = DEVICES[self._options.device]()
+        num_lanes = self._options.lanes or default_num_lanes(self._devices)
+        self._lanes = Lanes(self._devices, num_lanes)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -77,6 +79,11 @@ class CohortRuntime:
     ) -> "CohortEvaluation":
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
         return CohortEvaluation(model, num_domains, aggregation, self._sum_over_clients)
+
+    def execution(self) -> dict[str, Any]:
+        """Returns what may change last bits; see `runtime.Runtime.execution`."""
+        kinds = {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}
+        return {**self._options.execution(), "device": ", ".join(sorted(kinds))}
 
     def take_events(self) -> list[str]:
         """Returns nothing; see `runtime.Runtime.take_events`."""
@@ -140,7 +147,7 @@ class CohortTraining:
         aggregation: Aggregation,
         sum_over_clients: Callable[[ClientWork], SumOverClients],
     ) -> None:
-        # The same functions, compiled by TFF: its form of an exchange shows what is summed, and how.
+        # The same functions, compiled by TFF: its form shows what is summed, and how.
         self.security = (
             check_process(aggregation, build_process(algorithm, aggregation))
             if aggregation.guarantees

@@ -7,14 +7,15 @@ from typing import Any, Optional
 from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.devices import DEVICES
-from tff_agnostic.settings import check_effective, check_values, setting
+from tff_agnostic.settings import Settings, setting
 
-_IN_PROCESS = ("runtime", ("cohort", "ray"))
-_ON_RAY = ("runtime", ("ray",))
+_IN_PROCESS = ("cohort", "ray")
+_ON_RAY = ("ray",)
+_OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")
 
 
 @dataclasses.dataclass(frozen=True)
-class RuntimeOptions:
+class RuntimeOptions(Settings):
     """Settings of runtimes.
 
     Every field is a flag of the same name; its help text is in the field's metadata.
@@ -24,63 +25,63 @@ class RuntimeOptions:
         "auto",
         "What clients run on; auto is every GPU that TensorFlow sees, or else the CPU.",
         choices=DEVICES,
-        only_with=("runtime", ("cohort",)),
+        runtimes=("cohort",),
     )
     client_mode: str = setting(
         "auto",
         "Whether many clients take each step together (vectorised, for small models) or run one "
         "after another (streamed).",
         choices=CLIENT_MODES,
-        only_with=_IN_PROCESS,
+        runtimes=_IN_PROCESS,
     )
     max_clients_in_step: Optional[int] = setting(
         None,
         "The most clients that take a step together; if not given, what fits into 64 MB, at most "
         "512.",
         at_least=1,
-        only_with=_IN_PROCESS,
+        runtimes=_IN_PROCESS,
     )
     lanes: Optional[int] = setting(
         None,
         "How many clients, or groups of them, run at once; if not given, one per processor or two "
         "per GPU.",
         at_least=1,
-        only_with=("runtime", ("cohort",)),
+        runtimes=("cohort",),
     )
     xla: bool = setting(
         False,
         "Whether XLA compiles what clients do, which are then streamed.",
-        only_with=_IN_PROCESS,
+        runtimes=_IN_PROCESS,
     )
     ray_address: str = setting(
         "local",
         "Which Ray runs clients: local starts one for this command, on this machine's loopback "
         "interface; auto is the cluster that this machine belongs to; HOST:PORT names one.",
-        only_with=_ON_RAY,
+        runtimes=_ON_RAY,
     )
     num_workers: Optional[int] = setting(
         None,
         "How many Ray workers, at most one per client of a round; if not given, as many as there "
         "is room for. No number of them changes the results.",
         at_least=1,
-        only_with=_ON_RAY,
+        runtimes=_ON_RAY,
     )
     cpus_per_worker: float = setting(
         1.0,
         "CPUs of a Ray worker, which runs as many clients at once; a fraction lets workers share.",
         positive=True,
-        only_with=_ON_RAY,
+        runtimes=_ON_RAY,
     )
     gpus_per_worker: float = setting(
         0.0,
         "GPUs of a Ray worker, which runs its clients there; a fraction lets workers share.",
         at_least=0.0,
-        only_with=_ON_RAY,
+        runtimes=_ON_RAY,
     )
 
-    def __post_init__(self) -> None:
-        """Raises a `UserError` that names the flag if a value is out of range."""
-        check_values(self)
+    def execution(self) -> dict[str, Any]:
+        """Returns the settings that may change the last bits of numbers."""
+        return {name: getattr(self, name) for name in _OF_LAST_BITS}
 
 
 def check_options(options: RuntimeOptions, runtime: str, given: Mapping[str, Any]) -> None:
@@ -94,7 +95,13 @@ def check_options(options: RuntimeOptions, runtime: str, given: Mapping[str, Any
     Raises:
         UserError: Naming the first such flag.
     """
-    check_effective(dataclasses.fields(options), {"runtime": runtime}, given)
+    for field in dataclasses.fields(options):
+        wanted = field.metadata["runtimes"]
+        if field.name in given and runtime not in wanted:
+            raise UserError(
+                f"--{field.name} has no effect with --runtime={runtime}: it needs "
+                f"--runtime={' or '.join(wanted)}"
+            )
     if options.xla and options.client_mode == "vectorised":
         raise UserError("--client_mode=vectorised: XLA compiles streamed clients only")
     if options.max_clients_in_step and (options.xla or options.client_mode == "streamed"):

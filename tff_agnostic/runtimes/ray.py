@@ -14,10 +14,10 @@ from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.runtimes.client_work import ClientWork
 from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining, SumOverClients
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.ray_sum import SumOnRay
 from tff_agnostic.runtimes.ray_pool import WorkerPool
 from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_session import ray_session
+from tff_agnostic.runtimes.ray_sum import SumOnRay
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _KEPT_WORKS = 8
@@ -74,6 +74,11 @@ class RayRuntime:
     ) -> CohortEvaluation:
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
         return CohortEvaluation(model, num_domains, aggregation, self._sum_over_clients)
+
+    def execution(self) -> dict[str, Any]:
+        """Returns what may change last bits; see `runtime.Runtime.execution`."""
+        device = "gpu" if self._options.gpus_per_worker else "cpu"
+        return {**self._options.execution(), "device": device}
 
     def take_events(self) -> list[str]:
         """Returns what happened to workers since the last call; see `runtime.Runtime`."""

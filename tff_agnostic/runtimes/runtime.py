@@ -85,6 +85,9 @@ class Runtime(Protocol):
             UserError: As for `training`.
         """
 
+    def execution(self) -> Mapping[str, Any]:
+        """Returns the settings of how rounds are executed that may change last bits, by flag."""
+
     def take_events(self) -> list[str]:
         """Returns what a user should know to have happened since the last call, a line each."""
 

@@ -106,6 +106,10 @@ class TffRuntime:
             self, build_evaluation_parts(model, num_domains, aggregation), aggregation
         )
 
+    def execution(self) -> dict[str, Any]:
+        """Returns nothing: TFF's worker has one way to run."""
+        return {}
+
     def take_events(self) -> list[str]:
         """Returns nothing: what happens to this runtime's worker ends the run."""
         return []

@@ -1,0 +1,118 @@
+"""The rows of a comparison: algorithms, or one of them several times with other settings."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tff_agnostic.algorithms.user_algorithm import (
+    algorithm_label,
+    algorithm_named,
+    is_user_file,
+)
+from tff_agnostic.errors import UserError
+
+_FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
+# Becomes the name of a folder.
+_NAME = re.compile(r"[\w][\w .+-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One row of a table.
+
+    Attributes:
+        label: What the row is called.
+        settings: Settings of its runs by flag, the algorithm among them.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
+    """Returns an arm for each algorithm with the settings that a task gives it, by its name.
+
+    Raises:
+        UserError: If there is none, one is named twice, or one is unknown.
+    """
+    arms = {
+        algorithm_label(name): Arm(algorithm_named(name).label, {"algorithm": name})
+        for name in names
+    }
+    if not arms or len(arms) < len(names):
+        raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
+    return arms
+
+
+def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
+    """Returns the arms that --arms describes, by the names of their folders.
+
+    "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". An arm
+    without a label is called as its algorithm is. A value may have commas.
+
+    Args:
+        text: The flag's text.
+        parse: (flag, text) -> value.
+
+    Raises:
+        UserError: If the text has another form, or two arms have the same name.
+    """
+    arms: dict[str, Arm] = {}
+    for label, algorithm, settings in _split(text):
+        name = label or algorithm_label(algorithm)
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"--arms: expected a label of letters, digits, spaces and . + - _, found {name!r}"
+            )
+        if name in arms:
+            raise UserError(f"--arms: expected different labels, found {name!r} twice")
+        try:
+            spec = algorithm_named(algorithm)
+            values = {flag: parse(flag, value) for flag, value in settings}
+        except UserError as e:
+            raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
+        fixed = sorted({"algorithm", "runtime", "seed"} & values.keys())
+        if fixed:
+            raise UserError(f"--arms: {name}: expected settings of its training, found {fixed[0]}")
+        arms[name] = Arm(label or spec.label, {**values, "algorithm": algorithm})
+    if not arms:
+        raise UserError(f"--arms: expected {_FORM}, found {text!r}")
+    return arms
+
+
+def algorithms_in(text: str) -> list[str]:
+    """Returns the algorithms that --arms names, as far as it can be read."""
+    try:
+        return [algorithm for _, algorithm, _ in _split(text)]
+    except UserError:
+        return []
+
+
+def _split(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    for item in text.split(";"):
+        if not item.strip():
+            continue
+        head, _, tail = item.strip().partition(":")
+        label, equals, algorithm = head.rpartition("=")
+        if not algorithm or (equals and not label):
+            raise UserError(f"--arms: expected {_FORM}, found {item.strip()!r}")
+        yield label.strip(), algorithm.strip(), list(_assignments(tail))
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    flag = ""
+    values: list[str] = []
+    for part in text.split(",") if text else ():
+        name, equals, value = part.partition("=")
+        if equals:
+            if flag:
+                yield flag, ",".join(values)
+            flag, values = name.strip(), [value]
+        elif flag:
+            # What has no flag of its own belongs to a value with commas.
+            values.append(part)
+        else:
+            raise UserError(f"--arms: expected FLAG=VALUE, found {part!r}")
+    if flag:
+        yield flag, ",".join(values)

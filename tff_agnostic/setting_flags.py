@@ -1,0 +1,101 @@
+"""Settings as absl flags: defined, and read again as values of their types."""
+
+import dataclasses
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from absl import flags
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.settings import flag_of, kind_of
+
+_EXPECTED: dict[type, str] = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    tuple: "numbers separated by commas",
+}
+_DEFINE: dict[type, Any] = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+    tuple: flags.DEFINE_list,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A field of a dataclass of settings, as a flag.
+
+    Attributes:
+        flag: Name of the flag.
+        field: The field.
+        kind: bool, int, float, str or tuple.
+        item: What a tuple is made of; the kind itself of others.
+        owners: Names of what has this setting, where not everything does.
+    """
+
+    flag: str
+    field: dataclasses.Field
+    kind: type
+    item: type
+    owners: tuple[str, ...] = ()
+
+
+def settings_in(options: type) -> list[Setting]:
+    """Returns the settings that a dataclass declares, in their order."""
+    return [
+        Setting(flag_of(field), field, kind_of(options, field), _item_of(options, field))
+        for field in dataclasses.fields(options)
+    ]
+
+
+def define(setting: Setting, help_: str) -> None:
+    """Defines a flag whose default is None, so that what was given can be told from the rest."""
+    _DEFINE[setting.kind](setting.flag, None, help_)
+
+
+def given_values(settings: Iterable[Setting]) -> dict[str, Any]:
+    """Returns the settings that were given on the command line, by flag.
+
+    Raises:
+        UserError: If a value is not of its type.
+    """
+    values = flags.FLAGS.flag_values_dict()
+    return {
+        setting.flag: parsed(setting, values[setting.flag])
+        for setting in settings
+        if values.get(setting.flag) is not None
+    }
+
+
+def parsed(setting: Setting, value: Any) -> Any:
+    """Returns a value of a setting's type from a flag's value or from text.
+
+    Raises:
+        UserError: If the text is not of that type.
+    """
+    try:
+        if setting.kind is tuple:
+            items = value.split(",") if isinstance(value, str) else value
+            return tuple(setting.item(item) for item in items)
+        if setting.kind is bool and isinstance(value, str):
+            return {"true": True, "false": False}[value.lower()]
+        return setting.kind(value)
+    except (ValueError, KeyError):
+        found = ",".join(value) if isinstance(value, list) else value
+        expected = _EXPECTED[setting.kind]
+        if setting.item is int and setting.kind is tuple:
+            expected = "whole numbers separated by commas"
+        raise UserError(f"--{setting.flag}: expected {expected}, found {found!r}") from None
+
+
+def _item_of(options: type, field: dataclasses.Field) -> type:
+    kind: Any = typing.get_type_hints(options)[field.name]
+    if typing.get_origin(kind) is typing.Union:
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    arguments = typing.get_args(kind)
+    item: type = arguments[0] if arguments else kind
+    return item
