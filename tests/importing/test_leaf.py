@@ -65,6 +65,15 @@ def test_text_in_lists_with_classes(tmp_path):
     ]
 
 
+def test_labels_that_are_numbers(tmp_path):
+    path = _file(tmp_path, _user([[1], [2]], [-0.5, 3]))
+    examples, _ = read("leaf", path, label_kind="number", **_ALL)
+    assert [e.record.features["label"] for e in examples] == [-0.5, 3.0]
+    texts = _file(tmp_path, _user(["so sad"], ["to be"]))
+    message = refused("leaf", texts, label_kind="number", **_ALL)
+    assert message == "data.json user u example 0: expected a number as label, found 'to be'"
+
+
 def test_folders_that_say_what_is_for_testing(tmp_path):
     for name in ("data/train/a.json", "data/test/a.json", "data/b.json"):
         _file(tmp_path, _VECTORS, name)

@@ -116,6 +116,12 @@ def test_class_names_bound_the_labels(tmp_path):
     assert message == "data.npz row 2: expected a label from 0 to 1, found 2"
 
 
+def test_labels_that_are_numbers(tmp_path):
+    path = _file(tmp_path, **_arrays(y=np.float32([0.5, -1, 2, 0, 1e3])))
+    examples, _ = read("npz", path, label_kind="number", **_COLUMNS)
+    assert [e.record.features["label"] for e in examples] == [0.5, -1, 2, 0, 1e3]
+
+
 def test_bad_rows_may_be_skipped(tmp_path):
     path = _file(tmp_path, **_arrays(y=np.array([0, -1, 0, -1, 1])))
     examples, log = read("npz", path, skip_bad=True, **_COLUMNS)

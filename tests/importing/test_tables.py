@@ -107,6 +107,44 @@ def test_class_names(tmp_path, format_):
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
+def test_labels_that_are_numbers(tmp_path, format_):
+    # Written as floats: all values of a Parquet column have one type.
+    rows = [{**row, "y": y} for row, y in zip(_ROWS, (0.5, -2.0, 1e3))]
+    path = _write(format_, tmp_path, rows)
+    examples, _ = read(format_, path, label_kind="number", **_NUMBERS)
+    assert [e.record.features["label"] for e in examples] == [0.5, -2.0, 1e3]
+    message = refused(format_, path, **_NUMBERS)
+    assert "expected a whole number as label, found" in message
+    assert message.endswith("(--label_kind=number is for labels that are no classes)")
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+def test_whole_numbers_are_numbers_too(tmp_path, format_):
+    rows = [{**row, "y": y} for row, y in zip(_ROWS, (3, -2, 0))]
+    path = _write(format_, tmp_path, rows)
+    examples, _ = read(format_, path, label_kind="number", **_NUMBERS)
+    labels = [e.record.features["label"] for e in examples]
+    assert labels == [3, -2, 0]
+    assert {type(label) for label in labels} == {float}
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("much", "expected a number as label, found 'much'"),
+        ("nan", "expected a finite label, found 'nan'"),
+        ("-inf", "expected a finite label, found '-inf'"),
+        ("1e39", "expected a finite label, found '1e39'"),
+    ],
+)
+def test_labels_that_are_no_numbers(tmp_path, format_, label, message):
+    rows = [{**row, "y": y} for row, y in zip(_ROWS, ("0.5", label, "1"))]
+    path = _write(format_, tmp_path, rows)
+    assert refused(format_, path, label_kind="number", **_NUMBERS).endswith(f": {message}")
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -165,11 +203,24 @@ def test_a_folder_of_files(tmp_path, format_):
         ({"group_column": "g"}, "--group_column: expected it with --split_by=group, and only then"),
         ({"feature_shape": (2, 0)}, "--feature_shape: expected positive sizes, found [2, 0]"),
         ({"class_names": ("a", "a")}, "--class_names: expected different names, found a,a"),
+        (
+            {"class_names": ("a", "b"), "label_kind": "number"},
+            "--class_names has no effect with --label_kind=number",
+        ),
     ],
 )
 def test_options_that_are_missing_or_too_many(tmp_path, options, message):
     path = _write("csv", tmp_path, _ROWS)
     assert refused("csv", path, **{**_NUMBERS, **options}).startswith(message)
+
+
+@pytest.mark.parametrize("option", [{"class_names": ("a",)}, {"label_kind": "number"}])
+def test_options_of_labels_without_labels(tmp_path, option):
+    (name,) = option
+    path = _write("csv", tmp_path, _ROWS)
+    assert (
+        refused("csv", path, **_TEXT, **option) == f"--{name} has no effect without --label_column"
+    )
 
 
 def test_lists_of_numbers_and_shapes(tmp_path):

@@ -11,6 +11,7 @@ from tff_agnostic.importing import distinct
 from tff_agnostic.importing.distinct import DistinctKeys
 from tff_agnostic.importing.domains import DomainNames
 from tff_agnostic.importing.labels import Labels
+from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import RecordError, SourceExample
 from tff_agnostic.importing.vocabulary import WordCounts
 
@@ -106,15 +107,15 @@ def test_a_column_that_holds_no_domains():
     ("value", "number"), [(3, 3), ("3", 3), (3.0, 3), ("3.0", 3), (True, 1), ("+2", 2), (" 1 ", 1)]
 )
 def test_labels_that_are_numbers(value, number):
-    assert Labels().number_of(value, "row 1") == number
+    assert Labels(ImportOptions()).number_of(value, "row 1") == number
 
 
 @pytest.mark.parametrize("value", [None, "", "a", 0.5, "nan", float("inf"), [1], {}, "1_0x", -1])
 def test_labels_that_are_none(value):
     with pytest.raises(RecordError, match="row 1: expected a "):
-        Labels().number_of(value, "row 1")
+        Labels(ImportOptions()).number_of(value, "row 1")
 
 
 def test_names_go_before_numbers():
-    labels = Labels(["1", "0"])
+    labels = Labels(ImportOptions(class_names=("1", "0")))
     assert [labels.number_of(value, "") for value in ("1", "0", 1, 0)] == [0, 1, 1, 0]

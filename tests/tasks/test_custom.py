@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tests.data.stores import text_store, tff_store, write_store
+from tests.importing.harness import job
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
+from tff_agnostic.importing.reading import ReadLog
 from tff_agnostic.program.run_spec import resolve
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
@@ -127,6 +129,27 @@ def test_labels_that_are_real_numbers(tmp_path):
     y = task.train.read("a")["y"]
     assert (y.dtype, y.tolist()) == (np.float32, [0.5, -2.0, 1e3])
     assert task.model.metrics == ()
+
+
+def test_labels_of_a_table_that_are_real_numbers(tmp_path):
+    table = tmp_path / "prices.csv"
+    rows = [f"u{k},{'ab'[k % 2]},{k},{k / 2 - 3}" for k in range(40)]
+    table.write_text("\n".join(["who,where,size,price", *rows]))
+    job(
+        "csv",
+        table,
+        tmp_path / "s.sqlite",
+        client_column="who",
+        domain_column="where",
+        feature_columns=("size",),
+        label_column="price",
+        label_kind="number",
+    ).run(ReadLog(False))
+    task = _load(_model(tmp_path, _REGRESSION), tmp_path / "s.sqlite")
+    for client in task.train.client_ids:
+        examples = task.train.read(client)
+        assert examples["y"].dtype == np.float32
+        np.testing.assert_array_equal(examples["y"], examples["x"][:, 0] / 2 - 3)
 
 
 def test_whole_numbers_below_zero_are_no_classes(tmp_path):
