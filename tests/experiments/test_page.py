@@ -139,15 +139,15 @@ def test_settings_that_differ_are_told_once():
     # What changes no number of the last evaluation.
     looks = {"seed": 7, "evaluate_every": 3, "evaluation_clients": 2, "checkpoint_every": 1}
     assert pages.settings_that_differ(specs(**looks), paper, labels) == []
-    default = paper["fed_avg"].config
+    default = paper["fed_avg"].settings()
     ours = {
         "fed_avg": specs(rounds=3, client_learning_rate=0.123456)["fed_avg"],
         "agnostic_fed_avg": specs(rounds=3)["agnostic_fed_avg"],
     }
     assert pages.settings_that_differ(ours, paper, labels) == [
-        f"`rounds` is 3; the task's default is {default.rounds}.",
+        f"`rounds` is 3; the task's default is {default['rounds']}.",
         "`client_learning_rate` is 0.1235 for FedAvg; the task's default is "
-        f"{default.client_learning_rate:.4g}.",
+        f"{default['client_learning_rate']:.4g}.",
     ]
 
 

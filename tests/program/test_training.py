@@ -1,5 +1,6 @@
 """Runs from the first round to the result: what they leave, and that going on changes nothing."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -164,6 +165,55 @@ def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tm
     _assert_same_run(path, whole)
 
 
+def test_a_longer_run_evaluates_on_the_sample_where_a_shorter_one_did_on_all(
+    cohort_runtime, tmp_path
+):
+    whole, longer, killed = (tmp_path / name for name in ("whole", "longer", "killed"))
+    sampled = {"evaluation_clients": 2}
+    _run(cohort_runtime, whole, **sampled)
+    # After its last round the shorter run is evaluated on all, the whole one on two clients.
+    _run(cohort_runtime, longer, rounds=4, **sampled)
+    of_all = (longer / "metrics.csv").read_bytes()
+    assert not (whole / "metrics.csv").read_bytes().startswith(of_all)
+    shutil.copytree(longer, killed)
+    _run(cohort_runtime, longer, resume=True, **sampled)
+    _assert_same_run(longer, whole)
+    # As if killed between the row that was changed and the longer run's config.
+    lines = (whole / "metrics.csv").read_bytes().splitlines(keepends=True)
+    (killed / "metrics.csv").write_bytes(b"".join(lines[:5]))
+    again = tmp_path / "again"
+    shutil.copytree(killed, again)
+    _run(cohort_runtime, killed, resume=True, **sampled)
+    _assert_same_run(killed, whole)
+    # Or the shorter run is asked for again.
+    _run(cohort_runtime, again, resume=True, rounds=4, **sampled)
+    assert (again / "metrics.csv").read_bytes() == of_all
+
+
+def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
+    evaluated: list[int] = []
+
+    class Counting:
+        """The runtime, which notes how many clients each evaluation has."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cohort_runtime, name)
+
+        def evaluation(self, *args: Any) -> Any:
+            evaluate = cohort_runtime.evaluation(*args)
+
+            def counted(weights: Any, parts: Any) -> Any:
+                clients = [client for part in parts for client in part]
+                evaluated.append(len(clients))
+                return evaluate(weights, [clients])
+
+            return counted
+
+    _run(Counting(), tmp_path, evaluation_clients=2)
+    # Rounds 2, 4, 6 and 7.
+    assert evaluated[:3] == [2, 2, 2] and len(evaluated) == 4 and evaluated[3] > 2
+
+
 def test_resuming_a_complete_run_changes_nothing(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
@@ -238,3 +288,78 @@ def test_a_run_that_diverges_in_its_last_round_is_one_line(cohort_runtime, tmp_p
 def test_other_seeds_give_other_runs(cohort_runtime, whole, tmp_path):
     _run(cohort_runtime, tmp_path, seed=1)
     assert (tmp_path / "metrics.csv").read_bytes() != (whole / "metrics.csv").read_bytes()
+
+
+_TWO_MODELS = """
+import dataclasses
+
+import tensorflow as tf
+
+from tff_agnostic.algorithms import fed_avg
+
+
+def build(problem, options):
+    algorithm = fed_avg.fed_avg(problem, options)
+
+    def models(state):
+        half = tf.nest.map_structure(lambda w: w / 2, state.weights)
+        return {"model": state.weights, "half": half}
+
+    return dataclasses.replace(algorithm, models=models)
+
+
+ALGORITHM = dataclasses.replace(fed_avg.ALGORITHM, build=build)
+"""
+
+
+def test_every_model_of_an_algorithm_is_evaluated_and_saved(cohort_runtime, tmp_path):
+    (tmp_path / "two.py").write_text(_TWO_MODELS)
+    path = tmp_path / "run"
+    settings = {k: v for k, v in _SETTINGS.items() if k not in ("domain_learning_rate", "window")}
+    spec = resolve(
+        "toy_regression",
+        {**settings, "algorithm": str(tmp_path / "two.py")},
+        {"num_clients": 8},
+    )
+    run = TrainingRun(spec, RunFolder(path), cohort_runtime, resume=False)
+    report = run.run(StopRequest(), show_progress=False)
+    result = json.loads((path / "result.json").read_text())
+    assert result["overall"] == report.to_json()["overall"]
+    assert list(result["models"]) == ["half"]
+    columns = read_history(path / "metrics.csv")
+    loss, of_half = columns["test/loss"], columns["test[half]/loss"]
+    assert result["overall"]["loss"] == loss[-1]
+    assert result["models"]["half"]["overall"]["loss"] == of_half[-1]
+    assert np.array_equal(np.isnan(loss), np.isnan(of_half)) and loss[-1] != of_half[-1]
+    assert (path / "plots" / "test_half_loss.png").exists()
+    checkpoint = newest_checkpoint(path / "checkpoints")
+    models = checkpoint.models(run.task.model.initial_weights, "here")
+    assert list(models) == ["model", "half"]
+    np.testing.assert_array_equal(models["half"].trainable[0], models["model"].trainable[0] / 2)
+
+
+def test_what_secure_sums_clipped_in_the_last_evaluation_is_told(cohort_runtime, tmp_path):
+    report = _run(cohort_runtime, tmp_path, aggregation="secure", secure_max_examples=3)
+    result = json.loads((tmp_path / "result.json").read_text())
+    columns = read_history(tmp_path / "metrics.csv")
+    assert result["clipped"]["examples"] > 0
+    for field, count in result["clipped"].items():
+        assert columns[f"test/clipped {field}"][-1] == count
+    assert f"{result['clipped']['examples']} of examples" in report.table().splitlines()[-1]
+
+
+def test_a_run_of_the_first_release_goes_on(cohort_runtime, tmp_path):
+    release = Path(__file__).parents[1] / "releases" / "0.1.0" / "digits_plain"
+    path = tmp_path / "run"
+    shutil.copytree(release, path)
+    before = read_history(path / "metrics.csv")
+    spec = RunFolder(path).spec()
+    longer = dataclasses.replace(spec, config=dataclasses.replace(spec.config, rounds=13))
+    run = TrainingRun(longer, RunFolder(path), cohort_runtime, resume=True)
+    run.run(StopRequest(), show_progress=False)
+    after = read_history(path / "metrics.csv")
+    assert set(after) == set(before)
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name][:-1], values)
+    assert after["round"][-1] == 13
+    assert abs(after["train/loss/0"][-1] - after["train/loss/0"][-2]) < 0.5

@@ -65,7 +65,6 @@ class TrainingRun:
         folder.check_fingerprint(self.task.fingerprint)
         self._algorithm = build_algorithm(spec, self.task)
         aggregation = spec.build_aggregation()
-        self._execution = runtime.execution()
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
         self._training = runtime.training(self._algorithm, aggregation)
