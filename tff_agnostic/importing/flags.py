@@ -1,22 +1,11 @@
 """Flags made from `ImportOptions`."""
 
 import dataclasses
-import typing
 from collections.abc import Set
-from typing import Any
 
-from absl import flags
-
-from tff_agnostic.errors import UserError
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.registry import FORMATS
-from tff_agnostic.settings import kind_of
-
-_DEFINE = {
-    int: flags.DEFINE_integer,
-    str: flags.DEFINE_string,
-    tuple: flags.DEFINE_list,
-}
+from tff_agnostic.setting_flags import define, given_values, settings_in
 
 
 def define_import_flags() -> None:
@@ -24,8 +13,8 @@ def define_import_flags() -> None:
 
     Their own defaults are None, so that what the user gave can be told from the rest.
     """
-    for field in dataclasses.fields(ImportOptions):
-        _DEFINE[kind_of(ImportOptions, field)](field.name, None, _help(field))
+    for setting in settings_in(ImportOptions):
+        define(setting, _help(setting.field))
 
 
 def options_from_flags() -> tuple[ImportOptions, Set[str]]:
@@ -34,25 +23,8 @@ def options_from_flags() -> tuple[ImportOptions, Set[str]]:
     Raises:
         UserError: If a value is out of range.
     """
-    values = flags.FLAGS.flag_values_dict()
-    given = {
-        field.name: _parsed(field, values[field.name])
-        for field in dataclasses.fields(ImportOptions)
-        if values[field.name] is not None
-    }
+    given = given_values(settings_in(ImportOptions))
     return ImportOptions(**given), given.keys()
-
-
-def _parsed(field: dataclasses.Field, value: Any) -> Any:
-    if kind_of(ImportOptions, field) is not tuple:
-        return value
-    item = typing.get_args(field.type)[0]
-    try:
-        return tuple(item(text) for text in value)
-    except ValueError:
-        raise UserError(
-            f"--{field.name}: expected whole numbers separated by commas, found {','.join(value)!r}"
-        ) from None
 
 
 def _help(field: dataclasses.Field) -> str:
