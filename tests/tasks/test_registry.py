@@ -6,7 +6,8 @@ import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
-from tff_agnostic.program.run_spec import resolve
+from tff_agnostic.program.run_spec import resolve, settings_of_runs
+from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import TaskContext
 
@@ -22,7 +23,8 @@ def test_options_have_a_help_text_and_a_default(name):
 @pytest.mark.parametrize("name", list(TASKS))
 def test_defaults_are_settings_of_a_run_and_in_range(name):
     spec = TASKS[name]
-    known = {field.name for field in dataclasses.fields(RunConfig)}
+    kinds = [RunConfig, *(kind for _, _, kind in settings_of_runs())]
+    known = {flag_of(field) for kind in kinds for field in dataclasses.fields(kind)}
     assert set(spec.defaults) <= known
     for algorithm, defaults in spec.algorithm_defaults.items():
         assert set(defaults) <= known
