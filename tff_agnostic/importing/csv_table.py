@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.columns import RowConverter, check, check_columns
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.options import ImportOptions
@@ -24,12 +24,14 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = RowConverter(options)
     for path in find_inputs(paths):
-        yield from converter.examples(_rows(options, path, files.place_of(path, paths), log), log)
+        yield from converter.examples(
+            _rows(options, path, input_files.place_of(path, paths), log), log
+        )
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end as those of CSV files do."""
-    return files.expand(paths, _SUFFIXES)
+    return input_files.expand(paths, _SUFFIXES)
 
 
 def _rows(
@@ -37,8 +39,8 @@ def _rows(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     csv.field_size_limit(_MAX_FIELD)
     separator = "\t" if ".tsv" in path.suffixes else ","
-    with files.open_input(path, log) as file:
-        lines = csv.reader(files.decoded_lines(file, path), delimiter=separator, strict=True)
+    with input_files.open_input(path, log) as file:
+        lines = csv.reader(input_files.decoded_lines(file, path), delimiter=separator, strict=True)
         try:
             header = next(lines, [])
             check_columns(options, header, path)

@@ -13,7 +13,7 @@ import numpy as np
 from tff_agnostic.data.records import Record
 from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.distinct import hash64
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.labels import Labels
@@ -36,7 +36,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     labels = Labels(options)
     for images_path, labels_path in _pairs(paths):
         split = _split_of(images_path.name)
-        name = files.place_of(images_path, paths)
+        name = input_files.place_of(images_path, paths)
         deal = _Deal(options, split or "client")
         for start, images, numbers in _blocks(images_path, labels_path, log):
             values = unit_interval(images)
@@ -102,7 +102,7 @@ class _Deal:
 
 def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
     """Returns the files of images, each with that of its labels."""
-    found = files.expand(paths, ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz"))
+    found = input_files.expand(paths, ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz"))
     pairs = []
     for images in (path for path in found if _IMAGES in path.name):
         name = images.name.replace(_IMAGES, _LABELS).replace("idx3", "idx1")
@@ -129,7 +129,10 @@ def _split_of(name: str) -> Optional[str]:
 def _blocks(
     images_path: Path, labels_path: Path, log: ReadLog
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    with files.open_input(images_path, log) as images, files.open_input(labels_path, log) as labels:
+    with (
+        input_files.open_input(images_path, log) as images,
+        input_files.open_input(labels_path, log) as labels,
+    ):
         shape = _header(images, images_path, 3)
         (count,) = _header(labels, labels_path, 1)
         if shape[0] != count:
@@ -146,7 +149,7 @@ def _blocks(
 
 
 def _header(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
-    with files.reading_errors(path):
+    with input_files.reading_errors(path):
         start = file.read(4)
     if start != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise UserError(
@@ -158,7 +161,7 @@ def _header(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
 
 def _array(file: IO[bytes], path: Path, shape: tuple[int, ...]) -> np.ndarray:
     size = math.prod(shape)
-    with files.reading_errors(path):
+    with input_files.reading_errors(path):
         content = file.read(size)
     if len(content) < size:
         raise UserError(

@@ -11,8 +11,8 @@ from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing.domains import DomainNames
-from tff_agnostic.importing.files import input_paths
 from tff_agnostic.importing.formats import Format
+from tff_agnostic.importing.input_files import input_paths
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import ReadLog, RecordError
 from tff_agnostic.importing.registry import FORMATS

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.columns import RowConverter, check
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.options import ImportOptions
@@ -24,17 +24,17 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = RowConverter(options)
     for path in find_inputs(paths):
-        yield from converter.examples(_rows(path, files.place_of(path, paths), log), log)
+        yield from converter.examples(_rows(path, input_files.place_of(path, paths), log), log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end as those of JSON Lines do."""
-    return files.expand(paths, _SUFFIXES)
+    return input_files.expand(paths, _SUFFIXES)
 
 
 def _rows(path: Path, name: str, log: ReadLog) -> Iterator[tuple[str, dict[str, Any]]]:
-    with files.open_input(path, log) as file:
-        for number, line in enumerate(files.decoded_lines(file, path), start=1):
+    with input_files.open_input(path, log) as file:
+        for number, line in enumerate(input_files.decoded_lines(file, path), start=1):
             if line.isspace():
                 continue
             place = f"{name}:{number}"

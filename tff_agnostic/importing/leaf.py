@@ -10,7 +10,7 @@ import numpy as np
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.data.store_format import LABEL, TOKENS
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.labels import Labels
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
@@ -30,14 +30,14 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     converter = _Converter(options)
     for path in find_inputs(paths):
         split = path.parent.name if path.parent.name in SPLIT_NAMES else None
-        name = files.place_of(path, paths)
+        name = input_files.place_of(path, paths)
         for user, data in _users(path, log):
             yield from converter.examples(user, data, split, name, log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end in .json."""
-    return files.expand(paths, (".json",))
+    return input_files.expand(paths, (".json",))
 
 
 def check(options: ImportOptions) -> None:
@@ -60,7 +60,7 @@ def _users(path: Path, log: ReadLog) -> Iterator[tuple[str, Any]]:
     import ijson
 
     found = False
-    with files.open_input(path, log) as file:
+    with input_files.open_input(path, log) as file:
         try:
             for user, data in ijson.kvitems(file, "user_data", use_float=True):
                 found = True
@@ -171,8 +171,8 @@ def _read_domains(path: Path) -> dict[str, str]:
         UserError: If it cannot be read, or a line is of another form.
     """
     domains: dict[str, str] = {}
-    with files.open_input(path, ReadLog()) as file:
-        lines = csv.reader(files.decoded_lines(file, path), strict=True)
+    with input_files.open_input(path, ReadLog()) as file:
+        lines = csv.reader(input_files.decoded_lines(file, path), strict=True)
         try:
             for values in lines:
                 if values and (len(values) != 2 or not all(values) or values[0] in domains):

@@ -11,7 +11,7 @@ import numpy as np
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.columns import require_client_and_domain
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.labels import Labels
@@ -42,14 +42,14 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         with NpzColumns(path) as archive:
             for split, suffix in _parts(archive.names, columns, path):
                 names = {role: name + suffix for role, name in columns.items()}
-                part = files.place_of(path, paths) + suffix
+                part = input_files.place_of(path, paths) + suffix
                 for start, rows in _rows(archive, names, log):
                     yield from _examples(rows, start, part, split, options, labels, log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the .npz files."""
-    return files.expand(paths, (".npz",))
+    return input_files.expand(paths, (".npz",))
 
 
 def check(options: ImportOptions) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.columns import RowConverter, check, check_columns, needed_columns
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.options import ImportOptions
@@ -22,12 +22,14 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = RowConverter(options)
     for path in find_inputs(paths):
-        yield from converter.examples(_rows(options, path, files.place_of(path, paths), log), log)
+        yield from converter.examples(
+            _rows(options, path, input_files.place_of(path, paths), log), log
+        )
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end in .parquet."""
-    return files.expand(paths, (".parquet",))
+    return input_files.expand(paths, (".parquet",))
 
 
 def _rows(

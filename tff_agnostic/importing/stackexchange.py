@@ -10,7 +10,7 @@ from xml.etree.ElementTree import ParseError
 
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.html_text import html_blocks
 from tff_agnostic.importing.options import ImportOptions
@@ -42,7 +42,7 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         UserError: If there is none, or two are of sites of one name.
     """
-    found = files.expand(paths, ("Posts.xml", "Posts.xml.gz"))
+    found = input_files.expand(paths, ("Posts.xml", "Posts.xml.gz"))
     sites: dict[str, Path] = {}
     for path in found:
         site = path.resolve().parent.name
@@ -61,7 +61,7 @@ def _rows(path: Path, log: ReadLog) -> Iterator[tuple[int, Mapping[str, str]]]:
     from defusedxml import ElementTree
     from defusedxml.common import DefusedXmlException
 
-    with files.open_input(path, log) as file:
+    with input_files.open_input(path, log) as file:
         parser = ElementTree.DefusedXMLParser(forbid_dtd=True)
         try:
             events = ElementTree.iterparse(file, ("start", "end"), parser, forbid_dtd=True)
@@ -90,7 +90,7 @@ def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:
         with open(path, "rb") as file:
             wrong = _wrong_byte(file, max(0, parser.parser.ErrorByteIndex))
         if wrong is not None:
-            return files.not_utf8(path, *wrong)
+            return input_files.not_utf8(path, *wrong)
     found = str(error).partition(":")[0]
     return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
 

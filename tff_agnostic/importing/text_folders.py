@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import files
+from tff_agnostic.importing import input_files
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import ReadLog, SourceExample
@@ -62,7 +62,7 @@ def _texts(paths: Sequence[Path]) -> dict[str, Path]:
         if not folders:
             raise UserError(f"{root}: expected a folder with a folder for each domain, found none")
         for folder in folders:
-            for path in files.expand([folder], (_SUFFIX,)):
+            for path in input_files.expand([folder], (_SUFFIX,)):
                 document = path.relative_to(root).as_posix()[: -len(_SUFFIX)]
                 if document in texts:
                     raise UserError(
@@ -93,14 +93,16 @@ def _pieces(path: Path, log: ReadLog) -> Iterator[str]:
     """Yields a text in pieces that end between words."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset, rest = 0, ""
-    with files.open_input(path, log) as file:
+    with input_files.open_input(path, log) as file:
         while True:
             block = file.read(_BLOCK)
             pending = len(decoder.getstate()[0])
             try:
                 text = rest + decoder.decode(block, final=not block)
             except UnicodeDecodeError as e:
-                raise files.not_utf8(path, offset - pending + e.start, e.object[e.start]) from e
+                raise input_files.not_utf8(
+                    path, offset - pending + e.start, e.object[e.start]
+                ) from e
             offset += len(block)
             if not block:
                 yield text
