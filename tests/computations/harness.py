@@ -6,8 +6,9 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.algorithm import FederatedAlgorithm
-from tff_agnostic.computations.client_group import group_of_one
+from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.computations.exchange import Algorithm, RunState
+from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 
 
@@ -47,50 +48,73 @@ def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
 
 
 class EagerTraining:
-    """Rounds of an algorithm's pure functions, without TFF: the sum is made here, in order."""
+    """Rounds of an algorithm's pure functions, without TFF: the sums are made here, in order."""
 
-    def __init__(self, algorithm: FederatedAlgorithm) -> None:
-        self._initialize = algorithm.initialize
-        self._prepare = tf.function(algorithm.prepare)
-        self._server_update = tf.function(algorithm.server_update)
-        client_input = tf.nest.map_structure(
-            tf.TensorSpec.from_tensor, self.prepare(self.initialize())
-        )
-        # A trace for each size of a client would take seconds; the spec leaves lengths open.
-        self._client_update = tf.function(
-            lambda client_input, examples: algorithm.client_update(
-                client_input, group_of_one(examples)
-            ),
-            input_signature=[client_input, dict(algorithm.client_data_spec)],
-        )
-        output_specs = self._client_update.get_concrete_function().structured_outputs
-        self._zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), output_specs)
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+        self._prepares = [tf.function(exchange.prepare) for exchange in algorithm.exchanges]
+        self._clients: list[Any] = []
+        self._finish = tf.function(algorithm.finish)
 
-    def initialize(self) -> Any:
+    def initialize(self) -> RunState:
         """Returns the state before the first round."""
-        return to_tensors(self._initialize())
+        return to_tensors(RunState(self._algorithm.initialize(), (), np.int32(0)))
 
-    def prepare(self, state: Any) -> Any:
-        """Returns what the server broadcasts."""
-        return self._prepare(to_tensors(state))
+    def client_output(self, state: RunState, examples: Examples) -> Any:
+        """Returns what one client answers in the first exchange."""
+        return self._answer(0, to_tensors(state), (), examples)
 
-    def client_update(self, client_input: Any, examples: Examples) -> Any:
-        """Returns one client's output."""
-        return self._client_update(to_tensors(client_input), to_tensors(dict(examples)))
+    def sum_cohort(self, state: RunState, cohort: Sequence[Examples], sums: Any = ()) -> Any:
+        """Returns the sum of a cohort's answers, zeros for an empty one.
 
-    def sum_cohort(self, client_input: Any, cohort: Sequence[Examples]) -> Any:
-        """Returns the sum of the cohort's outputs, zeros for an empty cohort."""
-        outputs = [self.client_update(client_input, examples) for examples in cohort]
-        return tf.nest.map_structure(lambda *values: tf.add_n(values), self._zeros, *outputs)
+        Args:
+            state: The server's state.
+            cohort: The clients.
+            sums: Those of the round's earlier exchanges; with none, the first one is run.
+        """
+        k, state = len(sums), to_tensors(state)
+        empty = tf.nest.map_structure(lambda column: column[:0], self._example_row())
+        zeros = tf.nest.map_structure(tf.zeros_like, self._answer(k, state, sums, empty))
+        outputs = [self._answer(k, state, sums, examples) for examples in cohort]
+        return tf.nest.map_structure(lambda *values: tf.add_n(values), zeros, *outputs)
 
-    def server_update(self, state: Any, summed: Any) -> Any:
-        """Returns the next state and the metrics, as NumPy arrays."""
-        return to_numpy(self._server_update(to_tensors(state), summed))
+    def finish(self, state: RunState, sums: Any) -> tuple[RunState, Any]:
+        """Returns the next state and the report, as NumPy arrays, from the sums of a round."""
+        state = to_tensors(state)
+        algorithm, report = self._finish(state.algorithm, sums)
+        return to_numpy(
+            (state._replace(algorithm=algorithm, round_num=state.round_num + 1), report)
+        )
 
-    def next(self, state: Any, cohort: Sequence[Examples]) -> Any:
+    def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Any]:
         """Runs one round."""
-        summed = self.sum_cohort(self.prepare(state), cohort)
-        return self.server_update(state, summed)
+        sums: tuple[Any, ...] = ()
+        for _ in self._algorithm.exchanges:
+            sums = (*sums, self.sum_cohort(state, cohort, sums))
+        return self.finish(state, sums)
+
+    def _answer(self, k: int, state: RunState, sums: Any, examples: Examples) -> Any:
+        broadcast = self._prepares[k](state.algorithm, sums)
+        if len(self._clients) == k:
+            self._clients.append(self._traced(self._algorithm.exchanges[k].client, broadcast))
+        seed = tf.stack([tf.constant(self._algorithm.seed, tf.int32), state.round_num])
+        return self._clients[k](broadcast, to_tensors(dict(examples)), seed)
+
+    def _traced(self, client: Any, broadcast: Any) -> Any:
+        def answer(broadcast: Any, examples: Any, seed: tf.Tensor) -> Any:
+            clients = group_of_one(examples)
+            return client(broadcast, clients, client_seeds(seed, clients), one_client)
+
+        # A trace for each size of a client would take seconds; the spec leaves lengths open.
+        specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, broadcast)
+        columns = dict(self._algorithm.client_data_spec)
+        return tf.function(answer, input_signature=[specs, columns, tf.TensorSpec([2], tf.int32)])
+
+    def _example_row(self) -> Any:
+        return tf.nest.map_structure(
+            lambda spec: np.zeros([size or 1 for size in spec.shape], spec.dtype.as_numpy_dtype),
+            dict(self._algorithm.client_data_spec),
+        )
 
 
 def run_rounds(
