@@ -17,7 +17,7 @@ from unittest import mock
 from absl import flags, logging
 from absl.testing import flagsaver
 
-from tff_agnostic.program.cli import exit_status, parse_flags
+from tff_agnostic.program.cli import define, exit_status, parse_flags
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -72,8 +72,8 @@ class Caller:
             contextlib.redirect_stderr(err),
             _absl_log(err),
         ):
-            binary.define_flags()
             try:
+                define(binary.define_flags)
                 status = exit_status(binary.main, parse_flags(argv))
             except SystemExit as e:
                 status = int(e.code or 0)

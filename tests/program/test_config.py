@@ -1,162 +1,158 @@
-"""The configuration of a run: ranges, help texts, and settings without effect."""
+"""The settings of runs: ranges, help texts, and settings without effect, whoever has them."""
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.config import RunConfig, check_effective, config_names
+from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.run_spec import settings_of_runs
+from tff_agnostic.settings import check_effective, flag_of, kind_of
 from tff_agnostic.tasks.registry import TASKS
 
-_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
-_INTEGERS = sorted(name for name, field in _FIELDS.items() if field.type is int)
-_FLOATS = sorted(name for name, field in _FIELDS.items() if field.type is float)
+_PARTS = [RunConfig, *(options for _, _, options in settings_of_runs())]
 
 
-def _error(**settings: Any) -> str:
+def _settings() -> Iterator[tuple[type, dataclasses.Field]]:
+    """Yields every setting once, with a dataclass that has it."""
+    seen: set[str] = set()
+    for options in _PARTS:
+        for field in dataclasses.fields(options):
+            if flag_of(field) not in seen:
+                seen.add(flag_of(field))
+                yield options, field
+
+
+_BY_FLAG = {flag_of(field): (options, field) for options, field in _settings()}
+_INTEGERS = [flag for flag, (options, field) in _BY_FLAG.items() if kind_of(options, field) is int]
+_FLOATS = [flag for flag, (options, field) in _BY_FLAG.items() if kind_of(options, field) is float]
+
+
+def _with(flag: str, metadata: str) -> bool:
+    return metadata in _BY_FLAG[flag][1].metadata
+
+
+def _made(flag: str, value: Any, **others: Any) -> Any:
+    options, field = _BY_FLAG[flag]
+    return options(**{field.name: value, **others})
+
+
+def _error(flag: str, value: Any) -> str:
     with pytest.raises(UserError) as error:
-        RunConfig(**settings)
+        _made(flag, value)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def test_every_field_has_a_help_text():
-    assert config_names() == tuple(_FIELDS)
-    for name, field in _FIELDS.items():
-        assert field.metadata["help"].endswith("."), name
+@pytest.mark.parametrize("flag", _BY_FLAG)
+def test_every_setting_has_a_help_text_and_a_type_that_flags_can_have(flag):
+    options, field = _BY_FLAG[flag]
+    assert field.metadata["help"].endswith(".")
+    assert kind_of(options, field) in (bool, int, float, str, tuple)
 
 
-def test_what_a_field_only_works_with_exists():
-    for field in _FIELDS.values():
-        if "only_with" in field.metadata:
-            other, values = field.metadata["only_with"]
-            assert set(values) <= set(_FIELDS[other].metadata["choices"])
+def test_a_setting_that_several_have_means_the_same_everywhere():
+    for options in _PARTS:
+        for field in dataclasses.fields(options):
+            known_options, known = _BY_FLAG[flag_of(field)]
+            assert kind_of(options, field) is kind_of(known_options, known), flag_of(field)
+            assert field.metadata["help"] == known.metadata["help"], flag_of(field)
+            assert field.default == known.default, flag_of(field)
 
 
-def test_the_defaults_are_in_range():
-    RunConfig()
+def test_runs_algorithms_and_aggregations_share_no_setting():
+    owners: dict[str, set[str]] = {}
+    for kind, _, options in [("run", "", RunConfig), *settings_of_runs()]:
+        for field in dataclasses.fields(options):
+            owners.setdefault(flag_of(field), set()).add(kind)
+    assert {flag: kinds for flag, kinds in owners.items() if len(kinds) > 1} == {}
 
 
-@pytest.mark.parametrize("name", _INTEGERS)
-def test_integers_below_their_range(name):
-    smallest = _FIELDS[name].metadata["at_least"]
-    expected = f"--{name}: expected at least {smallest}, found {smallest - 1}"
-    assert _error(**{name: smallest - 1}) == expected
+@pytest.mark.parametrize("flag", [f for f in _BY_FLAG if _with(f, "only_with")])
+def test_what_a_setting_only_works_with_exists(flag):
+    options, field = _BY_FLAG[flag]
+    other, values = field.metadata["only_with"]
+    others = {f.name: f for f in dataclasses.fields(options)}
+    assert set(values) <= set(others[other].metadata["choices"])
 
 
-@pytest.mark.parametrize("name", _INTEGERS)
-def test_integers_beyond_what_computations_count_in(name):
-    expected = f"--{name}: expected at most 2147483647, found 2147483648"
-    assert _error(**{name: 2**31}) == expected
+@pytest.mark.parametrize("options", _PARTS)
+def test_the_defaults_are_in_range(options):
+    options()
 
 
-@pytest.mark.parametrize("name", [*_FLOATS, "secure_max_beta"])
+@pytest.mark.parametrize("flag", _INTEGERS)
+def test_integers_below_their_range(flag):
+    smallest = _BY_FLAG[flag][1].metadata["at_least"]
+    expected = f"--{flag}: expected at least {smallest}, found {smallest - 1}"
+    assert _error(flag, smallest - 1) == expected
+
+
+@pytest.mark.parametrize("flag", _INTEGERS)
+def test_integers_beyond_what_computations_count_in(flag):
+    assert _error(flag, 2**31) == f"--{flag}: expected at most 2147483647, found 2147483648"
+
+
+@pytest.mark.parametrize("flag", _FLOATS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite(name, value):
-    assert _error(**{name: value}) == f"--{name}: expected a finite number, found {value}"
+def test_numbers_that_are_not_finite(flag, value):
+    assert _error(flag, value) == f"--{flag}: expected a finite number, found {value}"
 
 
-@pytest.mark.parametrize("name", [*sorted(set(_FLOATS) - {"server_momentum"}), "secure_max_beta"])
-@pytest.mark.parametrize("value", [0.0, -0.5])
-def test_numbers_that_have_to_be_positive(name, value):
-    assert _error(**{name: value}) == f"--{name}: expected a positive number, found {value}"
+@pytest.mark.parametrize("flag", _FLOATS)
+def test_numbers_below_their_range(flag):
+    metadata = _BY_FLAG[flag][1].metadata
+    if metadata.get("positive"):
+        assert _error(flag, 0.0) == f"--{flag}: expected a positive number, found 0.0"
+        assert _error(flag, -0.5) == f"--{flag}: expected a positive number, found -0.5"
+    else:
+        assert _error(flag, -0.5) == f"--{flag}: expected at least 0.0, found -0.5"
+        _made(flag, 0.0)
 
 
-def test_the_range_of_momentum():
-    RunConfig(server_momentum=0.0)
-    assert _error(server_momentum=1.0) == "--server_momentum: expected less than 1.0, found 1.0"
-    assert _error(server_momentum=-0.1) == "--server_momentum: expected at least 0.0, found -0.1"
+def test_ranges_with_an_upper_end():
+    assert {flag for flag in _BY_FLAG if _with(flag, "below")} == {"server_momentum", "secure_bits"}
+    _made("server_momentum", 0.0)
+    assert _error("server_momentum", 1.0) == "--server_momentum: expected less than 1.0, found 1.0"
+    _made("secure_bits", 40)
+    assert _error("secure_bits", 41) == "--secure_bits: expected less than 41, found 41"
 
 
-def test_the_range_of_bits():
-    RunConfig(secure_bits=40)
-    assert _error(secure_bits=41) == "--secure_bits: expected less than 41, found 41"
-
-
-@pytest.mark.parametrize(
-    "name", sorted(name for name, field in _FIELDS.items() if "choices" in field.metadata)
-)
-def test_an_unknown_choice_is_told_with_the_nearest(name):
-    valid = next(iter(_FIELDS[name].metadata["choices"]))
-    message = _error(**{name: valid[:-1] + "x"})
-    assert message.startswith(f"--{name}: unknown ")
+@pytest.mark.parametrize("flag", [f for f in _BY_FLAG if _with(f, "choices")])
+def test_an_unknown_choice_is_told_with_the_nearest(flag):
+    choices = _BY_FLAG[flag][1].metadata["choices"]
+    valid = next(iter(choices))
+    message = _error(flag, valid[:-1] + "x")
+    assert message.startswith(f"--{flag}: unknown ")
     assert f"did you mean {valid}" in message
-    assert f"valid names: {', '.join(_FIELDS[name].metadata['choices'])}" in message
+    assert f"valid names: {', '.join(choices)}" in message
 
 
 def test_a_choice_that_resembles_none():
-    assert _error(runtime="zzz") == "--runtime: unknown runtime 'zzz': valid names: " + ", ".join(
-        _FIELDS["runtime"].metadata["choices"]
-    )
+    choices = _BY_FLAG["runtime"][1].metadata["choices"]
+    expected = "--runtime: unknown runtime 'zzz': valid names: " + ", ".join(choices)
+    assert _error("runtime", "zzz") == expected
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name, field in _FIELDS.items() if "only_with" in field.metadata)
-)
-def test_a_setting_without_effect_is_refused(name):
-    other, values = _FIELDS[name].metadata["only_with"]
-    useless = next(v for v in _FIELDS[other].metadata["choices"] if v not in values)
-    useful = {other: values[0]}
-    given = {name: getattr(RunConfig(), name)}
-    check_effective(RunConfig(**useful), given)
-    check_effective(RunConfig(**{other: useless}), {})
+@pytest.mark.parametrize("flag", [f for f in _BY_FLAG if _with(f, "only_with")])
+def test_a_setting_without_effect_is_refused(flag):
+    options, field = _BY_FLAG[flag]
+    other, values = field.metadata["only_with"]
+    choices = next(f for f in dataclasses.fields(options) if f.name == other).metadata["choices"]
+    useless = next(choice for choice in choices if choice not in values)
+    check_effective(_made(flag, field.default, **{other: values[0]}), [field.name])
+    check_effective(_made(flag, field.default, **{other: useless}), [])
     with pytest.raises(UserError) as error:
-        check_effective(RunConfig(**{other: useless}), given)
+        check_effective(_made(flag, field.default, **{other: useless}), [field.name])
     assert str(error.value) == (
-        f"--{name} has no effect with --{other}={useless}: it needs --{other}={' or '.join(values)}"
+        f"--{flag} has no effect with --{other}={useless}: it needs --{other}={' or '.join(values)}"
     )
-
-
-def test_the_target_domain_is_looked_up():
-    config = RunConfig(algorithm="fed_avg_target_only", target_domain="tablet")
-    params = config.algorithm_params(("phone", "tablet"), (1.0, 1.0))
-    assert params.target_domain == 1
-    assert RunConfig().algorithm_params(("phone", "tablet"), (1.0, 1.0)).target_domain is None
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (
-            None,
-            "--target_domain: expected one of phone, tablet with --algorithm=fed_avg_target_only, "
-            "found none",
-        ),
-        (
-            "tablett",
-            "unknown domain in --target_domain 'tablett': did you mean tablet? valid names: phone, "
-            "tablet",
-        ),
-    ],
-)
-def test_a_target_domain_that_is_missing_or_unknown(target, message):
-    config = RunConfig(algorithm="fed_avg_target_only", target_domain=target)
-    with pytest.raises(UserError) as error:
-        config.algorithm_params(("phone", "tablet"), (1.0, 1.0))
-    assert str(error.value) == message
-
-
-def test_initial_counts_are_the_expected_ones_unless_given():
-    def counts(**settings: Any) -> Any:
-        params = RunConfig(**settings).algorithm_params(("a", "b"), (3.0, 4.0))
-        return params.domain_weights.initial_counts
-
-    assert counts() == (3.0, 4.0)
-    assert counts(initial_domain_counts=(1.0, 2.0)) == (1.0, 2.0)
-    # Not taken for "not given": the algorithm refuses it.
-    assert counts(initial_domain_counts=()) == ()
-
-
-def test_the_aggregation_has_its_bounds():
-    config = RunConfig(aggregation="secure", secure_max_examples=7, secure_bits=20)
-    aggregation = config.build_aggregation()
-    assert aggregation.name == "secure"
-    assert (aggregation.bounds.max_examples, aggregation.bounds.bits) == (7, 20)
 
 
 def test_every_setting_that_a_task_sets_is_one_of_a_run():
     for spec in TASKS.values():
         settings = [spec.defaults, *spec.algorithm_defaults.values()]
-        assert set().union(*settings) <= set(_FIELDS)
+        assert set().union(*settings) <= set(_BY_FLAG)

@@ -23,16 +23,20 @@ Main = Callable[[Sequence[str]], None]
 def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
     """Runs a binary as an absl app, and ends the process with its exit status."""
     before = set(flags.FLAGS)
-    try:
-        define_flags()
-    except UserError as e:
-        # A user's algorithm brings flags of its own, and may be no algorithm.
-        sys.exit(_failed(e))
+    define(define_flags)
     for name in set(flags.FLAGS) - before:
         # Otherwise --help shows only what the main module itself defines.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
     app.run(lambda argv: sys.exit(exit_status(main, argv)), flags_parser=parse_flags)
     raise AssertionError("app.run does not return")
+
+
+def define(define_flags: Callable[[], None]) -> None:
+    """Defines a binary's flags; ends the process if a user's algorithm, which has some, is none."""
+    try:
+        define_flags()
+    except UserError as e:
+        sys.exit(_failed(e))
 
 
 def exit_status(main: Main, argv: Sequence[str]) -> int:

@@ -1,0 +1,118 @@
+"""Settings as absl flags, and values of their types from flags and from text."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.setting_flags import Setting, define, given_values, parsed, settings_in
+from tff_agnostic.settings import Settings, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class _Oven(Settings):
+    heat: float = setting(180.0, "In degrees.", flag="oven_heat")
+    minutes: int = setting(40, "How long.")
+    fan: bool = setting(False, "Whether it blows.")
+    dish: str = setting("bread", "What is in it.")
+    pause: Optional[int] = setting(None, "When to look.")
+    levels: Optional[tuple[float, ...]] = setting(None, "Of the trays.")
+    turns: tuple[int, ...] = setting((), "Minutes at which it is turned.")
+
+
+_SETTINGS = {s.field.name: s for s in settings_in(_Oven)}
+
+
+@pytest.fixture(autouse=True)
+def defined() -> Iterator[None]:
+    """The settings as flags, for one test."""
+    with flagsaver.flagsaver():
+        for one in _SETTINGS.values():
+            define(one, one.field.metadata["help"])
+        yield
+
+
+def _given(*arguments: str) -> dict[str, Any]:
+    flags.FLAGS(["bake", *arguments])
+    return given_values(_SETTINGS.values())
+
+
+def test_a_setting_has_a_flag_and_types():
+    found = [(s.flag, s.kind, s.item) for s in _SETTINGS.values()]
+    assert found == [
+        ("oven_heat", float, float),
+        ("minutes", int, int),
+        ("fan", bool, bool),
+        ("dish", str, str),
+        ("pause", int, int),
+        ("levels", tuple, float),
+        ("turns", tuple, int),
+    ]
+
+
+def test_what_was_not_given_is_not_there_and_a_default_that_was_given_is():
+    assert _given() == {}
+    assert _given("--minutes=40", "--nofan") == {"minutes": 40, "fan": False}
+
+
+def test_given_values_have_their_types():
+    found = _given("--oven_heat=200", "--levels=1,2.5", "--turns=10,20", "--pause=3", "--dish=7")
+    assert found == {
+        "oven_heat": 200.0,
+        "levels": (1.0, 2.5),
+        "turns": (10, 20),
+        "pause": 3,
+        "dish": "7",
+    }
+    assert [type(item) for item in found["turns"]] == [int, int]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("heat", "1e2", 100.0),
+        ("minutes", "7", 7),
+        ("fan", "True", True),
+        ("fan", "false", False),
+        ("dish", "a, b", "a, b"),
+        ("pause", "2", 2),
+        ("levels", "1, 2", (1.0, 2.0)),
+        ("turns", "1,2", (1, 2)),
+    ],
+)
+def test_values_from_text(name, text, value):
+    found = parsed(_SETTINGS[name], text)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("heat", "hot", "--oven_heat: expected a number, found 'hot'"),
+        ("minutes", "1.5", "--minutes: expected a whole number, found '1.5'"),
+        ("fan", "yes", "--fan: expected true or false, found 'yes'"),
+        ("pause", "", "--pause: expected a whole number, found ''"),
+        ("levels", "1,,2", "--levels: expected numbers separated by commas, found '1,,2'"),
+        ("turns", "1,2.5", "--turns: expected whole numbers separated by commas, found '1,2.5'"),
+    ],
+)
+def test_text_of_another_type(name, text, message):
+    with pytest.raises(UserError) as error:
+        parsed(_SETTINGS[name], text)
+    assert str(error.value) == message
+
+
+def test_a_list_of_another_type_on_the_command_line():
+    with pytest.raises(UserError) as error:
+        _given("--levels=1,x")
+    assert str(error.value) == "--levels: expected numbers separated by commas, found '1,x'"
+
+
+def test_a_setting_belongs_to_everything_unless_it_is_said():
+    assert all(s.owners == () for s in _SETTINGS.values())
+    assert dataclasses.replace(_SETTINGS["fan"], owners=("oven",)).owners == ("oven",)
+    assert isinstance(_SETTINGS["fan"], Setting)
