@@ -58,7 +58,9 @@ class EagerTraining:
 
     def initialize(self) -> RunState:
         """Returns the state before the first round."""
-        return to_tensors(RunState(self._algorithm.initialize(), (), np.int32(0)))
+        # As in a runtime over plain sums, whose aggregations remember nothing.
+        aggregations = ((),) * len(self._algorithm.exchanges)
+        return to_tensors(RunState(self._algorithm.initialize(), aggregations, np.int32(0)))
 
     def client_output(self, state: RunState, examples: Examples) -> Any:
         """Returns what one client answers in the first exchange."""

@@ -12,7 +12,7 @@ from tff_agnostic.computations.client_group import (
     one_client,
 )
 from tff_agnostic.computations.domain_pass import domain_pass
-from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 
@@ -113,7 +113,7 @@ def test_one_client_without_examples_has_no_end_rows():
     assert group_of_one(_clients(0)[0]).end_rows().shape == [0, 2]
 
 
-def test_each_applies_a_function_to_every_client():
+def test_a_function_is_applied_to_every_client():
     scale = tf.constant(10.0)
 
     def fn(a: tf.Tensor, parts: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -141,9 +141,11 @@ def test_a_domain_pass_in_step_is_that_of_each_client(sizes, batch_size):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
     weights = _weights()
     in_step = domain_pass(
-        model, 3, weights, group_of_many(clients), batch_size, each=clients_in_step
+        model, 3, weights, group_of_many(clients), batch_size=batch_size, per_client=clients_in_step
     )
-    alone = [domain_pass(model, 3, weights, group_of_one(c), batch_size) for c in clients]
+    alone = [
+        domain_pass(model, 3, weights, group_of_one(c), batch_size=batch_size) for c in clients
+    ]
     for found, expected in zip(tf.nest.flatten(in_step), zip(*map(tf.nest.flatten, alone))):
         assert_all_close(found, np.stack(expected))
 
@@ -151,16 +153,16 @@ def test_a_domain_pass_in_step_is_that_of_each_client(sizes, batch_size):
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5)])
 def test_training_in_step_is_that_of_each_client(sizes):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
-    params = LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4)
+    options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
     alpha = np.array([0.5, 1, 2], np.float32)
     seeds = tf.range(10, 10 + len(sizes), dtype=tf.int64)
     betas = tf.constant([float(max(n, 1)) for n in sizes])
     in_step = local_training(
-        model, params, _weights(), group_of_many(clients), alpha, betas, seeds, clients_in_step
+        model, options, _weights(), group_of_many(clients), alpha, betas, seeds, clients_in_step
     )
     for k, client in enumerate(clients):
         alone = local_training(
-            model, params, _weights(), group_of_one(client), alpha, betas[k], seeds[k]
+            model, options, _weights(), group_of_one(client), alpha, betas[k], seeds[k]
         )
         assert_all_close([w[k] for w in in_step.trained], list(alone.trained))
 
@@ -171,8 +173,8 @@ def test_a_client_in_a_group_cannot_be_told_from_one_alone_by_its_neighbours():
     model = logistic_regression(4, 3)
     good = _clients(5)[0]
     clients = [make_client(np.zeros([0, 4]), []), spoiled, good]
-    sums = domain_pass(model, 3, _weights(), group_of_many(clients), 2, each=clients_in_step)
-    expected = domain_pass(model, 3, _weights(), group_of_one(good), 2)
+    sums = domain_pass(model, 3, _weights(), group_of_many(clients), clients_in_step, 2)
+    expected = domain_pass(model, 3, _weights(), group_of_one(good), batch_size=2)
     assert_all_close(sums.losses[2], expected.losses)
     np.testing.assert_array_equal(sums.losses[0], [0, 0, 0])
     np.testing.assert_array_equal(sums.counts, [[0, 0, 0], [1, 1, 0], expected.counts])

@@ -14,11 +14,12 @@ from tests.computations.harness import (
     make_client,
     random_client,
 )
-from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.client_update import client_update
+from tff_agnostic.algorithms.agnostic_fed_avg import AgnosticClient
+from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.computations.domain_pass import domain_pass
-from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
-from tff_agnostic.computations.structures import ClientInput
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.seeds import client_seeds
+from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
 from tff_agnostic.models import Metric, Model, logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 
@@ -36,15 +37,16 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
     return random_client(np.random.default_rng(seed), size, [0, 1, 3])
 
 
-def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **params):
-    client_input = ClientInput(_weights(), np.array(alpha, np.float32), _SEED)
-    return client_update(
-        logistic_regression(4, 3),
-        4,
-        LocalTrainingParams(**params),
-        client_input,
-        group_of_one(client),
-    )
+def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOutput:
+    """What a client sends in a round whose seed is `seed`."""
+    clients = group_of_one(client)
+    work = AgnosticClient(model, len(alpha), LocalTrainingOptions(**options))
+    broadcast = TrainingBroadcast(weights, np.array(alpha, np.float32))
+    return work(broadcast, clients, client_seeds(seed, clients), one_client)
+
+
+def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **options) -> TrainingOutput:
+    return _output(logistic_regression(4, 3), alpha, _weights(), client, **options)
 
 
 def test_beta_is_the_scaled_count_and_weighs_the_delta():
@@ -54,7 +56,7 @@ def test_beta_is_the_scaled_count_and_weighs_the_delta():
     np.testing.assert_allclose(output.beta, counts @ [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
     trained, _ = local_training(
         logistic_regression(4, 3),
-        LocalTrainingParams(batch_size=5, shuffle=False),
+        LocalTrainingOptions(batch_size=5, shuffle=False),
         _weights(),
         group_of_one(client),
         np.array([0.1, 0.2, 0.3, 0.4], np.float32),
@@ -68,8 +70,8 @@ def test_beta_is_the_scaled_count_and_weighs_the_delta():
 
 def test_losses_are_those_before_training():
     client = _client()
-    output = _update(client, learning_rate=1.0, epochs=3)
-    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(client), 256)
+    output = _update(client, client_learning_rate=1.0, client_epochs=3)
+    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(client))
     assert_all_close(output.domain_losses, sums.losses)
     assert_identical(output.domain_counts, sums.counts)
     assert_all_close(output.metric_sums, OrderedDict(sums.metric_sums))
@@ -78,7 +80,7 @@ def test_losses_are_those_before_training():
 def test_a_huge_learning_rate_is_dropped_when_it_overflows():
     client = _client()
     client["x"] *= 1e20
-    output = _update(client, learning_rate=1e25, epochs=2)
+    output = _update(client, client_learning_rate=1e25, client_epochs=2)
     assert output.clients.non_finite == 1
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
@@ -93,9 +95,8 @@ def test_losses_or_metrics_that_are_not_finite_are_dropped_with_a_finite_update(
         model = dataclasses.replace(model, metrics=(infinite,))
     else:
         x = [1.0, 3e38]
-    client_input = ClientInput(model.initial_weights, np.ones([1], np.float32), _SEED)
-    params = LocalTrainingParams(learning_rate=1e-30)
-    output = client_update(model, 1, params, client_input, group_of_one(make_client(x, [0, 0])))
+    client = make_client(x, [0, 0])
+    output = _output(model, [1.0], model.initial_weights, client, client_learning_rate=1e-30)
     assert output.clients.non_finite == 1
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
@@ -110,14 +111,18 @@ def _noise_model() -> Model:
     return dataclasses.replace(linear_model(), predict=predict)
 
 
-def _noise(x, *, seed=_SEED, **params) -> float:
+def _noise(x, *, seed=_SEED, epochs=1) -> float:
     """Returns how far noise moved the only weight of a client, alpha and beta aside."""
-    client_input = ClientInput(
-        ModelWeights([np.array([0.0], np.float32)], []), np.ones([1], np.float32), seed
+    output = _output(
+        _noise_model(),
+        [1.0],
+        ModelWeights([np.array([0.0], np.float32)], []),
+        make_client(x, np.zeros(len(x))),
+        seed,
+        client_learning_rate=1.0,
+        client_epochs=epochs,
+        batch_size=1,
     )
-    local = LocalTrainingParams(learning_rate=1.0, batch_size=1, **params)
-    client = group_of_one(make_client(x, np.zeros(len(x))))
-    output = client_update(_noise_model(), 1, local, client_input, client)
     return float(output.weighted_delta[0][0])
 
 

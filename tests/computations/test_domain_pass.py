@@ -45,12 +45,12 @@ def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
 def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
-    sums = domain_pass(model, 4, weights, group_of_one(client), batch_size)
-    assert_all_close(sums, domain_pass(model, 4, weights, group_of_one(client), 1000))
+    sums = domain_pass(model, 4, weights, group_of_one(client), batch_size=batch_size)
+    assert_all_close(sums, domain_pass(model, 4, weights, group_of_one(client), batch_size=1000))
 
 
 def test_domain_pass_of_a_client_without_examples_is_zero():
-    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(_client(size=0)), 8)
+    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(_client(size=0)))
     for value in tf.nest.flatten(sums):
         np.testing.assert_array_equal(value, np.zeros_like(value))
 

@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.computations import reference
 from tests.computations.harness import EagerTraining, linear_model, make_client
-from tff_agnostic.computations import domain_weights as dw
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
+from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.models.functional import ModelWeights
 
 # The loss of an example is x * w: the order of examples does not matter, and shuffling stays on.
@@ -21,24 +19,27 @@ _CLIENT_1 = make_client([8, 10, 5], [1, 3, 1])
 _LAMBDA_0 = (0.1, 0.2, 0.3, 0.4)
 _N_0 = (1.0, 2.0, 3.0, 4.0)
 _ALGORITHM = agnostic_fed_avg(
-    linear_model(initial=4.0),
-    num_domains=4,
-    params=AlgorithmParams(
-        local_training=LocalTrainingParams(learning_rate=1.0, epochs=1, batch_size=3),
-        server_optimizer=tff.learning.optimizers.build_sgdm(0.1),
-        domain_weights=dw.DomainWeightsParams(
-            learning_rate=0.01, window_size=2, initial_weights=_LAMBDA_0, initial_counts=_N_0
-        ),
+    Problem.of_numbered_domains(linear_model(initial=4.0), 4),
+    AgnosticFedAvgOptions(
+        client_learning_rate=1.0,
+        client_epochs=1,
+        batch_size=3,
+        server_learning_rate=0.1,
+        domain_learning_rate=0.01,
+        window=2,
+        initial_domain_weights=_LAMBDA_0,
+        initial_domain_counts=_N_0,
     ),
 )
 
 
 def _assert_golden(state, metrics) -> None:
-    np.testing.assert_allclose(state.weights.trainable[0], [3.5555556], rtol=1e-6)
+    weights, _, domains = state.algorithm
+    np.testing.assert_allclose(weights.trainable[0], [3.5555556], rtol=1e-6)
     np.testing.assert_allclose(
-        state.domains.lambda_, [0.08702461, 0.18604803, 0.2663479, 0.46057943], rtol=1e-6
+        domains.lambda_, [0.08702461, 0.18604803, 0.2663479, 0.46057943], rtol=1e-6
     )
-    np.testing.assert_array_equal(state.domains.window, [[1, 2, 3, 4], [3, 3, 2, 1]])
+    np.testing.assert_array_equal(domains.window, [[1, 2, 3, 4], [3, 3, 2, 1]])
     assert state.round_num == 1
     # L at w = 4: 36/3, 56/3, 28/2 and 40/1.
     np.testing.assert_allclose(
@@ -46,9 +47,7 @@ def _assert_golden(state, metrics) -> None:
     )
     np.testing.assert_array_equal(metrics["client_work"]["train"]["num_examples"], [3, 3, 2, 1])
     np.testing.assert_allclose(metrics["domain_weights"]["alpha"], [0.1] * 4, rtol=1e-6)
-    np.testing.assert_array_equal(
-        metrics["domain_weights"]["lambda"], np.asarray(state.domains.lambda_)
-    )
+    np.testing.assert_array_equal(metrics["domain_weights"]["lambda"], np.asarray(domains.lambda_))
     assert metrics["clients"]["contributed"] == 2
     np.testing.assert_allclose(metrics["finalizer"]["update_norm"], 4 - 3.5555556, rtol=1e-5)
 
@@ -86,7 +85,7 @@ def test_golden_round_of_the_reference():
 )
 def test_client_deltas_of_the_golden_round(client, beta, delta):
     training = EagerTraining(_ALGORITHM)
-    output = training.client_update(training.prepare(training.initialize()), client)
+    output = training.client_output(training.initialize(), client)
     np.testing.assert_allclose(output.beta, beta, rtol=1e-6)
     np.testing.assert_allclose(output.weighted_delta[0] / output.beta, [delta], rtol=1e-6)
 
@@ -96,7 +95,7 @@ def test_local_training_alone(client, beta, delta):
     """Alpha differs between domains here: an indexing mistake cannot pass."""
     trained, _ = local_training(
         linear_model(),
-        LocalTrainingParams(learning_rate=1.0, epochs=1, batch_size=3),
+        LocalTrainingOptions(client_learning_rate=1.0, client_epochs=1, batch_size=3),
         ModelWeights([np.array([4.0], np.float32)], []),
         group_of_one(client),
         alpha=np.array(_LAMBDA_0, np.float32),
@@ -108,10 +107,10 @@ def test_local_training_alone(client, beta, delta):
 
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
-    params = LocalTrainingParams(learning_rate=0.5, epochs=epochs, batch_size=2)
+    options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=epochs, batch_size=2)
     trained, _ = local_training(
         linear_model(),
-        params,
+        options,
         ModelWeights([np.array([4.0], np.float32)], []),
         group_of_one(_CLIENT_0),
         alpha=np.ones([4], np.float32),
@@ -123,10 +122,12 @@ def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
 
 
 def test_batch_normalizer_steps_by_the_weighted_mean_of_each_batch():
-    params = LocalTrainingParams(learning_rate=1.0, batch_size=4, normalizer="batch", shuffle=False)
+    options = LocalTrainingOptions(
+        client_learning_rate=1.0, batch_size=4, batch_normalizer="batch", shuffle=False
+    )
     trained, _ = local_training(
         linear_model(),
-        params,
+        options,
         ModelWeights([np.array([4.0], np.float32)], []),
         group_of_one(_CLIENT_0),
         alpha=np.array(_LAMBDA_0, np.float32),

@@ -1,4 +1,4 @@
-"""E epochs of SGD on one client: orders, the regularizer, and parameters out of range."""
+"""E epochs of SGD on one client: orders, the regularizer, and settings out of range."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.computations.harness import (
     random_client,
 )
 from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.local_training import LocalTrainingParams, local_training
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights
@@ -33,7 +33,7 @@ def test_the_regularizer_is_in_the_gradient():
     """The mean gradient of the examples is 8 / 3, that of the regularizer w = 4."""
     trained, _ = local_training(
         linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2)),
-        LocalTrainingParams(learning_rate=1.0),
+        LocalTrainingOptions(client_learning_rate=1.0),
         ModelWeights([np.array([4.0], np.float32)], []),
         group_of_one(make_client([1, 2, 5], [0, 0, 1])),
         np.ones([2], np.float32),
@@ -43,10 +43,10 @@ def test_the_regularizer_is_in_the_gradient():
     np.testing.assert_allclose(trained[0], [4 - (8 / 3 + 4)], rtol=1e-5)
 
 
-def _trained(client, *, seed=_SEED, **params):
+def _trained(client, *, seed=_SEED, **options):
     return local_training(
         logistic_regression(4, 3),
-        LocalTrainingParams(learning_rate=1.0, batch_size=4, **params),
+        LocalTrainingOptions(client_learning_rate=1.0, batch_size=4, **options),
         _weights(),
         group_of_one(client),
         np.full([4], 0.25, np.float32),
@@ -70,7 +70,7 @@ def test_each_epoch_visits_every_example_once():
     for epochs in (1, 2, 3):
         trained, _ = local_training(
             linear_model(initial=0.0),
-            LocalTrainingParams(learning_rate=1.0, batch_size=2, epochs=epochs),
+            LocalTrainingOptions(client_learning_rate=1.0, batch_size=2, client_epochs=epochs),
             ModelWeights([np.array([0.0], np.float32)], []),
             group_of_one(client),
             np.ones([1], np.float32),
@@ -83,11 +83,11 @@ def test_each_epoch_visits_every_example_once():
 def test_epochs_have_different_orders():
     """Two epochs are not the order of the first one twice."""
     client = _client()
-    two_epochs = _trained(client, epochs=2)
-    first = ModelWeights(_trained(client, epochs=1), [])
+    two_epochs = _trained(client, client_epochs=2)
+    first = ModelWeights(_trained(client, client_epochs=1), [])
     same_order_again = local_training(
         logistic_regression(4, 3),
-        LocalTrainingParams(learning_rate=1.0, batch_size=4),
+        LocalTrainingOptions(client_learning_rate=1.0, batch_size=4),
         first,
         group_of_one(client),
         np.full([4], 0.25, np.float32),
@@ -100,14 +100,14 @@ def test_epochs_have_different_orders():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, "client learning rate: expected a positive number"),
-        ({"learning_rate": float("inf")}, "client learning rate"),
-        ({"epochs": 0}, "client epochs: expected at least 1, found 0"),
-        ({"batch_size": 0}, "batch size: expected at least 1"),
-        ({"domain_pass_batch_size": 0}, "domain pass batch size"),
-        ({"normalizer": "clients"}, "did you mean client"),
+        ({"client_learning_rate": 0.0}, "--client_learning_rate: expected a positive number"),
+        ({"client_learning_rate": float("inf")}, "--client_learning_rate: expected a finite"),
+        ({"client_epochs": 0}, "--client_epochs: expected at least 1, found 0"),
+        ({"batch_size": 0}, "--batch_size: expected at least 1"),
+        ({"batch_size": 2**31}, "--batch_size: expected at most 2147483647"),
+        ({"batch_normalizer": "clients"}, "--batch_normalizer: .*did you mean client"),
     ],
 )
-def test_parameters_out_of_range_are_refused(options, message):
+def test_settings_out_of_range_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        LocalTrainingParams(**options)
+        LocalTrainingOptions(**options)

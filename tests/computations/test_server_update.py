@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.computations.harness import (
     EagerTraining,
@@ -15,17 +14,22 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
+from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.models import Metric, logistic_regression
 
 
-def _algorithm(optimizer):
-    params = AlgorithmParams(LocalTrainingParams(batch_size=4), server_optimizer=optimizer)
-    return agnostic_fed_avg(logistic_regression(4, 3), 2, params)
+def _options(server_optimizer: str) -> AgnosticFedAvgOptions:
+    return AgnosticFedAvgOptions(
+        batch_size=4, server_optimizer=server_optimizer, server_learning_rate=0.1
+    )
+
+
+def _algorithm(server_optimizer: str, model=None):
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3) if model is None else model, 2)
+    return agnostic_fed_avg(problem, _options(server_optimizer))
 
 
 def _cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
@@ -34,8 +38,8 @@ def _cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
 
 
 @pytest.fixture(params=list(SERVER_OPTIMIZERS))
-def optimizer(request) -> tff.learning.optimizers.Optimizer:
-    return SERVER_OPTIMIZERS[request.param](0.1, 0.9, 1e-3)
+def optimizer(request) -> str:
+    return request.param
 
 
 def test_the_average_delta_is_the_gradient(optimizer):
@@ -43,20 +47,22 @@ def test_the_average_delta_is_the_gradient(optimizer):
     training = EagerTraining(_algorithm(optimizer))
     (cohort,) = _cohorts(1)
     state = training.initialize()
-    summed = training.sum_cohort(training.prepare(state), cohort)
-    next_state, metrics = training.server_update(state, summed)
+    summed = training.sum_cohort(state, cohort)
+    next_state, metrics = training.finish(state, (summed,))
 
     gradient = [delta / summed.beta for delta in summed.weighted_delta]
     specs = [tf.TensorSpec(g.shape, g.dtype) for g in gradient]
-    optimizer_state, expected = optimizer.next(
-        optimizer.initialize(specs), state.weights.trainable, gradient
+    by_itself = _options(optimizer).build_server_optimizer()
+    optimizer_state, expected = by_itself.next(
+        by_itself.initialize(specs), state.algorithm.weights.trainable, gradient
     )
-    assert_all_close(list(next_state.weights.trainable), expected, rtol=1e-6)
+    after = next_state.algorithm
+    assert_all_close(list(after.weights.trainable), expected, rtol=1e-6)
     for value, expected_value in zip(
-        tf.nest.flatten(next_state.optimizer_state), tf.nest.flatten(optimizer_state)
+        tf.nest.flatten(after.optimizer_state), tf.nest.flatten(optimizer_state)
     ):
         np.testing.assert_allclose(value, expected_value, rtol=1e-6)
-    moved = np.concatenate([np.ravel(w) for w in next_state.weights.trainable])
+    moved = np.concatenate([np.ravel(w) for w in after.weights.trainable])
     np.testing.assert_allclose(
         metrics["finalizer"]["update_norm"], np.linalg.norm(moved), rtol=1e-5
     )
@@ -82,7 +88,7 @@ def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
 
 
 def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
-    training = EagerTraining(_algorithm(SERVER_OPTIMIZERS["sgd"](1.0, 0.0, 0.0)))
+    training = EagerTraining(_algorithm("sgd"))
     cohort = [make_client(np.ones([3, 4]), [0, 0, 0], y=[0, 1, 2])]
     _, metrics = training.next(training.initialize(), cohort)
     train = metrics["client_work"]["train"]
@@ -96,7 +102,7 @@ def test_rounds_report_the_values_of_metrics_not_their_ratios():
     model = logistic_regression(4, 3)
     error = Metric("error", _error_of_guess, max_numerator=2.0, transform=tf.exp)
     model = dataclasses.replace(model, metrics=(*model.metrics, error))
-    training = EagerTraining(agnostic_fed_avg(model, 2, AlgorithmParams()))
+    training = EagerTraining(_algorithm("sgd", model))
     client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[2, 1, 0, 0])
     _, (metrics,) = run_rounds(training, [[client]])
     np.testing.assert_allclose(
