@@ -6,12 +6,13 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.flags import (
-    define_config_flags,
+    define_run_flags,
     define_task_flags,
-    given_config,
+    given_settings,
     parsed_value,
     run_spec_from_flags,
 )
@@ -24,7 +25,7 @@ def defined() -> Iterator[None]:
     """Flags as `train` has them, for one test."""
     with flagsaver.flagsaver():
         define_task_flags()
-        define_config_flags()
+        define_run_flags()
         yield
 
 
@@ -35,13 +36,13 @@ def _parse(arguments: Sequence[str]) -> RunSpec:
 
 def test_without_flags_a_run_is_the_default_tasks_own():
     assert _parse([]) == resolve("digits", {}, {})
-    assert given_config() == {}
+    assert given_settings() == {}
 
 
 def test_what_is_given_is_told_from_what_is_a_default():
-    default = RunConfig().client_epochs
+    default = AgnosticFedAvgOptions().client_epochs
     spec = _parse([f"--client_epochs={default}", "--noshuffle"])
-    assert given_config() == {"client_epochs": default, "shuffle": False}
+    assert given_settings() == {"client_epochs": default, "shuffle": False}
     assert spec == resolve("digits", {"shuffle": False}, {})
 
 
@@ -49,10 +50,10 @@ def test_what_is_given_is_told_from_what_is_a_default():
 def test_every_run_can_be_given_by_its_flags(task):
     """What config.json holds, written out as flags, is the same run again."""
     spec = resolve(task, {"seed": 3, "initial_domain_weights": (0.25, 0.75)}, {})
-    given = resolve(task, {}, {}).config
+    defaults = resolve(task, {}, {}).settings()
     arguments = []
     for name, value in spec.flags().items():
-        is_default = hasattr(given, name) and getattr(given, name) == value
+        is_default = name in defaults and defaults[name] == value
         if value is not None and not is_default:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             arguments.append(f"--{name}={text}")
@@ -61,8 +62,8 @@ def test_every_run_can_be_given_by_its_flags(task):
 
 def test_lists_of_numbers():
     spec = _parse(["--initial_domain_weights=0.5, 0.25,0.25", "--initial_domain_counts=1,2,3"])
-    assert spec.config.initial_domain_weights == (0.5, 0.25, 0.25)
-    assert spec.config.initial_domain_counts == (1.0, 2.0, 3.0)
+    assert spec.algorithm.initial_domain_weights == (0.5, 0.25, 0.25)
+    assert spec.algorithm.initial_domain_counts == (1.0, 2.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +108,14 @@ def test_help_names_choices_and_defaults():
     def text(name: str) -> str:
         return flags.FLAGS[name].help
 
-    assert "One of: agnostic_fed_avg, fed_avg, fed_avg_target_only." in text("algorithm")
+    assert f"Names: {', '.join(ALGORITHMS)}." in text("algorithm")
+    assert "One of: cohort, ray, tff." in text("runtime")
     rounds = TASKS["digits"].defaults["rounds"]
     assert f"[digits: {rounds};" in text("rounds")
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
     assert text("shuffle").endswith("[True]")
+    assert text("q").endswith("Of: q_ffl. [1.0]")
+    assert "Of: agnostic_fed_avg, fed_avg, fed_avg_target_only, fed_prox, q_ffl." in text("shuffle")
+    assert "Of: secure." in text("secure_bits")
     assert text("digits_num_clients").endswith("[50]")
     assert "toy_regression: " in text("task")

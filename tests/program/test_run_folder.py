@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,15 @@ import pytest
 
 from tests.program.harness import as_nobody
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.run_folder import RunFolder, default_folder, is_new_or_empty
-from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.run_folder import (
+    RunFolder,
+    algorithm_of_checkpoint,
+    default_folder,
+    is_new_or_empty,
+)
+from tff_agnostic.program.run_spec import FORMAT, RunSpec, resolve
+
+_EXECUTION = {"client_mode": "auto", "xla": False}
 
 
 def _spec(**given: Any) -> RunSpec:
@@ -21,7 +29,7 @@ def _spec(**given: Any) -> RunSpec:
 def _claimed(path: Path, **given: Any) -> RunFolder:
     folder = RunFolder(path)
     with folder.locked():
-        folder.write_config(_spec(**given), {})
+        folder.write_config(_spec(**given), {}, _EXECUTION)
     return folder
 
 
@@ -90,14 +98,83 @@ def test_the_run_of_a_folder_is_read(tmp_path):
     assert folder.spec() == _spec(window=3, initial_domain_weights=(0.1,) * 10)
 
 
-def test_a_config_of_another_version(tmp_path):
+def _change(folder: RunFolder, removed: Collection[str], **changed: Any) -> None:
+    config = {**json.loads(folder.config.read_text()), **changed}
+    folder.config.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
+
+
+def test_a_config_without_one_of_its_settings(tmp_path):
     folder = _claimed(tmp_path)
-    config = json.loads(folder.config.read_text())
-    del config["window"]
-    folder.config.write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"expected every flag of a run, 'window' is missing"):
+    _change(folder, ["window"])
+    message = f"{folder.config}: expected every flag of a run, 'window' is missing"
+    assert _error(folder) == message
+    with pytest.raises(UserError) as error:
         folder.spec()
-    assert "--window is None there and" in _error(folder)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("found", [FORMAT + 1, "new", None])
+def test_a_config_of_a_later_release(tmp_path, found):
+    folder = _claimed(tmp_path)
+    _change(folder, [], format=found, something="new")
+    assert _error(folder) == (
+        f"{folder.config}: expected format {FORMAT} at most, found {found}: it was written by a "
+        "later release"
+    )
+
+
+_SECURE = {"algorithm": "fed_avg", "aggregation": "secure", "clients_per_round": 1}
+
+
+def test_a_run_of_the_first_release_goes_on_as_it_was(tmp_path):
+    """Its rounds could have a single client; now that has to be asked for."""
+    folder = _claimed(tmp_path / "old", **_SECURE)
+    _change(folder, ["format", "execution", "secure_min_clients"], window=10, target_domain=None)
+    folder.check(_spec(**_SECURE), resume=True)
+    assert folder.adopted(_spec(**_SECURE)) == _spec(**_SECURE, secure_min_clients=1)
+    assert "--rounds" in _error(folder, **_SECURE, rounds=3)
+    assert "--seed is 0 there and 1 here" in _error(folder, **_SECURE, seed=1)
+
+    # Once it has gone on, the folder says so itself.
+    folder.write_config(folder.adopted(_spec(**_SECURE)), {}, _EXECUTION)
+    folder.check(_spec(**_SECURE, secure_min_clients=1), resume=True)
+    assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **_SECURE)
+
+
+@pytest.mark.parametrize("flag", ["clients_per_round", "evaluation_clients"])
+def test_sums_of_too_few_clients_are_refused_before_anything_else_is_done(tmp_path, flag):
+    secure = {"aggregation": "secure", "secure_min_clients": 4}
+    folder = RunFolder(tmp_path)
+    folder.check(_spec(**secure, **{flag: 4}), resume=False)
+    message = f"--{flag}: expected at least --secure_min_clients=4, found 3"
+    assert _error(folder, resume=False, **secure, **{flag: 3}) == message
+    folder.check(_spec(**{flag: 1}), resume=False)
+
+
+def test_another_execution_is_no_other_run_but_is_told(tmp_path):
+    folder = _claimed(tmp_path)
+    assert folder.changes_of_execution(_EXECUTION) == []
+    assert folder.changes_of_execution({**_EXECUTION, "client_mode": "streamed"}) == [
+        "--client_mode was auto until now and is streamed: numbers may differ in their last bits "
+        "from those of an uninterrupted run"
+    ]
+    # A release that did not write it down cannot be asked.
+    _change(folder, ["format", "execution"])
+    assert folder.changes_of_execution({"client_mode": "streamed"}) == []
+    assert RunFolder(tmp_path / "new").changes_of_execution(_EXECUTION) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "algorithm"),
+    [('{"algorithm": "q_ffl"}', "q_ffl"), ('{"algorithm": 3}', ""), ("[]", ""), ("{", "")],
+)
+def test_the_algorithm_of_a_checkpoint_can_be_asked_before_anything_is_checked(
+    tmp_path, content, algorithm
+):
+    (tmp_path / "config.json").write_text(content)
+    assert algorithm_of_checkpoint(tmp_path) == algorithm
+    assert algorithm_of_checkpoint(tmp_path / "checkpoints" / "round_00000001.npz") == algorithm
+    assert algorithm_of_checkpoint(tmp_path / "missing") == ""
 
 
 def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
@@ -106,7 +183,7 @@ def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
     folder = RunFolder(tmp_path)
     folder.check(_spec(), resume=True)
     with folder.locked():
-        folder.write_config(_spec(), {})
+        folder.write_config(_spec(), {}, _EXECUTION)
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
