@@ -1,18 +1,16 @@
 """AgnosticFedAvg against the NumPy transcription of Algorithm 1, over random rounds."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.computations import reference
 from tests.computations.harness import EagerTraining, random_client
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams, FederatedAlgorithm
-from tff_agnostic.computations.domain_weights import DomainWeightsParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
+from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.models import logistic_regression
 
 _ROUNDS = 24
@@ -26,51 +24,46 @@ _RTOL = 2e-4
 _ATOL = 2e-5
 
 
-def _params(
-    *,
-    normalizer: str = "client",
-    epochs: int = 1,
-    window: int = 2,
-    update: str = "exponentiated_gradient",
-    freeze_absent: bool = False,
-    server: str = "sgd",
-) -> AlgorithmParams:
-    return AlgorithmParams(
-        local_training=LocalTrainingParams(
-            learning_rate=0.3, epochs=epochs, batch_size=4, normalizer=normalizer, shuffle=False
-        ),
-        server_optimizer={
-            "sgd": tff.learning.optimizers.build_sgdm(0.7),
-            "adam": tff.learning.optimizers.build_adam(0.02, 0.8, 0.95, 1e-3),
-        }[server],
-        domain_weights=DomainWeightsParams(
-            update=update,
-            learning_rate=0.1,
-            window_size=window,
-            initial_weights=_LAMBDA_0,
-            initial_counts=_N_0,
-            freeze_absent=freeze_absent,
-        ),
-    )
+_SERVERS = {
+    "sgd": {"server_learning_rate": 0.7},
+    # TFF's Adam has a beta_2 of 0.999, which is no setting.
+    "adam": {"server_learning_rate": 0.02, "server_momentum": 0.8, "server_epsilon": 1e-3},
+}
 
 
-def _reference_server(params: AlgorithmParams, server: str = "sgd") -> reference.Server:
-    local, domains = params.local_training, params.domain_weights
+def _options(server: str = "sgd", **settings: Any) -> AgnosticFedAvgOptions:
+    chosen = {
+        "client_learning_rate": 0.3,
+        "batch_size": 4,
+        "shuffle": False,
+        "server_optimizer": server,
+        "domain_learning_rate": 0.1,
+        "window": 2,
+        "initial_domain_weights": _LAMBDA_0,
+        "initial_domain_counts": _N_0,
+    }
+    return AgnosticFedAvgOptions(**{**chosen, **_SERVERS[server], **settings})
+
+
+def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
     return reference.Server(
         model=reference.SOFTMAX_REGRESSION,
         w=[np.zeros([4, 3]), np.zeros([3])],
         lambda_=np.array(_LAMBDA_0),
-        window=[np.array(_N_0)] * domains.window_size,
-        gamma_lambda=domains.learning_rate,
+        window=[np.array(_N_0)] * options.window,
+        gamma_lambda=options.domain_learning_rate,
         client_params=reference.ClientParams(
-            local.learning_rate, local.epochs, local.batch_size, local.normalizer
+            options.client_learning_rate,
+            options.client_epochs,
+            options.batch_size,
+            options.batch_normalizer,
         ),
         optimizer={
             "sgd": reference.Sgd(0.7),
-            "adam": reference.Adam(0.02, 0.8, 0.95, 1e-3),
-        }[server],
-        lambda_update=domains.update,
-        freeze_absent=domains.freeze_absent,
+            "adam": reference.Adam(0.02, 0.8, 0.999, 1e-3),
+        }[options.server_optimizer],
+        lambda_update=options.domain_weight_update,
+        freeze_absent=options.freeze_absent_domains,
     )
 
 
@@ -97,8 +90,9 @@ def _reference_cohort(cohort: Sequence[dict[str, np.ndarray]]) -> list[reference
     return [reference.Client(c["x"].astype(np.float64), c["y"], c["domain_id"]) for c in cohort]
 
 
-def _algorithm(params: AlgorithmParams) -> FederatedAlgorithm:
-    return agnostic_fed_avg(logistic_regression(4, 3), _DOMAINS, params)
+def _algorithm(options: AgnosticFedAvgOptions) -> Algorithm:
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3), _DOMAINS)
+    return agnostic_fed_avg(problem, options)
 
 
 def _assert_follows_reference(training, server: reference.Server, seed: int = 0) -> None:
@@ -107,52 +101,55 @@ def _assert_follows_reference(training, server: reference.Server, seed: int = 0)
         alpha = server.alpha()
         server.round(_reference_cohort(cohort))
         state, metrics = training.next(state, cohort)
-        for actual, expected in zip(state.weights.trainable, server.w):
+        weights, _, domains = state.algorithm
+        for actual, expected in zip(weights.trainable, server.w):
             np.testing.assert_allclose(actual, expected, _RTOL, _ATOL)
-        np.testing.assert_allclose(state.domains.lambda_, server.lambda_, _RTOL, _ATOL)
-        np.testing.assert_array_equal(state.domains.window, server.window)
+        np.testing.assert_allclose(domains.lambda_, server.lambda_, _RTOL, _ATOL)
+        np.testing.assert_array_equal(domains.window, server.window)
         np.testing.assert_allclose(metrics["domain_weights"]["alpha"], alpha, _RTOL, _ATOL)
+
+
+def _assert_pure_functions_follow(options: AgnosticFedAvgOptions, seed: int = 0) -> None:
+    _assert_follows_reference(EagerTraining(_algorithm(options)), _reference_server(options), seed)
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("normalizer", ["client", "batch"])
 def test_windows_and_normalizers(window, normalizer):
-    params = _params(window=window, normalizer=normalizer)
-    _assert_follows_reference(EagerTraining(_algorithm(params)), _reference_server(params))
+    _assert_pure_functions_follow(_options(window=window, batch_normalizer=normalizer))
 
 
 @pytest.mark.parametrize("epochs", [2, 3])
 @pytest.mark.parametrize("normalizer", ["client", "batch"])
 def test_several_epochs(epochs, normalizer):
-    params = _params(epochs=epochs, normalizer=normalizer)
-    _assert_follows_reference(EagerTraining(_algorithm(params)), _reference_server(params), seed=1)
+    options = _options(client_epochs=epochs, batch_normalizer=normalizer)
+    _assert_pure_functions_follow(options, seed=1)
 
 
 @pytest.mark.parametrize("freeze_absent", [False, True])
 @pytest.mark.parametrize("update", ["exponentiated_gradient", "projected_gradient", "fixed"])
 def test_updates_of_the_domain_weights(update, freeze_absent):
-    params = _params(update=update, freeze_absent=freeze_absent)
-    _assert_follows_reference(EagerTraining(_algorithm(params)), _reference_server(params), seed=2)
+    options = _options(domain_weight_update=update, freeze_absent_domains=freeze_absent)
+    _assert_pure_functions_follow(options, seed=2)
 
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_server_adam(window):
-    params = _params(server="adam", window=window, normalizer="batch")
-    server = _reference_server(params, server="adam")
-    _assert_follows_reference(EagerTraining(_algorithm(params)), server, seed=3)
+    options = _options("adam", window=window, batch_normalizer="batch")
+    _assert_pure_functions_follow(options, seed=3)
 
 
 @pytest.mark.parametrize(
-    "options",
+    "settings",
     [
-        {"window": 3, "epochs": 2, "server": "adam"},
-        {"window": 1, "normalizer": "batch", "update": "projected_gradient"},
-        {"window": 4, "freeze_absent": True},
+        {"window": 3, "client_epochs": 2, "server": "adam"},
+        {"window": 1, "batch_normalizer": "batch", "domain_weight_update": "projected_gradient"},
+        {"window": 4, "freeze_absent_domains": True},
     ],
     ids=["adam", "projected", "freeze_absent"],
 )
-def test_in_the_tff_runtime(tff_runtime, options):
-    params = _params(**options)
-    training = tff_runtime.training(_algorithm(params), PlainSum())
-    server = _reference_server(params, server=options.get("server", "sgd"))
-    _assert_follows_reference(training, server, seed=4)
+@pytest.mark.parametrize("runtime", ["tff_runtime", "cohort_runtime"])
+def test_in_every_runtime(request, runtime, settings):
+    options = _options(**settings)
+    training = request.getfixturevalue(runtime).training(_algorithm(options), PlainSum())
+    _assert_follows_reference(training, _reference_server(options), seed=4)

@@ -5,11 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, random_client, run_rounds
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.fed_avg import fed_avg
+from tff_agnostic.algorithms import FedAvgOptions, Problem
+from tff_agnostic.algorithms.fed_avg import fed_avg
+from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.nesterov import Nesterov
-from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.models import logistic_regression
 
 
@@ -75,13 +74,13 @@ def _cohorts():
 @pytest.fixture(scope="module")
 def runs(tff_runtime):
     """States of the server after each of three rounds in TFF: with plain SGD, and with Nesterov."""
-    model = logistic_regression(4, 3)
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 2)
 
     def states(name):
-        params = AlgorithmParams(server_optimizer=SERVER_OPTIMIZERS[name](0.7, 0.9, 0.0))
-        training = tff_runtime.training(fed_avg(model, 2, params), PlainSum())
+        options = FedAvgOptions(server_optimizer=name, server_learning_rate=0.7)
+        training = tff_runtime.training(fed_avg(problem, options), PlainSum())
         cohorts = _cohorts()
-        return [run_rounds(training, cohorts[: t + 1])[0] for t in range(len(cohorts))]
+        return [run_rounds(training, cohorts[: t + 1])[0].algorithm for t in range(len(cohorts))]
 
     return {"sgd": states("sgd"), "nesterov": states("nesterov")}
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
+from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, random_client
-from tff_agnostic.computations.agnostic_fed_avg import build_agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
+from tff_agnostic.computations import PlainSum, SecureSum
+from tff_agnostic.computations.template import build_process
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
@@ -24,6 +25,10 @@ def _cohort() -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(2)) for n in (5, 8)]
 
 
+def _matrices(state):
+    return state.algorithm.weights.trainable
+
+
 def test_it_is_a_learning_process_of_state_and_client_data(process):
     assert isinstance(process, tff.learning.templates.LearningProcess)
     state_type, data_type = process.next.type_signature.parameter
@@ -36,50 +41,69 @@ def test_it_is_a_learning_process_of_state_and_client_data(process):
 def test_a_round_returns_the_output_that_tff_programs_expect(process):
     output = process.next(process.initialize(), _cohort())
     assert isinstance(output, tff.learning.templates.LearningProcessOutput)
-    assert list(output.metrics) == [
+    assert set(output.metrics) == {
         "client_work",
         "clients",
         "domain_weights",
         "finalizer",
         "aggregator",
-    ]
+    }
     assert list(output.metrics["client_work"]["train"]) == ["loss", "num_examples", "accuracy"]
 
 
 def test_weights_can_be_read_and_replaced(process):
     state = process.initialize()
     weights = process.get_model_weights(state)
-    assert_identical(weights, state.weights)
+    assert_identical(weights, state.algorithm.weights)
     other = tff.learning.models.ModelWeights([w + 1 for w in weights.trainable], [])
     replaced = process.set_model_weights(state, other)
     assert_identical(process.get_model_weights(replaced), other)
-    assert_identical(replaced._replace(weights=state.weights), state)
+    assert_identical(
+        replaced._replace(algorithm=replaced.algorithm._replace(weights=weights)), state
+    )
 
 
 def test_replaced_weights_are_what_the_next_round_starts_from(process):
     state = process.initialize()
-    other = tff.learning.models.ModelWeights([w + 1 for w in state.weights.trainable], [])
+    other = tff.learning.models.ModelWeights([w + 1 for w in _matrices(state)], [])
     output = process.next(process.set_model_weights(state, other), _cohort())
     same = process.next(state, _cohort())
-    moved = output.state.weights.trainable[0] - same.state.weights.trainable[0]
+    moved = _matrices(output.state)[0] - _matrices(same.state)[0]
     assert np.all(np.abs(moved) > 0.5)
 
 
-def test_all_communication_is_one_broadcast_and_one_sum(process):
-    uris = collections.Counter()
+def _communication(computation: tff.Computation) -> dict[str, int]:
+    """How often values travel between clients and server, by the way in which they do."""
+    uris: collections.Counter = collections.Counter()
 
     def count(block):
         if isinstance(block, tff.framework.Intrinsic):
             uris[block.uri] += 1
         return block, False
 
-    tff.framework.transform_postorder(process.next.to_building_block(), count)
-    assert uris["federated_broadcast"] == 1
-    assert uris["federated_sum"] == 1
-    assert not [uri for uri in uris if uri.startswith(("federated_secure", "federated_aggregate"))]
+    tff.framework.transform_postorder(computation.to_building_block(), count)
+    local = ("federated_map", "federated_apply", "federated_zip", "federated_value")
+    return {uri: number for uri, number in uris.items() if not uri.startswith(local)}
 
 
-def test_parameters_that_do_not_fit_the_domains_are_refused():
-    params = AlgorithmParams(domain_weights=DomainWeightsParams(initial_weights=(0.5, 0.5)))
+def test_all_communication_is_one_broadcast_and_one_sum(process):
+    assert _communication(process.next) == {"federated_broadcast": 1, "federated_sum": 1}
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "uri"),
+    [(PlainSum(), "federated_sum"), (SecureSum(), "federated_secure_sum_bitwidth")],
+    ids=["plain", "secure"],
+)
+def test_every_further_exchange_is_a_broadcast_and_a_sum_more(aggregation, uri):
+    process = build_process(build("above_mean"), aggregation)
+    assert list(process.exchanges) == ["survey", "training"]
+    for exchange in process.exchanges.values():
+        assert _communication(exchange) == {"federated_broadcast": 1, uri: 1}
+    assert _communication(process.learning_process.next) == {"federated_broadcast": 2, uri: 2}
+
+
+def test_settings_that_do_not_fit_the_domains_are_refused():
+    options = AgnosticFedAvgOptions(initial_domain_weights=(0.5, 0.5))
     with pytest.raises(UserError, match="expected 3 numbers, one per domain, found 2"):
-        build_agnostic_fed_avg(logistic_regression(4, 3), 3, params)
+        build_agnostic_fed_avg(logistic_regression(4, 3), 3, options)
