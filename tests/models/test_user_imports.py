@@ -217,7 +217,7 @@ def test_the_digest_is_of_the_file_and_what_it_imported(tmp_path, text, changed,
         file = _file(tmp_path / folder, text, {**_BESIDE, **beside})
         if "def" in text:
             _result(file)
-        return file.digest()
+        return file.digests()
 
     first = of("a")
     assert of("a") == of("b") == first
@@ -226,4 +226,4 @@ def test_the_digest_is_of_the_file_and_what_it_imported(tmp_path, text, changed,
 
 def test_the_digest_of_a_file_alone_is_that_of_its_content(tmp_path):
     file = _file(tmp_path, "import json, tff_agnostic\n", _BESIDE)
-    assert file.digest() == digest((tmp_path / "mine.py").read_bytes())
+    assert file.digests() == {"file": digest((tmp_path / "mine.py").read_bytes())}

@@ -1,0 +1,65 @@
+"""Algorithms for tests: every registered one, and one of two exchanges; built with any settings."""
+
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+
+from tests.algorithms import two_exchanges
+from tests.computations.harness import make_client, random_client
+from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
+from tff_agnostic.computations import Algorithm
+from tff_agnostic.models import Model, logistic_regression
+
+NUM_DOMAINS = 3
+CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_exchanges.NAME: two_exchanges.ALGORITHM}
+
+# Each algorithm takes those of these settings that it has.
+SETTINGS: dict[str, Any] = {
+    "client_learning_rate": 0.3,
+    "client_epochs": 2,
+    "batch_size": 4,
+    "domain_learning_rate": 0.1,
+    "window": 2,
+    "target_domain": "1",
+    "q": 1.5,
+    "mu": 0.7,
+}
+
+
+def build(
+    name: str,
+    model: Optional[Model] = None,
+    num_domains: int = NUM_DOMAINS,
+    seed: int = 7,
+    **settings: Any,
+) -> Algorithm:
+    """Returns an algorithm with `SETTINGS`, or others for those that are given and that it has."""
+    spec = CASES[name]
+    fields = {field.name for field in dataclasses.fields(spec.options)}
+    chosen = {key: value for key, value in {**SETTINGS, **settings}.items() if key in fields}
+    model = logistic_regression(4, 3) if model is None else model
+    return spec.build(Problem.of_numbered_domains(model, num_domains, seed), spec.options(**chosen))
+
+
+def cohort(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 1, 13)) -> list[dict[str, np.ndarray]]:
+    """Returns clients of uneven sizes with random examples of all domains."""
+    rng = np.random.default_rng(seed)
+    return [random_client(rng, n, range(NUM_DOMAINS)) for n in sizes]
+
+
+def cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
+    """Returns cohorts that all differ."""
+    return [cohort(seed) for seed in range(num)]
+
+
+def empty_client() -> dict[str, np.ndarray]:
+    """Returns a client without examples."""
+    return make_client(np.zeros([0, 4]), [])
+
+
+def spoiled_client(value: float) -> dict[str, np.ndarray]:
+    """Returns a client with one input that is not finite."""
+    client = random_client(np.random.default_rng(5), 6, range(NUM_DOMAINS))
+    client["x"][3, 1] = value
+    return client

@@ -1,0 +1,303 @@
+"""What has to hold for every algorithm, and what holds by the traits that it claims.
+
+A new algorithm needs no test of its own for these: it is in the registry.
+"""
+
+import functools
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.cases import (
+    CASES,
+    NUM_DOMAINS,
+    build,
+    cohort,
+    cohorts,
+    empty_client,
+    spoiled_client,
+)
+from tests.computations.harness import (
+    assert_all_close,
+    assert_identical,
+    random_client,
+    run_rounds,
+)
+from tff_agnostic.algorithms import Trait
+from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.computations.quantities import flattened, paired
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, model_from_keras
+
+
+@pytest.fixture(params=list(CASES))
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trainings(cohort_runtime):
+    return functools.lru_cache(maxsize=None)(
+        lambda name: cohort_runtime.training(build(name), PlainSum())
+    )
+
+
+@pytest.fixture
+def training(trainings, name):
+    return trainings(name)
+
+
+def _with_trait(trait: Trait) -> list[str]:
+    return [name for name, spec in CASES.items() if trait in spec.traits]
+
+
+def _started(training) -> Any:
+    """A state some rounds in, where all of it differs from the start."""
+    return run_rounds(training, cohorts(2))[0]
+
+
+def _main_model(name: str, state: Any) -> Any:
+    return build(name).main_model(state.algorithm)
+
+
+def _assert_finite(structure) -> None:
+    for value in tf.nest.flatten(structure):
+        assert np.all(np.isfinite(value))
+
+
+def test_it_learns(training, name):
+    before = training.initialize()
+    after, _ = training.next(before, cohort())
+    assert after.round_num == 1
+    first, second = (_main_model(name, state).trainable[0] for state in (before, after))
+    assert not np.allclose(first, second)
+
+
+def test_the_name_is_the_one_in_the_registry(name):
+    assert build(name).name == name
+
+
+def test_every_number_of_a_report_is_described(training):
+    _, report = training.next(training.initialize(), cohort())
+    described = list(paired(training.quantities, report))
+    assert len({quantity.name for quantity, _ in described}) == len(described)
+    for quantity, value in described:
+        assert np.shape(value) == ((NUM_DOMAINS,) if quantity.per_domain else ())
+
+
+def test_the_models_of_a_state_are_the_same_as_arrays_and_as_tensors(training, name):
+    state, algorithm = _started(training), build(name)
+    as_tensors = tf.nest.map_structure(tf.convert_to_tensor, state.algorithm)
+    assert_all_close(dict(algorithm.models(as_tensors)), dict(algorithm.models(state.algorithm)))
+
+
+def test_the_order_of_the_clients_does_not_matter(training):
+    state, clients = _started(training), cohort(3)
+    forwards = training.next(state, clients)
+    assert_all_close(training.next(state, clients[::-1]), forwards)
+
+
+def test_an_empty_cohort_leaves_the_models(training, name):
+    state = _started(training)
+    next_state, report = training.next(state, [])
+    assert next_state.round_num == state.round_num + 1
+    assert_identical(_main_model(name, next_state), _main_model(name, state))
+    _assert_finite((next_state, report))
+    assert sum(report["clients"].values()) == 0
+
+
+def test_a_cohort_without_examples_leaves_the_models(training, name):
+    state = _started(training)
+    next_state, report = training.next(state, [empty_client(), empty_client()])
+    assert_identical(_main_model(name, next_state), _main_model(name, state))
+    _assert_finite((next_state, report))
+    assert report["clients"]["empty"] == 2
+
+
+def test_a_client_without_examples_adds_nothing_and_is_counted(training):
+    state, clients = _started(training), cohort(6)
+    expected, _ = training.next(state, clients)
+    next_state, report = training.next(state, [clients[0], empty_client(), *clients[1:]])
+    assert_all_close(next_state, expected, rtol=1e-6)
+    assert report["clients"]["empty"] == 1
+    assert report["clients"]["non_finite"] == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training, value):
+    state, clients = _started(training), cohort(7)
+    expected, expected_report = training.next(state, clients)
+    next_state, report = training.next(state, [*clients, spoiled_client(value)])
+    assert_all_close(next_state, expected, rtol=1e-6)
+    assert_all_close(report["client_work"], expected_report["client_work"], rtol=1e-6)
+    assert report["clients"]["non_finite"] == 1
+    assert report["clients"]["contributed"] == expected_report["clients"]["contributed"]
+
+
+def test_a_cohort_of_clients_that_are_not_finite_leaves_the_models(training, name):
+    state = _started(training)
+    next_state, report = training.next(state, [spoiled_client(np.nan)] * 3)
+    assert_identical(_main_model(name, next_state), _main_model(name, state))
+    _assert_finite((next_state, report))
+    assert report["clients"]["non_finite"] == 3
+
+
+def test_every_client_is_counted_once(training):
+    other_domain = random_client(np.random.default_rng(8), 5, [0])
+    clients = [*cohort(8), other_domain, empty_client(), spoiled_client(np.nan)]
+    _, report = training.next(training.initialize(), clients)
+    assert sum(report["clients"].values()) == len(clients)
+
+
+def test_domains_absent_for_many_rounds_leave_everything_finite(training):
+    rng = np.random.default_rng(9)
+    state = training.initialize()
+    for _ in range(30):
+        state, report = training.next(state, [random_client(rng, 6, [1])])
+    _assert_finite((state, report))
+    # All domains again, after the others were absent for fifteen windows.
+    _assert_finite(training.next(state, cohort(10)))
+
+
+def test_a_batch_may_be_larger_than_the_client(cohort_runtime, name):
+    states = [
+        run_rounds(
+            cohort_runtime.training(build(name, batch_size=batch_size), PlainSum()),
+            [cohort(11)] * 2,
+        )[0]
+        for batch_size in (13, 10_000)
+    ]
+    assert_all_close(states[0], states[1])
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(cohort_runtime, name, training):
+    expected, expected_reports = run_rounds(training, cohorts(6))
+    halfway, _ = run_rounds(training, cohorts(3))
+    resumed = cohort_runtime.training(build(name), PlainSum())
+    state, reports = run_rounds(resumed, cohorts(6)[3:], _through_npz(halfway))
+    assert_identical(state, expected)
+    assert_identical(reports, expected_reports[3:])
+
+
+def _through_npz(state: Any) -> Any:
+    buffer = io.BytesIO()
+    np.savez(buffer, *tf.nest.flatten(state))
+    buffer.seek(0)
+    with np.load(buffer) as archive:
+        return tf.nest.pack_sequence_as(state, [archive[key] for key in archive.files])
+
+
+def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(cohort_runtime, name):
+    model = _dropout_model()
+
+    def run(seed: int) -> Any:
+        algorithm = build(name, model=model, seed=seed)
+        return run_rounds(cohort_runtime.training(algorithm, PlainSum()), cohorts(3))
+
+    first = run(7)
+    assert_identical(run(7), first)
+    other_state, _ = run(8)
+    weights = [build(name, model=model).main_model(s.algorithm) for s in (first[0], other_state)]
+    assert not np.array_equal(weights[0].trainable[0], weights[1].trainable[0])
+
+
+def test_secure_sums_give_the_same_rounds(cohort_runtime, name, training):
+    aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, min_clients=3))
+    secure = cohort_runtime.training(build(name), aggregation)
+    assert secure.security.is_secure
+    state, reports = run_rounds(secure, cohorts(3))
+    expected, expected_reports = run_rounds(training, cohorts(3))
+    assert_all_close(state.algorithm, expected.algorithm, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="expected at least 3 clients in a sum, found 2"):
+        secure.next(state, cohort()[:2])
+    for report, of_plain in zip(reports, expected_reports):
+        assert not any(tf.nest.flatten(_clipped(report["aggregator"])))
+        assert report["clients"] == of_plain["clients"]
+
+
+def _clipped(report: Any) -> Any:
+    return report.get("clipped") or [part["clipped"] for part in report.values()]
+
+
+@pytest.mark.parametrize("name", _with_trait(Trait.ONE_DOMAIN_IS_FED_AVG))
+def test_with_one_domain_it_is_fed_avg(cohort_runtime, name):
+    rng = np.random.default_rng(1)
+    clients = [[random_client(rng, n, [0]) for n in (7, 3, 10)] for _ in range(4)]
+    models = []
+    for other in (name, "fed_avg"):
+        algorithm = build(other, num_domains=1, target_domain="0")
+        state, _ = run_rounds(cohort_runtime.training(algorithm, PlainSum()), clients)
+        models.append(algorithm.main_model(state.algorithm))
+    assert_all_close(models[0], models[1])
+
+
+@pytest.mark.parametrize("name", _with_trait(Trait.DOMAIN_BLIND))
+def test_which_domain_an_example_belongs_to_does_not_matter(cohort_runtime, name):
+    # The order of examples is drawn from what a client holds, domains included.
+    training = cohort_runtime.training(build(name, shuffle=False), PlainSum())
+    clients = cohort(12)
+    moved = [{**c, "domain_id": (c["domain_id"] + 1) % NUM_DOMAINS} for c in clients]
+    states = [training.next(_started(training), cohort)[0] for cohort in (clients, moved)]
+    assert_all_close(_main_model(name, states[0]), _main_model(name, states[1]))
+
+
+@pytest.mark.parametrize("name", _with_trait(Trait.PARTITION_BLIND))
+def test_with_one_full_step_it_does_not_matter_who_holds_an_example(cohort_runtime, name):
+    algorithm = build(name, client_epochs=1, batch_size=1000)
+    training = cohort_runtime.training(algorithm, PlainSum())
+    clients = cohort(13)
+    merged = {key: np.concatenate([c[key] for c in clients[1:]]) for key in clients[0]}
+    states = [training.next(_started(training), c)[0] for c in (clients, [clients[0], merged])]
+    assert_all_close(_main_model(name, states[0]), _main_model(name, states[1]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", _with_trait(Trait.COHORT_TWICE_IS_ONCE))
+def test_a_cohort_twice_gives_the_model_of_once(name, training):
+    state, clients = _started(training), cohort(4)
+    once, once_report = training.next(state, clients)
+    twice, twice_report = training.next(state, [*clients, *clients])
+    assert_all_close(_main_model(name, twice), _main_model(name, once), rtol=1e-4)
+    loss = [report["client_work"]["train"]["loss"] for report in (once_report, twice_report)]
+    assert_all_close(loss[1], loss[0])
+
+
+@pytest.mark.parametrize("name", _with_trait(Trait.LEARNS_FROM_EVERY_DOMAIN))
+@pytest.mark.parametrize("domain", range(NUM_DOMAINS))
+def test_examples_of_every_domain_move_the_model(name, training, domain):
+    state = _started(training)
+    clients = [random_client(np.random.default_rng(domain), 6, [domain]) for _ in range(2)]
+    moved, _ = training.next(state, clients)
+    first, second = (_main_model(name, s).trainable[0] for s in (state, moved))
+    assert not np.allclose(first, second)
+
+
+def test_every_trait_is_claimed_by_someone():
+    assert set().union(*(spec.traits for spec in CASES.values())) == set(Trait)
+
+
+def test_quantities_of_different_algorithms_that_share_a_name_are_the_same_column(cohort_runtime):
+    kinds = {}
+    for name in CASES:
+        for quantity in flattened(build(name).quantities):
+            kind = (quantity.per_domain, quantity.unit)
+            assert kinds.setdefault(quantity.name, kind) == kind
+
+
+def _dropout_model() -> Model:
+    def build_model() -> tf.keras.Model:
+        inputs = tf.keras.Input([4])
+        hidden = tf.keras.layers.Dense(8, activation="relu")(inputs)
+        hidden = tf.keras.layers.Dropout(0.5)(hidden)
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(hidden))
+
+    return model_from_keras(
+        build_model,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, 4], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+    )

@@ -1,0 +1,91 @@
+"""Kinds of models that tests of runtimes run: small ones of every sort."""
+
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tests.algorithms.cases import NUM_DOMAINS
+from tests.computations.harness import random_client
+from tests.models import keras_zoo
+from tff_agnostic.models import (
+    Model,
+    accuracy,
+    logistic_regression,
+    model_from_keras,
+    next_word_lstm,
+)
+
+
+class ModelKind(NamedTuple):
+    """A kind of model.
+
+    Attributes:
+        model: Makes one.
+        client: Draws a client of a size.
+        has_real_inputs: Whether inputs can be not finite.
+        has_relu: Of a number that is not finite, TensorFlow's kernels make 0 or leave it, each as
+            it likes: an evaluation sees such a client, or does not.
+        can_be_vectorised: Whether TensorFlow can vectorise it; see `test_client_modes`.
+    """
+
+    model: Callable[[], Model]
+    client: Callable[[np.random.Generator, int], dict[str, Any]]
+    has_real_inputs: bool = True
+    has_relu: bool = False
+    can_be_vectorised: bool = True
+
+
+def _from_zoo(kind: keras_zoo.Kind, has_real_inputs: bool = True) -> ModelKind:
+    def client(rng: np.random.Generator, size: int) -> dict[str, Any]:
+        domain_id = rng.integers(NUM_DOMAINS, size=size).astype(np.int32)
+        return {"x": kind.x(rng, size), "y": kind.y(rng, size), "domain_id": domain_id}
+
+    def model() -> Model:
+        return model_from_keras(
+            kind.build,
+            loss=kind.loss,
+            example_spec={"x": kind.x_spec, "y": kind.y_spec},
+            metrics=[accuracy()],
+        )
+
+    return ModelKind(model, client, has_real_inputs)
+
+
+def _bag_of_words() -> tf.keras.Model:
+    tokens = tf.keras.Input([5], dtype=tf.int32)
+    mean = tf.reduce_mean(tf.keras.layers.Embedding(11, 4)(tokens), axis=1)
+    return tf.keras.Model(tokens, tf.keras.layers.Dense(3)(mean))
+
+
+_BAG_OF_WORDS = keras_zoo.classification(_bag_of_words, 5)._replace(
+    x=lambda rng, n: rng.integers(11, size=[n, 5]).astype(np.int32),
+    x_spec=tf.TensorSpec([None, 5], tf.int32),
+)
+
+
+def _sentences(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
+    # Sentences of one to three words, 0 after them.
+    words = rng.integers(1, 9, size=[size, 3])
+    x = np.where(np.arange(3) < rng.integers(1, 4, size=[size, 1]), words, 0).astype(np.int32)
+    domain_id = rng.integers(NUM_DOMAINS, size=size).astype(np.int32)
+    return {"x": x, "y": np.roll(x, -1, axis=1), "domain_id": domain_id}
+
+
+KINDS = {
+    "logistic": ModelKind(
+        lambda: logistic_regression(4, 3),
+        lambda rng, size: random_client(rng, size, range(NUM_DOMAINS)),
+    ),
+    "dropout": _from_zoo(keras_zoo.KINDS["dense_with_dropout"])._replace(has_relu=True),
+    "convolutional": _from_zoo(keras_zoo.KINDS["convolutional"])._replace(
+        has_relu=True, can_be_vectorised=False
+    ),
+    "dict_of_inputs": _from_zoo(keras_zoo.KINDS["two_inputs"]),
+    "embedding": _from_zoo(_BAG_OF_WORDS, has_real_inputs=False),
+    "next_word": ModelKind(
+        lambda: next_word_lstm(5, embedding=3, units=4, sequence_length=3),
+        _sentences,
+        has_real_inputs=False,
+    ),
+}
