@@ -13,6 +13,7 @@ from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluation_report import EvaluationReport
 from tff_agnostic.program.evaluator import Evaluator
 from tff_agnostic.program.flags import (
@@ -62,13 +63,14 @@ def main(argv: Sequence[str]) -> None:
     trained = folder.spec()
     spec = evaluated_spec(trained)
     task = spec.load_task()
-    folder.check_fingerprint(task.fingerprint)
-    config = spec.config
+    folder.check_fingerprint(task.fingerprint, on_other_data=True)
+    config, aggregation = spec.config, spec.build_aggregation()
+    check_test_clients(task, aggregation)
     options = runtime_options(config.runtime)
     # The weights alone: the task may have other domains than the one that was trained on.
     models = checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint)
     with RUNTIMES[config.runtime](options) as runtime:
-        evaluate = runtime.evaluation(task.model, task.num_domains, spec.build_aggregation())
+        evaluate = runtime.evaluation(task.model, task.num_domains, aggregation)
         evaluator = Evaluator(task, evaluate)
         reports = {name: evaluator(weights, on_all=True) for name, weights in models.items()}
     algorithm = algorithm_label(config.algorithm)

@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     task = spec.load_task()
     restore = None
     if trained is not None:
-        trained[0].check_fingerprint(task.fingerprint)
+        trained[0].check_fingerprint(task.fingerprint, on_other_data=True)
         restore = functools.partial(trained[1].restore, where=flags.FLAGS.checkpoint)
     if clients_dir is not None:
         check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)

@@ -17,7 +17,7 @@ from absl import flags
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import Experiment
-from tff_agnostic.experiments.prepare import data_lines, prepare, store_path
+from tff_agnostic.experiments.prepare import STORE_NAME, data_lines, prepare, store_path
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
@@ -40,6 +40,8 @@ from tff_agnostic.program.run_spec import RunSpec, check_given_somewhere, resolv
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
+# What stands in the folder beside a comparison's own files.
+_OTHER_FILES = (STORE_NAME, "page.md", "images", "seconds.json")
 # Set by the experiment and its arms.
 _NOT_FLAGS = ("algorithm", "target_domain")
 # Evaluations in the course of a run: enough for a curve.
@@ -86,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
     store = store_path(experiment, data_dir(), data(), folder)
     specs = trial_specs(experiment, trials, store)
     # Before anything is imported: what is wrong with a flag or the folder is better found now.
-    check_folder(specs, folder, flags.FLAGS.resume)
+    check_folder(specs, folder, flags.FLAGS.resume, _OTHER_FILES)
     print(f"{name}, {trials} trials of {', '.join(experiment.arms)}: {folder}")
     prepare(experiment, data_dir(), store)
     runtime_name = next(iter(specs.values()))[0].config.runtime
@@ -95,7 +97,15 @@ def main(argv: Sequence[str]) -> None:
     with StopRequest() as stop, RUNTIMES[runtime_name](options) as runtime:
         try:
             # The folder was checked, and may hold the store by now: that is nothing to refuse.
-            comparison = run_trials(specs, folder, runtime, resume=True, stop=stop)
+            comparison = run_trials(
+                specs,
+                folder,
+                runtime,
+                resume=True,
+                stop=stop,
+                labels={arm: row.label for arm, row in experiment.arms.items()},
+                other_files=_OTHER_FILES,
+            )
         except Interrupted as e:
             raise e.with_command(resume_command("reproduce", folder)) from None
         finally:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
             report = run.run(stop)
         except Interrupted as e:
             raise e.with_command(resume_command("train", path)) from None
-    print(report.table(run.domain_weights()))
+    print(run.table(report))
     print(f"result: {path / 'result.json'}, plots: {path / 'plots'}")
 
 

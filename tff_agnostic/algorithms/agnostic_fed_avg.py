@@ -179,8 +179,9 @@ ALGORITHM = AlgorithmSpec(
     traits=frozenset(
         {
             Trait.ONE_DOMAIN_IS_FED_AVG,
-            Trait.DUPLICATED_COHORT,
-            Trait.TRAINS_ON_ALL_DOMAINS,
+            Trait.PARTITION_BLIND,
+            Trait.COHORT_TWICE_IS_ONCE,
+            Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
 )

@@ -198,7 +198,9 @@ TARGET_ONLY = AlgorithmSpec(
     paper="Ro et al. 2021, section 5",
     build=fed_avg_target_only,
     options=TargetOnlyOptions,
-    traits=frozenset({Trait.ONE_DOMAIN_IS_FED_AVG, Trait.DUPLICATED_COHORT}),
+    traits=frozenset(
+        {Trait.ONE_DOMAIN_IS_FED_AVG, Trait.PARTITION_BLIND, Trait.COHORT_TWICE_IS_ONCE}
+    ),
 )
 
 

@@ -40,5 +40,12 @@ ALGORITHM = AlgorithmSpec(
     paper="Li et al. 2020, Algorithm 2",
     build=fed_prox,
     options=FedProxOptions,
-    traits=frozenset({Trait.DUPLICATED_COHORT, Trait.TRAINS_ON_ALL_DOMAINS}),
+    traits=frozenset(
+        {
+            Trait.DOMAIN_BLIND,
+            Trait.PARTITION_BLIND,
+            Trait.COHORT_TWICE_IS_ONCE,
+            Trait.LEARNS_FROM_EVERY_DOMAIN,
+        }
+    ),
 )

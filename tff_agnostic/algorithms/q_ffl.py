@@ -244,5 +244,11 @@ ALGORITHM = AlgorithmSpec(
     paper="Li et al. 2020, Algorithm 2 (q-FedAvg)",
     build=q_ffl,
     options=QFflOptions,
-    traits=frozenset({Trait.DUPLICATED_COHORT, Trait.TRAINS_ON_ALL_DOMAINS}),
+    traits=frozenset(
+        {
+            Trait.DOMAIN_BLIND,
+            Trait.COHORT_TWICE_IS_ONCE,
+            Trait.LEARNS_FROM_EVERY_DOMAIN,
+        }
+    ),
 )

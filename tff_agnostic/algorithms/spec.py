@@ -13,10 +13,10 @@ class Trait(enum.Enum):
     """A property of an algorithm, which the shared property tests check where it is claimed."""
 
     ONE_DOMAIN_IS_FED_AVG = "with a single domain it is FedAvg"
-    EQUAL_LAMBDA_IS_FED_AVG = "with a lambda that equals the domains' shares it is FedAvg"
-    DUPLICATED_COHORT = "a cohort that holds every client twice gives the same model"
-    EMPTY_DOMAINS_FROZEN = "a domain that is absent from all rounds changes no number"
-    TRAINS_ON_ALL_DOMAINS = "examples of every domain move the model"
+    DOMAIN_BLIND = "the model does not depend on which domain an example belongs to"
+    PARTITION_BLIND = "where clients take one full step, it does not matter who holds an example"
+    COHORT_TWICE_IS_ONCE = "a cohort that holds every client twice gives the same model"
+    LEARNS_FROM_EVERY_DOMAIN = "examples of every single domain move the model"
 
 
 @dataclasses.dataclass(frozen=True)

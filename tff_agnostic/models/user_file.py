@@ -49,17 +49,18 @@ class UserFile:
         with self.running("it"):
             exec(code, vars(self._module))
 
-    def digest(self) -> str:
-        """Returns a short name of the file's content, and of that of the modules next to it.
+    def digests(self) -> dict[str, str]:
+        """Returns short names of the file's content, "file", and of what it imports, "imports".
 
-        These are the Python files that were imported until now, each under its name from the
-        folder on: it is the same wherever the folder lies. Where there are none it is the `digest`
-        of the file.
+        Imports are the Python files next to it that were imported until now, each under its name
+        from the folder on: it is the same wherever the folder lies. Without any there is no entry.
         """
-        parts = [self._source]
-        for name, source in sorted(self._imports.sources.items()):
-            parts.append(f"\n{name} {hashlib.sha256(source).hexdigest()}".encode())
-        return digest(b"".join(parts))
+        digests = {"file": digest(self._source)}
+        sources = sorted(self._imports.sources.items())
+        if sources:
+            lines = [f"{name} {hashlib.sha256(source).hexdigest()}\n" for name, source in sources]
+            digests["imports"] = digest("".join(lines).encode())
+        return digests
 
     def value(self, name: str, what: str, is_right: Callable[[Any], bool]) -> Any:
         """Returns a value that the file defines outside of functions and classes.

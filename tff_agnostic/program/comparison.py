@@ -193,7 +193,6 @@ def run_trials(
         Interrupted: If a signal asked to stop; what was done is saved.
     """
     check_folder(specs, folder, resume, other_files)
-    _claim(folder, specs)
     trials: dict[str, Trials] = {}
     domain_names: tuple[str, ...] = ()
     measures: Mapping[str, Measure] = {}
@@ -204,6 +203,8 @@ def run_trials(
                 bar.set_postfix_str(f"{row}, trial {k + 1}")
                 run_folder = _trial_folder(folder, row, k)
                 run = TrainingRun(spec, run_folder, runtime, resume)
+                # Now that a run can be made: what is refused leaves nothing behind.
+                _claim(folder, specs)
                 if not (resume and run.is_complete()):
                     try:
                         run.run(stop, show_progress=False)

@@ -20,8 +20,10 @@ from tff_agnostic.files import (
     write_json,
 )
 from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
+from tff_agnostic.program.enough_clients import check_clients_of_sums
 from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
 from tff_agnostic.settings import flag_of
+from tff_agnostic.tasks.task import DATA
 
 # In config.json: how rounds were executed, as far as it can change last bits.
 _EXECUTION = "execution"
@@ -45,13 +47,13 @@ class RunFolder:
         self.plots = path / "plots"
 
     def check(self, spec: RunSpec, resume: bool) -> None:
-        """Checks that a run may use the folder; writes nothing.
+        """Checks that a run may begin or go on in the folder; writes nothing.
 
         A resumed run may have more rounds than before; everything else has to be as it was.
 
         Raises:
             UserError: If the folder holds another run, a run that is not to be resumed or other
-                files, or cannot be read.
+                files, or cannot be read, or the run's sums have too few clients.
         """
         with write_errors(self.path):
             if self.config.exists():
@@ -61,6 +63,9 @@ class RunFolder:
                     "--output_dir: expected a new or empty folder or that of a run, found "
                     f"{self.path} with other content"
                 )
+            # What a run of an earlier release was allowed is known with its folder only.
+            adopted = self.adopted(spec)
+            check_clients_of_sums(adopted.config, adopted.build_aggregation())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -87,11 +92,14 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def check_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
+    def check_fingerprint(
+        self, fingerprint: Mapping[str, str], on_other_data: bool = False
+    ) -> None:
         """Checks that the task is made of what the folder's run was trained on; writes nothing.
 
         Args:
             fingerprint: `Task.fingerprint`.
+            on_other_data: Whether the examples may be others, of the same kind.
 
         Raises:
             UserError: If the run there was trained on something else, such as another vocabulary.
@@ -99,8 +107,10 @@ class RunFolder:
         there = read_json(self.fingerprint) if self.fingerprint.exists() else {}
         # An earlier release knew less of its data.
         is_older = self.config.exists() and self._read_config().get("format", 1) < FORMAT
-        names = there if is_older or not self.fingerprint.exists() else {*fingerprint, *there}
-        for name in sorted(names):
+        all_names = dict.fromkeys((*fingerprint, *there))
+        for name in there if is_older or not self.fingerprint.exists() else all_names:
+            if on_other_data and name == DATA:
+                continue
             if fingerprint.get(name) != there.get(name):
                 raise UserError(
                     f"{self.path}: expected the {name} that the run there was trained with "

@@ -19,6 +19,7 @@ from tff_agnostic.program.columns import (
     with_role,
 )
 from tff_agnostic.program.config import COHORT_SAMPLINGS
+from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluation_report import EvaluationReport
 from tff_agnostic.program.evaluator import (
     Evaluator,
@@ -65,6 +66,7 @@ class TrainingRun:
         folder.check_fingerprint(self.task.fingerprint)
         self._algorithm = build_algorithm(spec, self.task)
         aggregation = spec.build_aggregation()
+        check_test_clients(self.task, aggregation)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
         self._training = runtime.training(self._algorithm, aggregation)

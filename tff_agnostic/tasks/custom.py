@@ -64,7 +64,11 @@ def load(options: CustomOptions, context: TaskContext) -> Task:
     load_kind = _text_task if store.description.kind == TEXT else _features_task
     task = load_kind(store, options, lambda data: build_user_model(file, data, context.seed))
     # After the model was built: the file may import where it is needed.
-    fingerprint = {"model": file.digest(), **_classes(store), **task.fingerprint}
+    digests = file.digests()
+    of_model = {"model": digests["file"]}
+    if "imports" in digests:
+        of_model["files that the model imports"] = digests["imports"]
+    fingerprint = {**of_model, **_classes(store), **task.fingerprint}
     return dataclasses.replace(task, fingerprint=fingerprint)
 
 

@@ -11,6 +11,7 @@ from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
+from tff_agnostic.tasks.task import DATA
 
 TRAIN_SPLIT = "train"
 # Help text of the option that every such task has.
@@ -90,7 +91,7 @@ def labels_of(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -
 
 def data_fingerprint(store: Store) -> dict[str, str]:
     """Returns what a `Task.fingerprint` says of the store: that a changed one is another one."""
-    return {"data": store.digest()}
+    return {DATA: store.digest()}
 
 
 def stored_domains(store: Store) -> tuple[str, ...]:

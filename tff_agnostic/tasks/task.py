@@ -11,6 +11,9 @@ from matplotlib.figure import Figure
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.models.functional import Model
 
+# In a task's fingerprint: the examples themselves. Weights may be evaluated on others.
+DATA = "data"
+
 # Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
 DrawFigure = Callable[["Task", Mapping[str, Any]], Figure]
 
