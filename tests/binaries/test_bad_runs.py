@@ -44,31 +44,31 @@ _SETTINGS = [
     (["--toy_regression_spread=nan"], "--toy_regression_spread: expected a number of at least 0"),
     (
         ["--initial_domain_weights=0.5,0.7,-0.2,0,0"],
-        "initial domain weights: expected non-negative numbers that sum to 1, found [0.5, 0.7, -0",
+        "--initial_domain_weights: expected non-negative numbers that sum to 1, found [",
     ),
     (
         ["--initial_domain_weights=0.5,0.3,0,0,0"],
-        "initial domain weights: expected non-negative numbers that sum to 1, found [0.5, 0.3, 0.0",
+        "--initial_domain_weights: expected non-negative numbers that sum to 1, found [",
     ),
     (
         ["--initial_domain_weights=0.5,0.5"],
-        "initial domain weights: expected 5 numbers, one per domain, found 2",
+        "--initial_domain_weights: expected 5 numbers, one per domain, found 2",
     ),
     (
         ["--initial_domain_weights=nan,1,0,0,0"],
-        "initial domain weights: expected finite numbers, found [nan, 1.0, 0.0, 0.0, 0.0]",
+        "--initial_domain_weights: expected finite numbers, found [nan, 1.0, 0.0, 0.0, 0.0]",
     ),
     (
         ["--initial_domain_weights="],
-        "initial domain weights: expected 5 numbers, one per domain, found 0",
+        "--initial_domain_weights: expected 5 numbers, one per domain, found 0",
     ),
     (
         ["--initial_domain_counts=1,2,0,1,1"],
-        "initial domain counts: expected positive numbers, found [1.0, 2.0, 0.0, 1.0, 1.0]",
+        "--initial_domain_counts: expected positive numbers, found [1.0, 2.0, 0.0, 1.0, 1.0]",
     ),
     (
         ["--initial_domain_counts="],
-        "initial domain counts: expected 5 numbers, one per domain, found 0",
+        "--initial_domain_counts: expected 5 numbers, one per domain, found 0",
     ),
     (
         ["--algorithm=fed_avg_target_only"],

@@ -30,6 +30,7 @@ def test_a_folder_per_trial_and_the_comparison(compared):
         "agnostic_fed_avg",
         "compare.json",
         "compare.md",
+        "comparison.json",
         "fed_avg",
         "plots",
     ]

@@ -25,7 +25,8 @@ def test_a_flag_file_is_accepted(path: Path):
         (compare if is_comparison else train).define_flags()
         assert parse_flags(["binary", f"--flagfile={path}"]) == ["binary"]
         if is_comparison:
-            specs = [spec for trials in compare.trial_specs().values() for spec in trials]
+            arms = compare.arms_from_flags()
+            specs = [spec for trials in compare.trial_specs(arms).values() for spec in trials]
         else:
             specs = [run_spec_from_flags()]
     for spec in specs:

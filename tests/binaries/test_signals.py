@@ -138,7 +138,7 @@ def test_a_command_that_fails_leaves_no_process(folder):
         "train", *TOY, "--runtime=tff", "--client_learning_rate=1e30", "--output_dir=run"
     )
     with Process(command, folder) as process:
-        wait_until(lambda: (folder / "run" / "metrics.csv").exists())
+        wait_until(lambda: (folder / "run" / "config.json").exists())
         children = _children(process, "tff")
         outcome = process.outcome()
     assert "the model has diverged" in outcome.error

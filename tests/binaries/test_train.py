@@ -12,9 +12,11 @@ from tensorflow.core.util import event_pb2
 from binaries import train
 from tests.binaries.harness import TOY, Caller, defined_flags
 from tests.program.harness import is_png
-from tff_agnostic.program.config import config_names
+from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.history import read_history
+from tff_agnostic.program.run_spec import resolve, settings_of_runs
 from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
 
@@ -82,9 +84,9 @@ def test_the_result(digits):
 
 def test_every_flag_is_in_the_config(digits):
     config = json.loads((digits[0] / "config.json").read_text())
-    expected = {"task", "data_dir", "data", *config_names()}
+    expected = {"task", "data_dir", "data", *resolve("digits", {}, {}).settings()}
     expected |= {name for name in defined_flags(train) if name.startswith("digits_")}
-    assert set(config) == expected
+    assert set(config) == {"format", "execution", *expected}
     assert (config["rounds"], config["digits_num_clients"], config["seed"]) == (2, 6, 0)
 
 
@@ -96,11 +98,14 @@ def test_every_flag_can_be_given():
     }
     assert {"digits_keep", "emnist_test_split", "model"} < options
     others = {"task", "data_dir", "data", "output_dir", "resume", *_names(RuntimeOptions)}
-    assert defined_flags(train) == {*others, *options, *config_names()}
+    of_runs = [RunConfig, *(settings for _, _, settings in settings_of_runs())]
+    settings = {name for part in of_runs for name in _names(part)}
+    assert {"rounds", "window", "q", "mu", "secure_min_clients"} < settings
+    assert defined_flags(train) == {*others, *options, *settings}
 
 
-def _names(settings) -> list[str]:
-    return list(settings.__dataclass_fields__)
+def _names(settings: type) -> list[str]:
+    return [flag_of(field) for field in dataclasses.fields(settings)]
 
 
 def test_there_is_a_row_per_round(digits):
@@ -194,8 +199,10 @@ def test_how_a_run_is_executed_is_no_part_of_it(call, folder, arguments):
     for name, more in runs.items():
         outcome = call(train, *TOY, "--rounds=2", f"--output_dir={name}", *more)
         assert outcome.status == 0, outcome
-    configs = [(folder / name / "config.json").read_bytes() for name in runs]
+    configs = [json.loads((folder / name / "config.json").read_text()) for name in runs]
+    executions = [config.pop("execution") for config in configs]
     assert configs[0] == configs[1]
+    assert executions[0] != executions[1]
     norms = [read_history(folder / name / "metrics.csv")["update_norm"] for name in runs]
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
 
