@@ -13,8 +13,9 @@ from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.partition import even_partition
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.logistic import logistic_regression
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.adult_columns import CATEGORIES, COLUMNS
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
 _DOMAIN_NAMES = ("doctorate", "non-doctorate")
 _LABELS = {"<=50K": 0, ">50K": 1}
@@ -27,9 +28,9 @@ Table = tuple[np.ndarray, np.ndarray, np.ndarray]
 class AdultOptions:
     """Options of the task."""
 
-    num_clients: int = option(50, "Training clients.")
-    num_test_clients: int = option(20, "Test clients.")
-    heldout_share: float = option(
+    num_clients: int = setting(50, "Training clients.")
+    num_test_clients: int = setting(20, "Test clients.")
+    heldout_share: float = setting(
         0.0,
         "Share of the training rows to evaluate on in place of adult.test, while tuning; they are "
         "not trained on.",

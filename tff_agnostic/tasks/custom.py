@@ -21,6 +21,7 @@ from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.sentences import sentence_spec
 from tff_agnostic.models.user_file import UserFile
 from tff_agnostic.models.user_model import ModelData, build_user_model
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import (
     Corpus,
     LanguageOptions,
@@ -36,7 +37,7 @@ from tff_agnostic.tasks.stored import (
     open_store,
     stored_domains,
 )
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option, option_flag
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
 _TEXT_ONLY = ("vocabulary_size", "vocabulary", "sequence_length")
 
@@ -45,7 +46,7 @@ _TEXT_ONLY = ("vocabulary_size", "vocabulary", "sequence_length")
 class CustomOptions(LanguageOptions):
     """Options of the task."""
 
-    model: Optional[str] = option(
+    model: Optional[str] = setting(
         None, "Python file with a function build_model.", flag="model", is_path=True
     )
 

@@ -17,7 +17,8 @@ from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.partition import dirichlet_partition
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.logistic import logistic_regression
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, option
+from tff_agnostic.settings import setting
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 
 _NUM_CLASSES = 10
 _MAX_PIXEL = 16.0
@@ -27,17 +28,17 @@ _MAX_PIXEL = 16.0
 class DigitsOptions:
     """Options of the task."""
 
-    num_clients: int = option(50, "Training clients.")
-    num_test_clients: int = option(20, "Test clients.")
-    concentration: float = option(
+    num_clients: int = setting(50, "Training clients.")
+    num_test_clients: int = setting(20, "Test clients.")
+    concentration: float = setting(
         0.5, "Dirichlet parameter of the clients' mixtures of classes; small is skewed."
     )
-    keep: str = option(
+    keep: str = setting(
         "8:0.15,9:0.3",
         "Share of the training examples that rare classes keep, CLASS:SHARE comma-separated; empty "
         "keeps all.",
     )
-    test_share: float = option(0.3, "Share of the images that is held out for the test.")
+    test_share: float = setting(0.3, "Share of the images that is held out for the test.")
 
 
 def load(options: DigitsOptions, context: TaskContext) -> Task:

@@ -19,6 +19,7 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.emnist_cnn import emnist_cnn
 from tff_agnostic.models.functional import Examples
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TEST_SPLIT_HELP,
     TRAIN_SPLIT,
@@ -28,7 +29,7 @@ from tff_agnostic.tasks.stored import (
     labels_of,
     open_store,
 )
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 from tff_agnostic.tasks.tff_datasets import emnist_store
 
 HIGH_SCHOOL, CENSUS = "high_school", "census"
@@ -44,11 +45,11 @@ _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 class EmnistOptions:
     """Options of the task."""
 
-    num_classes: int = option(62, "62 for digits and letters, 10 for digits.")
-    high_school_writers: Optional[int] = option(
+    num_classes: int = setting(62, "62 for digits and letters, 10 for digits.")
+    high_school_writers: Optional[int] = setting(
         None, "How many high-school writers are trained on, drawn by the seed; all if not given."
     )
-    test_split: str = option("test", TEST_SPLIT_HELP)
+    test_split: str = setting("test", TEST_SPLIT_HELP)
 
 
 def load(options: EmnistOptions, context: TaskContext) -> Task:

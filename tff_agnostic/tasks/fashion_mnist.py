@@ -16,6 +16,7 @@ from tff_agnostic.data.store_format import LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.logistic import logistic_regression
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TEST_SPLIT_HELP,
     TRAIN_SPLIT,
@@ -23,7 +24,7 @@ from tff_agnostic.tasks.stored import (
     labels_of,
     open_store,
 )
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
 _DOMAIN_NAMES = ("t-shirt/top", "pullover", "shirt")
 # Their labels among the ten classes of Fashion-MNIST.
@@ -37,7 +38,7 @@ _NUM_PIXELS = 28 * 28
 class FashionMnistOptions:
     """Options of the task."""
 
-    test_split: str = option("test", TEST_SPLIT_HELP)
+    test_split: str = setting("test", TEST_SPLIT_HELP)
 
 
 def load(options: FashionMnistOptions, context: TaskContext) -> Task:

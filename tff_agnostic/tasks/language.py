@@ -13,6 +13,7 @@ from tff_agnostic.data.store_clients import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TEST_SPLIT_HELP,
     TRAIN_SPLIT,
@@ -21,7 +22,7 @@ from tff_agnostic.tasks.stored import (
     open_store,
     stored_domains,
 )
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option, option_flag
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
 # How SQLite files begin.
 _SQLITE = b"SQLite format 3\0"
@@ -31,19 +32,19 @@ _SQLITE = b"SQLite format 3\0"
 class LanguageOptions:
     """Options that every next-word task has."""
 
-    vocabulary_size: int = option(
+    vocabulary_size: int = setting(
         10_000, "K, how many of the most frequent words are known; fewer if there are fewer."
     )
-    vocabulary: Optional[str] = option(
+    vocabulary: Optional[str] = setting(
         None,
         "Whose words are known: another client store, or a text file with a word and its count a "
         "line, the most frequent first. [the store's own]",
         is_path=True,
     )
-    sequence_length: int = option(
+    sequence_length: int = setting(
         20, "T, words of a sentence that are predicted; the rest is cut off."
     )
-    test_split: str = option("test", TEST_SPLIT_HELP)
+    test_split: str = setting("test", TEST_SPLIT_HELP)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,16 +9,16 @@ import dataclasses
 
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keyboard_cifg import keyboard_cifg
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
-from tff_agnostic.tasks.task import option
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanishKeyboardOptions(LanguageOptions):
     """Options of the task."""
 
-    projection: int = option(96, "Size of the recurrent projection and of the word vectors.")
-    units: int = option(670, "Units of the CIFG.")
+    projection: int = setting(96, "Size of the recurrent projection and of the word vectors.")
+    units: int = setting(670, "Units of the CIFG.")
 
 
 def _build(options: SpanishKeyboardOptions, vocabulary_size: int, seed: int) -> Model:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import (
     Corpus,
     LanguageOptions,
@@ -19,7 +20,7 @@ from tff_agnostic.tasks.language import (
     next_word_task,
 )
 from tff_agnostic.tasks.stored import open_store
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 from tff_agnostic.tasks.tff_datasets import stackoverflow_store, stackoverflow_words
 
 _DOMAIN_NAMES = ("answer", "question")
@@ -31,9 +32,9 @@ _TYPE = "type"
 class StackOverflowOptions(LanguageOptions):
     """Options of the task."""
 
-    embedding: int = option(96, "Size of the word vectors.")
-    units: int = option(670, "Units of each LSTM.")
-    layers: int = option(1, "Number of LSTMs.")
+    embedding: int = setting(96, "Size of the word vectors.")
+    units: int = setting(670, "Units of each LSTM.")
+    layers: int = setting(1, "Number of LSTMs.")
 
 
 def load(options: StackOverflowOptions, context: TaskContext) -> Task:

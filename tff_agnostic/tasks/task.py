@@ -96,20 +96,7 @@ class TaskSpec:
     data: Use = Use.NO
 
 
-def option(default: Any, help_: str, flag: Optional[str] = None, is_path: bool = False) -> Any:
-    """Declares a field of a task's options.
-
-    Args:
-        default: The default.
-        help_: The flag's help text.
-        flag: The flag's name; TASK_FIELD if None.
-        is_path: Whether it names a file, which is the same file however it is named.
-    """
-    return dataclasses.field(
-        default=default, metadata={"help": help_, "flag": flag, "is_path": is_path}
-    )
-
-
 def option_flag(task: str, field: dataclasses.Field) -> str:
     """Returns the name of the flag of an option."""
-    return field.metadata.get("flag") or f"{task}_{field.name}"
+    flag: str = field.metadata["flag"] or f"{task}_{field.name}"
+    return flag

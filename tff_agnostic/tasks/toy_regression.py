@@ -21,7 +21,8 @@ from tff_agnostic.data.partition import even_partition
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, option
+from tff_agnostic.settings import setting
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 
 _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
 # Uneven, so that the mean of all points is far from the answer.
@@ -33,8 +34,8 @@ _INITIAL_VALUE = 2.0
 class ToyRegressionOptions:
     """Options of the task."""
 
-    num_clients: int = option(50, "Clients that the points are dealt to.")
-    spread: float = option(0.1, "Standard deviation of the points around their centre.")
+    num_clients: int = setting(50, "Clients that the points are dealt to.")
+    spread: float = setting(0.1, "Standard deviation of the points around their centre.")
 
 
 def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
@@ -101,17 +102,20 @@ def _model(policy: str) -> Model:
 
 
 def _figure(task: Task, columns: Mapping[str, Any]) -> Figure:
-    """Draws figure 2 of the paper: learned value and domain weights over rounds."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    value_axes, weight_axes = figure.subplots(1, 2)
+    """Draws figure 2 of the paper: learned value, and domain weights if there are any, by round."""
+    weights = {name: columns.get(f"lambda/{name}") for name in task.domain_names}
+    has_weights = None not in weights.values()
+    figure = Figure(figsize=(10 if has_weights else 5, 4), layout="constrained")
+    value_axes, *others = np.atleast_1d(figure.subplots(1, 2 if has_weights else 1))
     value_axes.plot(columns["round"], columns["learned value"])
     value_axes.axhline(0.0, color="grey", linestyle="--", label="true answer")
     value_axes.set(xlabel="round", ylabel="learned value")
     value_axes.legend()
-    for name in task.domain_names:
-        weight_axes.plot(columns["round"], columns[f"lambda/{name}"], label=name)
-    weight_axes.set(xlabel="round", ylabel="domain weight", ylim=(0, 1))
-    weight_axes.legend()
+    for weight_axes in others:
+        for name, course in weights.items():
+            weight_axes.plot(columns["round"], course, label=name)
+        weight_axes.set(xlabel="round", ylabel="domain weight", ylim=(0, 1))
+        weight_axes.legend()
     return figure
 
 

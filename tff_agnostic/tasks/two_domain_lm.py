@@ -10,16 +10,16 @@ import dataclasses
 
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.next_word_lstm import two_layer_lstm
+from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
-from tff_agnostic.tasks.task import option
 
 
 @dataclasses.dataclass(frozen=True)
 class TwoDomainOptions(LanguageOptions):
     """Options of the task."""
 
-    embedding: int = option(96, "Size of the word vectors.")
-    units: int = option(256, "Units of each LSTM.")
+    embedding: int = setting(96, "Size of the word vectors.")
+    units: int = setting(256, "Units of each LSTM.")
 
 
 def _build(options: TwoDomainOptions, vocabulary_size: int, seed: int) -> Model:
