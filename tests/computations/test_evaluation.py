@@ -9,16 +9,16 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, make_client, random_client
-from tff_agnostic.computations import evaluation
-from tff_agnostic.computations.aggregation import PlainSum, SecureBounds, SecureSum
-from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.evaluation import evaluate_clients, measure_grids
+from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.evaluation import EvaluateClients, EvaluationOutput, measure_grids
 from tff_agnostic.computations.histogram import quantile
 from tff_agnostic.models import Metric, accuracy, logistic_regression, next_word_lstm
 from tff_agnostic.models.functional import Model, ModelWeights
 
 _DOMAINS = 3
-_BOUNDS = SecureBounds(max_examples=300, max_loss=20.0)
+_SECURE = SecureSum(SecureSumOptions(max_examples=300, max_loss=20.0))
 
 
 def _weights() -> ModelWeights:
@@ -66,7 +66,7 @@ def plain(tff_runtime):
 
 @pytest.fixture(scope="module")
 def output(plain):
-    return plain(_weights(), _clients())
+    return plain(_weights(), [_clients()]).output
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +122,15 @@ def test_clients_are_counted(output):
 
 
 def test_clients_without_examples_and_not_finite_ones_add_nothing_and_are_counted(plain, output):
-    spoiled = plain(_weights(), [_nan_client(), *_clients(), _empty_client(), _empty_client()])
+    clients = [_nan_client(), *_clients(), _empty_client(), _empty_client()]
+    spoiled = plain(_weights(), [clients]).output
     assert dict(spoiled.clients) == {"evaluated": 30, "empty": 2, "non_finite": 1}
     assert_all_close(spoiled._replace(clients=()), output._replace(clients=()), rtol=1e-6)
 
 
 @pytest.mark.parametrize("clients", [[], [_empty_client()], [_nan_client()]])
 def test_without_any_finite_example_everything_is_zero(plain, clients):
-    output = plain(_weights(), clients)
+    output = plain(_weights(), [clients]).output
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
     for name, grid in measure_grids(logistic_regression(4, 3)).items():
@@ -137,9 +138,8 @@ def test_without_any_finite_example_everything_is_zero(plain, clients):
 
 
 def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
-    secure = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, SecureSum(_BOUNDS))(
-        _weights(), [_nan_client(), *_clients(), _empty_client()]
-    )
+    evaluate = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, _SECURE)
+    secure = evaluate(_weights(), [[_nan_client(), *_clients(), _empty_client()]]).output
     assert dict(secure.clients) == {"evaluated": 30, "empty": 1, "non_finite": 1}
     assert_all_close(secure._replace(clients=()), output._replace(clients=()), rtol=1e-5, atol=1e-4)
     # Histograms and counts are integers, which a secure sum does not round.
@@ -147,6 +147,11 @@ def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
         np.testing.assert_array_equal(
             secure.over_clients[measure].histogram, output.over_clients[measure].histogram
         )
+
+
+def _of_one_client(model: Model, weights: ModelWeights, client: Any) -> EvaluationOutput:
+    work = EvaluateClients(model, _DOMAINS)
+    return work(weights, group_of_one(client), tf.constant(0, tf.int64), one_client)
 
 
 def _squared_error() -> Metric:
@@ -178,7 +183,7 @@ def _model_with(*metrics: Metric) -> Model:
 def test_a_metric_without_an_upper_end_is_measured_on_the_log_grid():
     model = _model_with(_squared_error())
     client = _clients()[3]
-    output = evaluate_clients(model, _DOMAINS, _weights(), group_of_one(client))
+    output = _of_one_client(model, _weights(), client)
     scores = client["x"] @ _weights().trainable[0] + _weights().trainable[1]
     exact = np.mean((scores[:, 0] - client["y"]) ** 2)
     histogram = np.asarray(output.over_clients["squared_error"].histogram)[_DOMAINS]
@@ -189,7 +194,7 @@ def test_a_metric_without_an_upper_end_is_measured_on_the_log_grid():
 def test_a_client_for_which_a_metric_is_undefined_is_not_in_its_distribution():
     model = _model_with(_labelled_only())
     client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[0, 2, 1, 1])
-    output = evaluate_clients(model, _DOMAINS, _weights(), group_of_one(client))
+    output = _of_one_client(model, _weights(), client)
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
 
@@ -200,18 +205,20 @@ def test_a_metric_says_how_fine_its_grid_is():
     np.testing.assert_allclose(grid.centers()[[0, 1, -1]], [0, 0.02, 20])
 
 
-def test_text_metrics_are_exact_whatever_the_batches(monkeypatch):
+def test_text_metrics_are_exact_whatever_the_batches():
     model = next_word_lstm(vocabulary_size=5, embedding=3, units=4, sequence_length=3)
     rng = np.random.default_rng(0)
     x, y = rng.integers(9, size=[2, 11, 3]).astype(np.int32)
     client = {"x": x, "y": y, "domain_id": rng.integers(_DOMAINS, size=11).astype(np.int32)}
     outputs = []
     for batch_size in (1, 4, 256):
-        monkeypatch.setattr(evaluation, "_BATCH_SIZE", batch_size)
-        outputs.append(
-            evaluate_clients(model, _DOMAINS, model.initial_weights, group_of_one(client))
+        sums = domain_pass(
+            model, _DOMAINS, model.initial_weights, group_of_one(client), batch_size=batch_size
         )
+        outputs.append(sums)
     for output in outputs[1:]:
         assert_all_close(output, outputs[0], rtol=1e-5)
     words = np.array([np.sum(y[client["domain_id"] == i] > 0) for i in range(_DOMAINS)])
-    np.testing.assert_array_equal(outputs[0].sums.metric_sums["perplexity"].denominator, words)
+    np.testing.assert_array_equal(outputs[0].metric_sums["perplexity"].denominator, words)
+    evaluated = _of_one_client(model, model.initial_weights, client).sums
+    assert_all_close(evaluated, outputs[0], rtol=1e-5)

@@ -1,30 +1,38 @@
 """How the clients of a cohort run, and the choice where nobody says it."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, assert_identical, random_client
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.fed_avg import fed_avg
-from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.algorithms import FedAvgOptions, Problem
+from tff_agnostic.algorithms.fed_avg import fed_avg
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
-from tff_agnostic.runtimes.client_work import CompiledWork, training_work
+from tff_agnostic.runtimes.client_work import CompiledWork, client_work_of
 from tff_agnostic.runtimes.shards import streamed_shards
 
 
 class _Work:
-    """What clients of an algorithm do, and what is broadcast to them."""
+    """What clients do in the first exchange of an algorithm, and the message to them."""
 
-    def __init__(self, model: Model) -> None:
-        local = LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4)
-        algorithm = fed_avg(model, 3, AlgorithmParams(local))
-        self.broadcast = algorithm.prepare(algorithm.initialize())
+    def __init__(self, model: Model, change: Any = lambda client: client) -> None:
+        options = FedAvgOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
+        algorithm = fed_avg(Problem.of_numbered_domains(model, 3), options)
+        (exchange,) = algorithm.exchanges
+        exchange = dataclasses.replace(exchange, client=change(exchange.client))
+        round_ = AggregatedRound(dataclasses.replace(algorithm, exchanges=(exchange,)), PlainSum())
+        self.broadcast = round_.start(round_.initialize())
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.broadcast)
-        self.compiled = CompiledWork(training_work(algorithm, PlainSum(), specs))
+        self.compiled = CompiledWork(
+            client_work_of(round_.exchanges[0], specs, algorithm.client_data_spec)
+        )
 
     def plan(self, mode, cohort, max_clients_in_step=None):
         return CLIENT_MODES[mode](self.compiled, cohort, max_clients_in_step)
@@ -125,11 +133,12 @@ def _cohort_of(features: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
     ("layer", "features"),
     [
         (lambda: tf.keras.layers.LSTM(2), (3, 2)),
+        (lambda: tf.keras.layers.GRU(2), (3, 2)),
         (lambda: tf.keras.layers.Conv1D(2, 2), (3, 2)),
     ],
-    ids=["Keras LSTM", "convolution"],
+    ids=["Keras LSTM", "Keras GRU", "convolution"],
 )
-def test_what_tensorflow_cannot_vectorise_is_streamed_without_a_word(layer, features, capfd):
+def test_what_tensorflow_cannot_convert_is_streamed_without_a_word(layer, features, capfd):
     layers = (layer(), tf.keras.layers.Flatten())
     work, cohort = _keras_work(*layers, features=features), _cohort_of(features)
     capfd.readouterr()
@@ -141,6 +150,83 @@ def test_what_tensorflow_cannot_vectorise_is_streamed_without_a_word(layer, feat
     message = str(error.value)
     assert message.startswith("--client_mode=vectorised: TensorFlow cannot vectorise this model, ")
     assert "\n" not in message
+
+
+class _BrokenError(Exception):
+    """Of a type that no one else has."""
+
+
+def _breaks(values: tf.Tensor) -> tf.Tensor:
+    raise _BrokenError("this is wrong whatever the mode")
+
+
+def _refuses(values: tf.Tensor) -> tf.Tensor:
+    raise UserError("--my_setting: expected a prime number, found 4")
+
+
+def _has_wrong_shapes(values: tf.Tensor) -> tf.Tensor:
+    return tf.matmul(tf.zeros([2, 3]), tf.zeros([4, 5])) + values
+
+
+def _also_for_each_client(wrong: Any) -> Any:
+    """Adds a function that goes wrong to what clients do, where runtimes apply it to each."""
+
+    def change(client: Any) -> Any:
+        def changed(broadcast: Any, clients: Any, seed: Any, per_client: Any) -> Any:
+            output = client(broadcast, clients, seed, per_client)
+            return output._replace(beta=per_client(wrong, output.beta))
+
+        return changed
+
+    return change
+
+
+def _also_for_all_clients(wrong: Any) -> Any:
+    """Adds it where a function of many clients in step is called once."""
+
+    def change(client: Any) -> Any:
+        def changed(broadcast: Any, clients: Any, seed: Any, per_client: Any) -> Any:
+            output = client(broadcast, clients, seed, per_client)
+            return output._replace(beta=wrong(output.beta))
+
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize("where", [_also_for_each_client, _also_for_all_clients])
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (_breaks, _BrokenError, "^this is wrong whatever the mode$"),
+        (_refuses, UserError, "^--my_setting: expected a prime number, found 4$"),
+        (_has_wrong_shapes, ValueError, "Dimensions must be equal"),
+    ],
+    ids=["own error", "user error", "shapes"],
+)
+@pytest.mark.parametrize("mode", ["auto", "vectorised"])
+def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, wrong, error, message):
+    """It is no reason to run clients one by one: that would be slow, and hide it."""
+    work = _Work(logistic_regression(4, 3), where(wrong))
+    with pytest.raises(error, match=message) as raised:
+        work.sums(mode, _cohort(5, 2))
+    assert raised.type is error
+
+
+def test_a_function_that_is_only_right_for_one_client_at_a_time_is_not_hidden():
+    """It has no place for an axis of clients, and works only where they are streamed."""
+
+    def change(client: Any) -> Any:
+        def changed(broadcast: Any, clients: Any, seed: Any, per_client: Any) -> Any:
+            output = client(broadcast, clients, seed, per_client)
+            return output._replace(beta=tf.ensure_shape(output.beta, []))
+
+        return changed
+
+    work = _Work(logistic_regression(4, 3), change)
+    assert len(work.sums("streamed", _cohort(5, 2))) == 2
+    with pytest.raises(ValueError, match=r"Shape must be rank|shape.* not compatible|Shapes"):
+        work.sums("auto", _cohort(5, 2))
 
 
 def test_dropout_is_vectorised_without_a_word(capfd):

@@ -134,7 +134,7 @@ class CompiledWork:
     @functools.cached_property
     def _many(self) -> Any:
         def many(broadcast: Any, clients: ClientGroup) -> Any:
-            outputs = self.work.fn(broadcast, clients, clients_in_step)
+            outputs = self.work.fn(broadcast, clients, _ConvertedClients())
             return tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs)
 
         rows = tf.TensorSpec([None], tf.int32)
@@ -153,16 +153,16 @@ class CompiledWork:
     def vectorisation_error(self) -> Optional[str]:
         """Why TensorFlow cannot vectorise what clients do; None if it can, and it is traced then.
 
-        Loops in a model can be beyond it, such as those of Keras' own recurrent layers.
+        Loops in a model can be beyond it, such as those of Keras' own recurrent layers. What is
+        wrong with what clients do is raised as it is: to run it one by one would only hide it.
         """
         if self._jit_compile:
             return "XLA cannot compile it so"
         try:
             with _quiet_tensorflow():
                 _ = self._many
-        # Converters fail in many ways. What is wrong with the model itself shows without them, too.
-        except Exception as e:
-            return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        except _ConversionError as e:
+            return str(e)
         convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op)
         if convolutions:
             # With a kernel for each client they become grouped convolutions: on several lanes of a
@@ -194,6 +194,40 @@ class CompiledWork:
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:
         return {name: examples[name] for name in self._columns}
+
+
+class _ConversionError(Exception):
+    """TensorFlow cannot turn operations on one client into operations on many."""
+
+
+class _ConvertedClients:
+    """`clients_in_step`, which tells a failed conversion from a function that fails by itself.
+
+    TensorFlow runs the function for one client, then converts each operation that it made. Where a
+    converter is missing or cannot cope, exceptions have many types (of Keras' LSTM, a `TypeError`
+    from inside the conversion of a loop), and their traces are cut short on the way out: what can
+    be relied on is whether the function had returned.
+    """
+
+    in_step = True
+    fixed_shapes = False
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        has_returned = False
+
+        def of_one_client(*args: Any) -> Any:
+            nonlocal has_returned
+            output = fn(*args)
+            has_returned = True
+            return output
+
+        try:
+            return clients_in_step(of_one_client, *args)
+        except Exception as e:
+            if not has_returned:
+                raise
+            reason = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+            raise _ConversionError(reason) from e
 
 
 def _op_types(traced: Any) -> set[str]:
