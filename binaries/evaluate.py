@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from tff_agnostic.algorithms.user_algorithm import algorithm_label
+from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.program.cli import run_app
@@ -29,6 +29,7 @@ from tff_agnostic.program.flags import (
 from tff_agnostic.program.run_folder import find_checkpoint
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.tasks.task import DATA
 
 _SETTINGS = (
     "seed",
@@ -63,11 +64,12 @@ def main(argv: Sequence[str]) -> None:
     trained = folder.spec()
     spec = evaluated_spec(trained)
     task = spec.load_task()
-    folder.check_fingerprint(task.fingerprint, on_other_data=True)
+    # The weights alone: neither the examples nor the code that trains need be those of the run.
+    folder.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE))
     config, aggregation = spec.config, spec.build_aggregation()
     check_test_clients(task, aggregation)
     options = runtime_options(config.runtime)
-    # The weights alone: the task may have other domains than the one that was trained on.
+    # The task may have other domains than the one that was trained on.
     models = checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint)
     with RUNTIMES[config.runtime](options) as runtime:
         evaluate = runtime.evaluation(task.model, task.num_domains, aggregation)

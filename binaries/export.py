@@ -36,6 +36,7 @@ from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.tff import TffRuntime
+from tff_agnostic.tasks.task import DATA
 
 _DEFAULT_TASK = "digits"
 
@@ -82,11 +83,12 @@ def main(argv: Sequence[str]) -> None:
     task = spec.load_task()
     restore = None
     if trained is not None:
-        trained[0].check_fingerprint(task.fingerprint, on_other_data=True)
         restore = functools.partial(trained[1].restore, where=flags.FLAGS.checkpoint)
     if clients_dir is not None:
         check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     request = export_request(spec, task, profile, flags.FLAGS.collection_uri, restore)
+    if trained is not None:
+        trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     with RUNTIMES["tff"](RuntimeOptions()) as runtime:
         manifest = export(folder, request, cast(TffRuntime, runtime))
     print(summary(manifest))

@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.settings import flag_of, kind_of
+from tff_agnostic.settings import flag_of, kind_of, type_of
 
 _EXPECTED: dict[type, str] = {
     bool: "true or false",
@@ -93,9 +93,7 @@ def parsed(setting: Setting, value: Any) -> Any:
 
 
 def _item_of(options: type, field: dataclasses.Field) -> type:
-    kind: Any = typing.get_type_hints(options)[field.name]
-    if typing.get_origin(kind) is typing.Union:
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    kind = type_of(options, field)
     arguments = typing.get_args(kind)
     item: type = arguments[0] if arguments else kind
     return item

@@ -6,6 +6,7 @@ exists because a field does, and has an effect where the chosen dataclass has th
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
@@ -13,6 +14,8 @@ from typing import Any, Optional
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 
+# `Optional[int]`, and `int | None` where Python has it.
+_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 # Computations count in int32.
 _MAX_INT = 2**31 - 1
 
@@ -58,10 +61,16 @@ def kind_of(settings: type, field: dataclasses.Field) -> type:
         settings: The dataclass; its annotations may be texts.
         field: One of its fields.
     """
-    kind: Any = typing.get_type_hints(settings)[field.name]
-    if typing.get_origin(kind) is typing.Union:
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    kind = type_of(settings, field)
     return typing.get_origin(kind) or kind
+
+
+def type_of(settings: type, field: dataclasses.Field) -> Any:
+    """Returns the type of a field as it is annotated, without None: `tuple[float, ...]`, say."""
+    kind: Any = typing.get_type_hints(settings)[field.name]
+    if typing.get_origin(kind) in _UNIONS:
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return kind
 
 
 def check_values(settings: Any) -> None:

@@ -14,7 +14,6 @@ from tff_agnostic.program.run_spec import (
     FORMAT,
     check_given_somewhere,
     from_flags,
-    has_setting,
     resolve,
 )
 from tff_agnostic.tasks.registry import TASKS
@@ -44,8 +43,8 @@ def test_a_run_has_the_settings_of_what_was_chosen(algorithm, aggregation):
     spec = resolve("digits", {"algorithm": algorithm, "aggregation": aggregation}, {})
     assert type(spec.algorithm) is ALGORITHMS[algorithm].options
     assert type(spec.aggregation) is AGGREGATIONS[aggregation].options
-    assert has_setting(spec, "secure_bits") == (aggregation == "secure")
-    assert has_setting(spec, "q") == (algorithm == "q_ffl")
+    assert ("secure_bits" in spec.settings()) == (aggregation == "secure")
+    assert ("q" in spec.settings()) == (algorithm == "q_ffl")
     assert spec.build_aggregation().name == aggregation
 
 

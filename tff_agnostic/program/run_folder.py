@@ -5,7 +5,7 @@ import dataclasses
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -23,7 +23,6 @@ from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read
 from tff_agnostic.program.enough_clients import check_clients_of_sums
 from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
 from tff_agnostic.settings import flag_of
-from tff_agnostic.tasks.task import DATA
 
 # In config.json: how rounds were executed, as far as it can change last bits.
 _EXECUTION = "execution"
@@ -93,13 +92,13 @@ class RunFolder:
             os.close(descriptor)
 
     def check_fingerprint(
-        self, fingerprint: Mapping[str, str], on_other_data: bool = False
+        self, fingerprint: Mapping[str, str], others: Collection[str] = ()
     ) -> None:
-        """Checks that the task is made of what the folder's run was trained on; writes nothing.
+        """Checks that a run is made of what the folder's run was trained with; writes nothing.
 
         Args:
-            fingerprint: `Task.fingerprint`.
-            on_other_data: Whether the examples may be others, of the same kind.
+            fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
+            others: Names of what may be another, such as the examples.
 
         Raises:
             UserError: If the run there was trained on something else, such as another vocabulary.
@@ -109,7 +108,7 @@ class RunFolder:
         is_older = self.config.exists() and self._read_config().get("format", 1) < FORMAT
         all_names = dict.fromkeys((*fingerprint, *there))
         for name in there if is_older or not self.fingerprint.exists() else all_names:
-            if on_other_data and name == DATA:
+            if name in others:
                 continue
             if fingerprint.get(name) != there.get(name):
                 raise UserError(
@@ -124,7 +123,7 @@ class RunFolder:
 
         Args:
             spec: The run.
-            fingerprint: That of its task.
+            fingerprint: `RunSpec.fingerprint`.
             execution: How its rounds are executed, as far as that can change last bits.
         """
         if fingerprint:

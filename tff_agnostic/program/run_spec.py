@@ -11,21 +11,26 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.algorithms.user_algorithm import algorithm_named, is_user_file
+from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.computations.aggregation import Aggregation
 from tff_agnostic.computations.aggregations import AGGREGATIONS
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import computing_in
 from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.run_parts import (
+    algorithm_of_flag,
+    algorithm_options,
+    by_flag,
+    complete,
+    made_of,
+)
 from tff_agnostic.settings import check_effective, flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, option_flag
 
 # Of config.json; folders of release 0.1.0 have none, which is 1.
 FORMAT = 2
-# Metadata of a setting: what folders mean that were written before it existed.
-_AS_BEFORE = "as_before"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +58,7 @@ class RunSpec:
     def settings(self) -> dict[str, Any]:
         """Returns the values of all settings but the task's, by flag."""
         parts = (self.config, self.algorithm, self.aggregation)
-        return {name: value for part in parts for name, value in _values(part).items()}
+        return {name: value for part in parts for name, value in by_flag(part).items()}
 
     def flags(self) -> dict[str, Any]:
         """Returns every flag and its value; what config.json holds."""
@@ -69,6 +74,14 @@ class RunSpec:
     def build_aggregation(self) -> Aggregation:
         """Returns the aggregation."""
         return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
+
+    def fingerprint(self, task: Task) -> dict[str, str]:
+        """Returns what the run depends on beside its settings; complete once it was built.
+
+        Args:
+            task: Its task, loaded.
+        """
+        return {**task.fingerprint, **algorithm_fingerprint(self.config.algorithm)}
 
     def load_task(self) -> Task:
         """Loads the task; see `tasks.registry.load_task`."""
@@ -112,7 +125,7 @@ def resolve(
         name = _absolute(Path(name))
     tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
     values = {**before, **tuned, **wanted, "algorithm": name}
-    config = _made_of(RunConfig, values)
+    config = made_of(RunConfig, values)
     options = dataclasses.asdict(spec.options(**task_options))
     for field in dataclasses.fields(spec.options):
         if field.metadata["is_path"]:
@@ -123,8 +136,8 @@ def resolve(
         _absolute(data_dir),
         _absolute(data),
         config,
-        _made_of(_named(algorithm_named, "algorithm", name).options, values),
-        _made_of(AGGREGATIONS[config.aggregation].options, values),
+        algorithm_options(name, values),
+        made_of(AGGREGATIONS[config.aggregation].options, values),
     )
     check_given(run, given)
     return run
@@ -144,13 +157,17 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     }
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
     is_of_now = flags.get("format", 1) == FORMAT
-    algorithm = _named(algorithm_named, "algorithm", values["algorithm"])
-    aggregation = AGGREGATIONS[values["aggregation"]]
-    parts = [
-        _made_of(kind, _complete(kind, values, is_of_now))
-        for kind in (RunConfig, algorithm.options, aggregation.options)
-    ]
-    return RunSpec(task, options, flags["data_dir"], flags["data"], *parts)
+    name, aggregation = values["algorithm"], AGGREGATIONS[values["aggregation"]]
+    algorithm = algorithm_of_flag(name)
+    return RunSpec(
+        task,
+        options,
+        flags["data_dir"],
+        flags["data"],
+        made_of(RunConfig, complete(RunConfig, values, is_of_now)),
+        algorithm_options(name, complete(algorithm.options, values, is_of_now)),
+        made_of(aggregation.options, complete(aggregation.options, values, is_of_now)),
+    )
 
 
 def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
@@ -189,11 +206,6 @@ def check_given_somewhere(runs: Sequence[RunSpec], given: Mapping[str, Any]) -> 
             raise errors[0]
 
 
-def has_setting(run: RunSpec, flag: str) -> bool:
-    """Returns whether a flag is one of a run's settings."""
-    return flag in run.settings()
-
-
 def settings_of_runs() -> Iterator[tuple[str, str, type]]:
     """Yields (kind, name, settings) of everything registered that a run is made of."""
     for name, algorithm in ALGORITHMS.items():
@@ -213,35 +225,6 @@ def _without_effect(flag: str, config: RunConfig) -> str:
             f"--{kind}={' or '.join(names)}"
         )
     return f"--{flag} has no effect with --algorithm={config.algorithm}"
-
-
-def _named(find: Any, flag: str, name: str) -> Any:
-    try:
-        return find(name)
-    except UserError as e:
-        # A user's file names itself.
-        raise e if is_user_file(name) else UserError(f"--{flag}: {e}") from None
-
-
-def _made_of(kind: type, values: Mapping[str, Any]) -> Any:
-    fields = {flag_of(field): field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: values[flag] for flag, name in fields.items() if flag in values})
-
-
-def _complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str, Any]:
-    complete = dict(values)
-    for field in dataclasses.fields(kind):
-        flag = flag_of(field)
-        if flag in values:
-            continue
-        if is_of_now:
-            raise KeyError(flag)
-        complete[flag] = field.metadata.get(_AS_BEFORE, field.default)
-    return complete
-
-
-def _values(settings: Any) -> dict[str, Any]:
-    return {flag_of(field): getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
 def _path(text: Optional[str]) -> Optional[Path]:

@@ -63,8 +63,9 @@ class TrainingRun:
         self.task: Task = spec.load_task()
         check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
         check_readable(self.task.test, MAX_READS)
-        folder.check_fingerprint(self.task.fingerprint)
         self._algorithm = build_algorithm(spec, self.task)
+        self._fingerprint = spec.fingerprint(self.task)
+        folder.check_fingerprint(self._fingerprint)
         aggregation = spec.build_aggregation()
         check_test_clients(self.task, aggregation)
         self._take_events = runtime.take_events
@@ -119,7 +120,7 @@ class TrainingRun:
                 self._history.write()
             for line in self._folder.changes_of_execution(self._execution):
                 print(line)
-            self._folder.write_config(self._spec, self.task.fingerprint, self._execution)
+            self._folder.write_config(self._spec, self._fingerprint, self._execution)
             reports = self._rounds(state, reports, stop, show_progress)
             self._finish(reports)
         return next(iter(reports.values()))

@@ -1,0 +1,178 @@
+"""What earlier releases left goes on, is evaluated and is exported as if it were of today."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from binaries import evaluate, export, train
+from tests.binaries.harness import Caller
+from tests.plan_runner.test_cli import call as run_plan
+from tests.releases.old_runs import LAST, RELEASE, RUNS, copy_of, interrupted, missing_data
+from tff_agnostic.program.checkpoints import read_checkpoint
+from tff_agnostic.program.history import read_history
+from tff_agnostic.program.run_spec import FORMAT
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.ray import RayRuntime
+
+# What FedAvg's columns were called; other algorithms' are called so still.
+_OF_FED_AVG = {"train/loss": "first_epoch/loss", "train/accuracy": "first_epoch/accuracy"}
+_OF_FED_AVG["lambda"] = "share"
+
+
+@pytest.fixture(scope="module")
+def call(cohort_runtime, tff_runtime) -> Iterator[Caller]:
+    """Calls binaries on running runtimes, Ray's too."""
+    with RayRuntime(RuntimeOptions()) as ray_runtime:
+        yield Caller({"cohort": cohort_runtime, "tff": tff_runtime, "ray": ray_runtime})
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def resumed(request, call, tmp_path_factory) -> tuple[str, Path, str]:
+    """A run that was interrupted and has gone on: its name, its folder, and what was printed."""
+    name = request.param
+    if missing_data(name):
+        pytest.skip(missing_data(name))
+    path = interrupted(name, tmp_path_factory.mktemp("resumed"))
+    outcome = call(train, *RUNS[name], f"--output_dir={path}", "--resume")
+    assert outcome.status == 0, outcome
+    return name, path, outcome.out
+
+
+def _assert_same(found: Any, expected: Any) -> None:
+    """Compares what JSON holds: numbers up to rounding, all else as it is."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            _assert_same(found[key], value)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    else:
+        assert found == expected
+
+
+def _today(name: str, column: str) -> str:
+    head, slash, domain = column.rpartition("/")
+    renamed = _OF_FED_AVG if "fed_avg" in name or "target" in name else {}
+    return f"{renamed.get(head, head)}{slash}{domain}"
+
+
+def _assert_same_rows(name: str, found: Path, rounds: int) -> None:
+    there, today = (read_history(path / "metrics.csv") for path in (RELEASE / name, found))
+    for column, values in there.items():
+        values_today = today[_today(name, column)][:rounds]
+        np.testing.assert_allclose(
+            values_today, values[:rounds], rtol=1e-5, atol=1e-6, err_msg=column
+        )
+
+
+def test_the_weights_are_those_of_the_uninterrupted_run(resumed):
+    name, path, printed = resumed
+    assert "going on after round 6\n" in printed
+    found, expected = (read_checkpoint(folder / LAST) for folder in (path, RELEASE / name))
+    assert found.round_num == expected.round_num == 12
+    # Of today's state all was there; it may have more around it.
+    assert len(found.leaves) == len(expected.leaves)
+    for leaf, leaf_there in zip(found.leaves, expected.leaves):
+        np.testing.assert_allclose(leaf, leaf_there, rtol=1e-6, atol=1e-6)
+
+
+def test_so_is_the_result(resumed):
+    name, path, _ = resumed
+    found, expected = (
+        json.loads((folder / "result.json").read_text()) for folder in (path, RELEASE / name)
+    )
+    # Evaluations by secure sums say today what they clipped.
+    clipped = found.pop("clipped", {})
+    assert bool(clipped) == ("secure" in name)
+    assert not any(clipped.values())
+    _assert_same(found, expected)
+
+
+def test_so_are_the_rounds_under_their_names_of_today(resumed):
+    name, path, _ = resumed
+    _assert_same_rows(name, path, 12)
+    columns = list(read_history(path / "metrics.csv"))
+    assert len(columns) == len(set(columns))
+    assert not any(column.startswith(("lambda/", "train/loss/")) for column in columns) or (
+        "fed_avg" not in name and "target" not in name
+    )
+
+
+def test_the_folder_is_one_of_today(resumed):
+    name, path, _ = resumed
+    config = json.loads((path / "config.json").read_text())
+    assert config["format"] == FORMAT
+    if config["aggregation"] == "secure":
+        # Nobody asked for more than one client then.
+        assert config["secure_min_clients"] == 1
+    assert ("window" in config) == ("fed_avg" not in name and "target" not in name)
+
+
+def test_a_complete_run_gets_more_rounds(resumed, call, tmp_path):
+    name, _, _ = resumed
+    path = copy_of(name, tmp_path)
+    outcome = call(train, *RUNS[name], "--rounds=14", f"--output_dir={path}", "--resume")
+    assert outcome.status == 0, outcome
+    assert "going on after round 12\n" in outcome.out
+    assert json.loads((path / "result.json").read_text())["rounds"] == 14
+    assert read_history(path / "metrics.csv")["round"].tolist() == list(range(1, 15))
+    _assert_same_rows(name, path, 11)
+
+
+def test_it_is_evaluated_as_it_was(resumed, call, tmp_path):
+    name, _, _ = resumed
+    path = copy_of(name, tmp_path)
+    outcome = call(evaluate, f"--checkpoint={path}", f"--output={tmp_path / 'e.json'}")
+    assert outcome.status == 0, outcome
+    found = json.loads((tmp_path / "e.json").read_text())
+    result = json.loads((path / "result.json").read_text())
+    for key in ("task", "seed", "domains", "overall", "worst_domain", "worst", "difference"):
+        _assert_same(found[key], result[key])
+    worst = result["domains"][result["worst_domain"]]["loss"]
+    (line,) = [line for line in outcome.out.splitlines() if "(worst)" in line]
+    assert f"{worst:.4f}"[:5] in line
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("digits_plain", "daf"),
+        ("digits_tff_secure", "secure"),
+        ("digits_fed_avg_secure", "daf"),
+        ("texts", "secure"),
+    ],
+)
+def test_its_deployment_goes_on_where_it_ended(call, tmp_path, name, profile):
+    path, plan = copy_of(name, tmp_path), tmp_path / "export"
+    outcome = call(export, f"--checkpoint={path}", f"--profile={profile}", f"--output_dir={plan}")
+    assert outcome.status == 0, outcome
+    assert json.loads((plan / "manifest.json").read_text())["rounds_trained"] == 12
+    outcome = run_plan(f"--plan={plan}", "--verify")
+    assert outcome.status == 0, outcome
+    assert "\nverified" in outcome.out
+
+
+@pytest.mark.parametrize("profile", ["daf", "secure"])
+def test_an_export_is_verified(profile):
+    outcome = run_plan(f"--plan={RELEASE / f'export_{profile}'}", "--verify")
+    assert outcome.status == 0, outcome
+    assert "\nverified" in outcome.out
+
+
+def test_a_folder_of_a_later_release_is_left_alone(call, tmp_path):
+    path = copy_of("digits_plain", tmp_path)
+    config = {**json.loads((path / "config.json").read_text()), "format": FORMAT + 1}
+    (path / "config.json").write_text(json.dumps(config))
+    for command in (
+        (train, *RUNS["digits_plain"], f"--output_dir={path}", "--resume"),
+        (evaluate, f"--checkpoint={path}"),
+        (export, f"--checkpoint={path}", f"--output_dir={tmp_path / 'export'}"),
+    ):
+        assert call.refused(tmp_path, *command) == (
+            f"{path / 'config.json'}: expected format {FORMAT} at most, found {FORMAT + 1}: it was "
+            "written by a later release"
+        )

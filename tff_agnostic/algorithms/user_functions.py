@@ -1,0 +1,148 @@
+"""The functions of a user's algorithm, checked where they return, told with the user's own lines.
+
+Everything here happens while a round is traced, before anything runs.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.algorithms.spec import Problem
+from tff_agnostic.computations.checks import check_bounds, check_state
+from tff_agnostic.computations.exchange import Algorithm, Exchange
+from tff_agnostic.computations.limits import ClientLimits
+from tff_agnostic.computations.quantities import Quantities, paired
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.user_file import UserFile
+
+# Raises a `UserError` if what a function returned for its arguments is not what it should be.
+Check = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfUser:
+    """A user's function, whose errors are told with the lines of the user's file.
+
+    Two are equal if their functions are: work that was traced for one serves the other.
+    """
+
+    file: UserFile
+    what: str
+    function: Callable[..., Any]
+    check: Optional[Check] = dataclasses.field(default=None, compare=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.file.running(self.what):
+            result = self.function(*args, **kwargs)
+            if self.check is not None:
+                self.check(result, *args)
+            return result
+
+
+def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algorithm:
+    """Returns a user's algorithm whose functions are checked and tell their errors.
+
+    Args:
+        algorithm: What the user's `build` returned.
+        problem: What it was built for.
+        file: The user's file.
+
+    Raises:
+        UserError: If it is no algorithm.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"build: expected an Algorithm, found {type(algorithm).__name__}")
+    _check_exchanges(algorithm.exchanges)
+    if not isinstance(algorithm.quantities, Mapping):
+        found = type(algorithm.quantities).__name__
+        raise UserError(f"build: expected a mapping as quantities, found {found}")
+
+    def finished(result: Any, state: Any, sums: Any) -> None:
+        del sums
+        if not (isinstance(result, tuple) and len(result) == 2):
+            found = type(result).__name__
+            raise UserError(f"finish: expected a pair (state, report), found {found}")
+        check_state(state, result[0])
+        _check_report(algorithm.quantities, result[1], problem.num_domains)
+
+    def of_user(what: str, function: Any, check: Optional[Check] = None) -> _OfUser:
+        return _OfUser(file, what, function, check)
+
+    def exchange(of_algorithm: Exchange) -> Exchange:
+        name = of_algorithm.name
+        bounds = of_user(f"bounds of exchange {name!r}", of_algorithm.bounds)
+
+        def answered(answer: Any, *arguments: Any) -> None:
+            del arguments
+            check_bounds(name, answer, bounds.function(ClientLimits()))
+
+        return Exchange(
+            name=name,
+            prepare=of_user(f"prepare of exchange {name!r}", of_algorithm.prepare),
+            client=of_user(f"client of exchange {name!r}", of_algorithm.client, answered),
+            bounds=bounds,
+        )
+
+    return dataclasses.replace(
+        algorithm,
+        initialize=of_user("initialize", algorithm.initialize),
+        exchanges=tuple(map(exchange, algorithm.exchanges)),
+        finish=of_user("finish", algorithm.finish, finished),
+        models=of_user("models", algorithm.models, _check_models),
+        with_weights=of_user("with_weights", algorithm.with_weights),
+    )
+
+
+def _check_exchanges(exchanges: Any) -> None:
+    if not isinstance(exchanges, (tuple, list)) or not exchanges:
+        found = "none" if exchanges in ((), []) else type(exchanges).__name__
+        raise UserError(f"build: expected a tuple of at least one exchange, found {found}")
+    names = set()
+    for exchange in exchanges:
+        if not isinstance(exchange, Exchange):
+            found = type(exchange).__name__
+            raise UserError(f"build: expected a tuple of exchanges, found {found} in it")
+        if exchange.name in names:
+            raise UserError(
+                f"build: expected exchanges of different names, found two of {exchange.name!r}"
+            )
+        names.add(exchange.name)
+        try:
+            hash(exchange.client)
+        except TypeError as e:
+            raise UserError(
+                f"build: expected a function or a frozen dataclass of hashable fields as client "
+                f"of exchange {exchange.name!r}, found {e}"
+            ) from e
+
+
+def _check_models(models: Any, state: Any) -> None:
+    del state
+    if not isinstance(models, Mapping) or not models:
+        raise UserError(
+            "models: expected a mapping of names to ModelWeights, the main model first, found "
+            f"{type(models).__name__ if models != {} else 'none'}"
+        )
+    for name, weights in models.items():
+        if not (hasattr(weights, "trainable") and hasattr(weights, "non_trainable")):
+            raise UserError(
+                f"models: expected ModelWeights under {name!r}, found {type(weights).__name__}"
+            )
+
+
+def _check_report(quantities: Quantities, report: Any, num_domains: int) -> None:
+    if not isinstance(report, Mapping):
+        raise UserError(f"finish: expected a mapping as report, found {type(report).__name__}")
+    try:
+        pairs = list(paired(quantities, report))
+    except ValueError as e:
+        raise UserError(f"finish: {e}") from e
+    for quantity, value in pairs:
+        expected = [num_domains] if quantity.per_domain else []
+        shape = tf.convert_to_tensor(value).shape
+        if not shape.is_compatible_with(expected):
+            raise UserError(
+                f"finish: expected {quantity.name} of shape {expected} in the report, found {shape}"
+            )
