@@ -25,8 +25,8 @@ _SETTINGS = {
 def _table() -> str:
     rows = []
     for name in TASKS:
-        config = resolve(name, {}, {}).config
-        values = [getattr(config, setting) for setting in _SETTINGS.values()]
+        settings = resolve(name, {}, {}).settings()
+        values = [settings[setting] for setting in _SETTINGS.values()]
         cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
         rows.append([f"`{name}`", *cells])
     return tabulate(rows, headers=["task", *_SETTINGS], tablefmt="github", disable_numparse=True)
