@@ -1,0 +1,39 @@
+"""Sums through an aggregation, step by step and without TFF, for many tests."""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.computations.aggregation import Aggregation, ClientFacts
+
+
+def encoded(
+    aggregation: Aggregation, output: Any, bounds: Any, examples_cut: int = 0, state: Any = None
+) -> Any:
+    """Returns what a client submits to the sum.
+
+    Args:
+        aggregation: The aggregation.
+        output: The client's answer.
+        bounds: Bounds in its structure.
+        examples_cut: How many of its examples were left out.
+        state: State of the aggregation; its first one if None.
+    """
+    state = aggregation.initialize(bounds) if state is None else state
+    facts = ClientFacts(tf.constant(7, tf.int64), tf.constant(examples_cut, tf.int64))
+    return aggregation.encode(aggregation.client_params(state), output, bounds, facts)
+
+
+def sum_of(
+    aggregation: Aggregation,
+    outputs: Sequence[Any],
+    bounds: Any,
+    examples_cut: Optional[Sequence[int]] = None,
+) -> tuple[Any, Any]:
+    """Returns the sum of clients' answers as the server has it, and what it reports."""
+    cuts = [0] * len(outputs) if examples_cut is None else examples_cut
+    submitted = [encoded(aggregation, o, bounds, cut) for o, cut in zip(outputs, cuts)]
+    summed = tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)
+    _, decoded, report = aggregation.decode(aggregation.initialize(bounds), summed, bounds)
+    return decoded, report

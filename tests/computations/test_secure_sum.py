@@ -1,0 +1,236 @@
+"""Sums, plain and secure: quantisation and counts; test_secure_ratios is about clipping."""
+
+import dataclasses
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import (
+    EagerTraining,
+    assert_all_close,
+    assert_identical,
+    random_client,
+    run_rounds,
+)
+from tests.computations.sums import encoded, sum_of
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
+from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.computations import AGGREGATIONS, Bound, PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.computations.structures import TrainingOutput
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
+
+_OPTIONS = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=0.5, max_beta=2.0, bits=12)
+
+
+class _One(NamedTuple):
+    """The smallest answer that an aggregation takes."""
+
+    value: Any
+
+
+class _Two(NamedTuple):
+    one: Any
+    other: Any
+
+
+def _algorithm():
+    options = AgnosticFedAvgOptions(
+        client_learning_rate=0.5,
+        batch_size=4,
+        domain_learning_rate=0.1,
+        window=2,
+        initial_domain_counts=(10.0, 10.0, 10.0),
+    )
+    return agnostic_fed_avg(Problem.of_numbered_domains(logistic_regression(4, 3), 3), options)
+
+
+def _bounds(options: SecureSumOptions) -> TrainingOutput:
+    return _algorithm().exchanges[0].bounds(options)
+
+
+def _cohort(seed: int = 0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [random_client(rng, n, range(3)) for n in (9, 4, 14, 7, 1)]
+
+
+def _client_outputs() -> list[TrainingOutput]:
+    training = EagerTraining(_algorithm())
+    return [training.client_output(training.initialize(), client) for client in _cohort()]
+
+
+def _step(bound: Bound, bits: int) -> float:
+    """Distance of neighbouring values that the class promises."""
+    levels = 2 ** (bits - 1) - 1 if bound.signed else 2**bits - 1
+    return bound.limit / levels
+
+
+def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
+    """Compares a decoded sum with the exact one: at most c * step / 2 for each value."""
+    exact = tf.nest.map_structure(
+        lambda *values: np.sum([np.asarray(v, np.float64) for v in values], axis=0), *outputs
+    )
+    for value, expected, bound in zip(*map(tf.nest.flatten, (actual, exact, bounds))):
+        if bound.integer:
+            np.testing.assert_array_equal(value, expected)
+        else:
+            error = np.abs(np.asarray(value, np.float64) - expected)
+            rounding = np.abs(expected) * np.finfo(np.float32).eps
+            assert np.all(error <= len(outputs) * _step(bound, bits) / 2 + rounding)
+
+
+@pytest.mark.parametrize("bits", [4, 8, 12, 16, 24])
+def test_quantization_error_is_within_the_stated_bound(bits):
+    options = dataclasses.replace(_OPTIONS, bits=bits)
+    bounds, outputs = _bounds(options), _client_outputs()
+    decoded, metrics = sum_of(SecureSum(options), outputs, bounds)
+    assert sum(int(count) for count in metrics["clipped"].values()) == 0
+    _assert_within_quantization_error(decoded, outputs, bounds, bits)
+
+
+def test_integers_and_zeros_are_exact():
+    outputs = [tf.nest.map_structure(tf.zeros_like, o) for o in _client_outputs()]
+    decoded, _ = sum_of(SecureSum(_OPTIONS), outputs, _bounds(_OPTIONS))
+    assert_identical(decoded, outputs[0])
+
+
+@pytest.mark.parametrize("bits", [2, 12, 32, 40])
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_ends_of_the_range_are_exact(bits, signed):
+    bound = Bound(3.0, signed=signed)
+    summand = _One(tf.constant([3.0, -3.0 if signed else 0.0]))
+    decoded, _ = sum_of(SecureSum(SecureSumOptions(bits=bits)), [summand] * 4, _One(bound))
+    np.testing.assert_array_equal(decoded.value, summand.value * 4)
+
+
+@pytest.mark.parametrize("bits", [2, 12, 32, 40])
+@pytest.mark.parametrize(
+    "bound",
+    [Bound(3.0), Bound(3.0, signed=True), Bound(1000, integer=True), Bound(1, integer=True)],
+)
+def test_what_is_summed_fits_the_bits_that_are_declared(bits, bound):
+    """A secure-sum protocol takes the declared width as the modulus of one client's value."""
+    aggregation = SecureSum(SecureSumOptions(bits=bits))
+    largest = np.array([bound.limit], np.int64 if bound.integer else np.float32)
+    submitted = encoded(aggregation, _One(tf.constant(largest)), _One(bound))
+    assert 0 <= int(submitted.values.value[0]) < 2 ** aggregation.bit_width(bound)
+
+
+def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_ratios():
+    bounds, outputs = _bounds(_OPTIONS), _client_outputs()
+    first = outputs[0]
+    spoiled = first._replace(
+        weighted_delta=[first.weighted_delta[0] * 0 - 7.0, first.weighted_delta[1]],
+        beta=tf.constant(2.5),
+        domain_losses=tf.constant([210.0, 3.0, 80.0]),
+        domain_counts=tf.constant([21, 3, 400], tf.int64),
+    )
+    decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled, *outputs[1:]], bounds, [5, 0, 7, 0, 1])
+    assert {name: int(count) for name, count in report["clipped"].items()} == {
+        "weighted_delta": 12,
+        "beta": 1,
+        "domain_losses": 1,
+        "domain_counts": 2,
+        "metric_sums": 0,
+        "clients": 0,
+        "examples": 13,
+    }
+    # The largest coordinate is 7 times its bound, max_beta * max_delta = 1, and the weight goes
+    # with it. Counts of 21 and 400 become 20, and their losses keep the ratio to them.
+    scaled = spoiled._replace(
+        weighted_delta=[d / 7 for d in spoiled.weighted_delta],
+        beta=tf.constant(2.5 / 7),
+        domain_losses=tf.constant([200.0, 3.0, 4.0]),
+        domain_counts=tf.constant([20, 3, 20], tf.int64),
+    )
+    _assert_within_quantization_error(decoded, [scaled, *outputs[1:]], bounds, _OPTIONS.bits)
+
+
+def test_a_negative_loss_is_cut_to_zero_and_counted():
+    spoiled = _client_outputs()[0]._replace(domain_losses=tf.constant([-1.0, 2.0, 3.0]))
+    decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled], _bounds(_OPTIONS))
+    assert report["clipped"]["domain_losses"] == 1
+    np.testing.assert_allclose(decoded.domain_losses, [0.0, 2.0, 3.0], atol=0.05)
+
+
+def test_a_value_that_stands_alone_is_cut():
+    bounds = _Two(Bound(3.0), Bound(1.0, signed=True))
+    summand = _Two(tf.constant([7.0, 1.5]), tf.constant([0.25, -4.0]))
+    decoded, _ = sum_of(SecureSum(SecureSumOptions(bits=32)), [summand] * 2, bounds)
+    np.testing.assert_allclose(decoded.one, [6.0, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(decoded.other, [0.5, -2.0], rtol=1e-6)
+
+
+def test_plain_sum_is_the_sum():
+    outputs = _client_outputs()
+    decoded, report = sum_of(PlainSum(), outputs, _bounds(_OPTIONS))
+    assert_identical(decoded, tf.nest.map_structure(lambda *v: tf.add_n(v), *outputs))
+    assert report == OrderedDict()
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations_of_equal_settings_are_equal(name):
+    """Trials that differ in their seeds share what was traced."""
+    spec = AGGREGATIONS[name]
+    first, second = spec.build(spec.options()), spec.build(spec.options())
+    assert first == second and hash(first) == hash(second)
+    assert first.name == name
+
+
+# In the TFF runtime
+
+
+def test_a_secure_run_follows_the_plain_one(tff_runtime):
+    options = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=2.0, bits=32)
+    cohorts = [_cohort(seed) for seed in range(5)]
+    plain, plain_metrics = run_rounds(tff_runtime.training(_algorithm(), PlainSum()), cohorts)
+    secure, metrics = run_rounds(tff_runtime.training(_algorithm(), SecureSum(options)), cohorts)
+    assert_all_close(secure, plain, rtol=1e-5, atol=1e-6)
+    for secure_round, plain_round in zip(metrics, plain_metrics):
+        clipped = secure_round.pop("aggregator")["clipped"]
+        assert sum(clipped.values()) == 0
+        plain_round.pop("aggregator")
+        assert_all_close(secure_round, plain_round, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_and_clients_that_are_not_finite_show_in_a_secure_round(tff_runtime):
+    options = SecureSumOptions(max_examples=8, max_loss=10.0, max_delta=1e-3, bits=32)
+    training = tff_runtime.training(_algorithm(), SecureSum(options))
+    spoiled = random_client(np.random.default_rng(1), 5, range(3))
+    spoiled["x"][0, 0] = np.nan
+    state, metrics = training.next(training.initialize(), [*_cohort(), spoiled])
+    assert metrics["clients"]["non_finite"] == 1
+    clipped = metrics["aggregator"]["clipped"]
+    assert clipped["weighted_delta"] > 0
+    assert clipped["clients"] == 0
+    # Clients of 9 and 14 examples use 8 of them, so that no count is beyond its bound.
+    assert clipped["examples"] == 1 + 6
+    assert clipped["domain_counts"] == 0
+    assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)
+
+
+def test_an_empty_secure_cohort_changes_nothing(tff_runtime):
+    training = tff_runtime.training(_algorithm(), SecureSum(_OPTIONS))
+    state = training.initialize()
+    next_state, _ = training.next(state, [])
+    assert_identical(next_state._replace(round_num=state.round_num), state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_examples": 0}, "--secure_max_examples: expected at least 1, found 0"),
+        ({"max_loss": -1.0}, "--secure_max_loss: expected a positive number"),
+        ({"max_delta": float("nan")}, "--secure_max_delta: expected a finite number"),
+        ({"max_beta": float("inf")}, "--secure_max_beta: expected a finite number"),
+        ({"bits": 1}, "--secure_bits: expected at least 2, found 1"),
+        ({"bits": 41}, "--secure_bits: expected less than 41, found 41"),
+        ({"min_clients": 0}, "--secure_min_clients: expected at least 1, found 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        SecureSumOptions(**settings)
