@@ -104,7 +104,7 @@ def _model(policy: str) -> Model:
 def _figure(task: Task, columns: Mapping[str, Any]) -> Figure:
     """Draws figure 2 of the paper: learned value, and domain weights if there are any, by round."""
     weights = {name: columns.get(f"lambda/{name}") for name in task.domain_names}
-    has_weights = None not in weights.values()
+    has_weights = all(course is not None for course in weights.values())
     figure = Figure(figsize=(10 if has_weights else 5, 4), layout="constrained")
     value_axes, *others = np.atleast_1d(figure.subplots(1, 2 if has_weights else 1))
     value_axes.plot(columns["round"], columns["learned value"])
