@@ -149,6 +149,11 @@ def _check_options(options: Any) -> None:
         if not isinstance(field.metadata.get("choices", ALGORITHMS), Registry):
             raise UserError(f"options: expected a Registry as choices of {name}")
     for setting in settings_in(options):
+        if not setting.flag.isidentifier():
+            raise UserError(
+                f"options: expected a flag of letters, digits and _ for {setting.field.name}, "
+                f"found {setting.flag!r}"
+            )
         is_list = setting.kind is tuple
         if setting.kind not in _KINDS or (is_list and setting.item not in _KINDS):
             raise UserError(

@@ -5,7 +5,6 @@ brings its own, which are defined before the command line is parsed.
 """
 
 import dataclasses
-import sys
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -13,12 +12,9 @@ from typing import Any, Optional
 from absl import flags
 
 from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.algorithms.user_algorithm import is_user_file, load_user_algorithm
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.arms import algorithms_in
-from tff_agnostic.program.config import RunConfig
-from tff_agnostic.program.run_folder import algorithm_of_checkpoint
-from tff_agnostic.program.run_spec import RunSpec, resolve, settings_of_runs
+from tff_agnostic.program.run_settings import run_settings
+from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions, check_options
 from tff_agnostic.setting_flags import Setting, define, given_values, parsed, settings_in
@@ -87,8 +83,14 @@ def define_run_flags(names: Optional[Container[str]] = None, without: Container[
     Raises:
         UserError: If a user's algorithm on the command line cannot be loaded.
     """
-    for name, setting in _run_settings().items():
+    for name, setting in run_settings().items():
         if (names is None or name in names) and name not in without:
+            if name in flags.FLAGS:
+                # One of absl's own: no other is taken.
+                whose = ", ".join(setting.owners)
+                raise UserError(
+                    f"{whose}: options: expected names that no other flag has, found {name}"
+                )
             define(setting, _help(setting))
 
 
@@ -125,7 +127,7 @@ def run_spec_from_flags() -> RunSpec:
 
 def given_settings() -> dict[str, Any]:
     """Returns the settings of runs that were given as flags."""
-    return given_values(_run_settings().values())
+    return given_values(run_settings().values())
 
 
 def data_dir() -> Optional[Path]:
@@ -144,7 +146,7 @@ def parsed_value(name: str, value: Any) -> Any:
     Raises:
         UserError: If there is no such setting, or the text is not of its type.
     """
-    return parsed(Registry("flag", _run_settings())[name], value)
+    return parsed(Registry("flag", run_settings())[name], value)
 
 
 def given_task_options(task: str) -> dict[str, Any]:
@@ -170,49 +172,6 @@ def given_task_options(task: str) -> dict[str, Any]:
 
 def _path(text: Optional[str]) -> Optional[Path]:
     return Path(text) if text is not None else None
-
-
-def _run_settings() -> dict[str, Setting]:
-    """Returns every setting of runs by its flag: what is registered, and what users bring."""
-    settings = {setting.flag: setting for setting in settings_in(RunConfig)}
-    for _, name, options in settings_of_runs():
-        _add(settings, name, options)
-    for path in _user_files(sys.argv):
-        _add(settings, path, load_user_algorithm(Path(path)).options)
-    return settings
-
-
-def _add(settings: dict[str, Setting], owner: str, options: type) -> None:
-    for setting in settings_in(options):
-        known = settings.get(setting.flag)
-        if known is None:
-            settings[setting.flag] = dataclasses.replace(setting, owners=(owner,))
-        elif not known.owners or known.kind is not setting.kind:
-            whose = ", ".join(known.owners) or "every run"
-            raise UserError(
-                f"{owner}: expected a name for setting {setting.flag} that is not taken, found one "
-                f"of {whose}"
-            )
-        else:
-            settings[setting.flag] = dataclasses.replace(known, owners=(*known.owners, owner))
-
-
-def _user_files(argv: Sequence[str]) -> list[str]:
-    """Returns the users' algorithms that a command line names, before its flags are defined."""
-    scanned = flags.FlagValues()
-    flags.DEFINE_string("algorithm", None, "", flag_values=scanned)
-    flags.DEFINE_list("algorithms", [], "", flag_values=scanned)
-    flags.DEFINE_string("arms", None, "", flag_values=scanned)
-    flags.DEFINE_string("checkpoint", None, "", flag_values=scanned)
-    try:
-        scanned(list(argv), known_only=True)
-    except flags.Error:
-        # Whoever parses the whole of it says what is wrong.
-        return []
-    names = [scanned.algorithm, *scanned.algorithms, *algorithms_in(scanned.arms or "")]
-    if scanned.checkpoint:
-        names.append(algorithm_of_checkpoint(Path(scanned.checkpoint)))
-    return list(dict.fromkeys(name for name in names if name and is_user_file(name)))
 
 
 def _help(setting: Setting) -> str:

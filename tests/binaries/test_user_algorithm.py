@@ -1,0 +1,249 @@
+"""An algorithm of a user's own: trained, compared and exported by its file."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import compare, evaluate, export, train
+from tests.algorithms.user_files import write_by_size
+from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, python_module
+from tests.plan_runner.test_cli import call as run_plan
+from tff_agnostic.program.checkpoints import newest_checkpoint
+from tff_agnostic.program.history import read_history
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.ray import RayRuntime
+
+_SHORT = (*TOY, "--rounds=2", "--evaluate_every=1", "--checkpoint_every=1")
+_BY_SIZE = ("--algorithm=by_size.py", "--size_power=0.5")
+
+
+@pytest.fixture
+def algorithm(folder) -> Path:
+    """The file, in the current folder."""
+    return write_by_size(folder / "by_size.py")
+
+
+@pytest.fixture(scope="module")
+def trained(call: Caller, tmp_path_factory) -> Path:
+    """Two rounds of it; the folder is beside the file."""
+    path = tmp_path_factory.mktemp("trained")
+    file = write_by_size(path / "by_size.py")
+    flags = [f"--algorithm={file}", "--size_power=0.5", f"--output_dir={path / 'run'}"]
+    outcome = call(train, *_SHORT, *flags)
+    assert outcome.status == 0, outcome
+    assert outcome.out.startswith("by_size on toy_regression, 2 rounds: ")
+    return path / "run"
+
+
+def _weights(run: Path) -> np.ndarray:
+    return newest_checkpoint(run / "checkpoints").leaves[0]
+
+
+def test_its_settings_are_part_of_the_run(trained):
+    config = json.loads((trained / "config.json").read_text())
+    assert config["algorithm"] == str(trained.parent / "by_size.py")
+    assert (config["size_power"], config["client_epochs"]) == (0.5, 1)
+    assert "window" not in config
+    assert "first_epoch/loss/center -1.0" in read_history(trained / "metrics.csv")
+
+
+@pytest.fixture(scope="module")
+def call_with_ray(cohort_runtime, tff_runtime) -> Iterator[Caller]:
+    """Calls binaries on running runtimes, Ray's too."""
+    with RayRuntime(RuntimeOptions(num_workers=1)) as ray_runtime:
+        yield Caller({"cohort": cohort_runtime, "tff": tff_runtime, "ray": ray_runtime})
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+@pytest.mark.parametrize("runtime", ["cohort", "tff", "ray"])
+def test_every_runtime_and_aggregation_gives_the_same(
+    call_with_ray, algorithm, folder, trained, runtime, aggregation
+):
+    outcome = call_with_ray(
+        *(train, *_SHORT, *_BY_SIZE, "--output_dir=run"),
+        *(f"--runtime={runtime}", f"--aggregation={aggregation}"),
+    )
+    assert outcome.status == 0, outcome
+    tolerance = 1e-6 if aggregation == "plain" else 1e-4
+    np.testing.assert_allclose(_weights(folder / "run"), _weights(trained), rtol=tolerance)
+
+
+def test_a_run_goes_on_with_the_same_file_only(call, algorithm, folder, trained):
+    def go_on(*arguments: str):
+        return call(train, *TOY, *_BY_SIZE, "--output_dir=run", "--resume", *arguments)
+
+    short = ("--evaluate_every=1", "--checkpoint_every=1")
+    assert go_on(*short, "--rounds=1").status == 0
+    (folder / "other").mkdir()
+    message = call.refused(
+        *(folder, train, *_SHORT, "--output_dir=run", "--resume"),
+        *("--algorithm=by_size.py", "--size_power=0.25"),
+    )
+    assert message.endswith("holds another run: --size_power is 0.5 there and 0.25 here")
+    source = algorithm.read_text()
+    algorithm.write_text(source.replace("factor * n", "1.0 * factor * n"))
+    message = call.refused(folder, train, *_SHORT, *_BY_SIZE, "--output_dir=run", "--resume")
+    assert message.startswith("run: expected the algorithm that the run there was trained with (")
+    # Weights can be evaluated whatever has become of the code that trained them.
+    assert call(evaluate, "--checkpoint=run").status == 0
+    message = call.refused(folder, export, "--checkpoint=run", "--output_dir=other/export")
+    assert message.startswith("run: expected the algorithm that the run there was trained with (")
+
+    algorithm.write_text(source)
+    outcome = go_on(*short, "--rounds=2")
+    assert outcome.status == 0, outcome
+    assert "going on after round 1\n" in outcome.out
+    np.testing.assert_array_equal(_weights(folder / "run"), _weights(trained))
+
+
+def test_what_it_imports_from_beside_it_is_part_of_the_run(call, algorithm, folder):
+    (folder / "power.py").write_text("def power(n, exponent):\n    return n**exponent\n")
+    write_by_size(
+        algorithm,
+        ("def by_size(problem, options):\n", "def by_size(problem, options):\n    import power\n"),
+    )
+    flags = (*_SHORT, *_BY_SIZE, "--output_dir=run")
+    assert call(train, *flags).status == 0
+    assert call(train, *flags, "--resume").status == 0
+    (folder / "power.py").write_text("def power(n, exponent):\n    return exponent**n\n")
+    # As a new process would find it.
+    write_by_size(
+        algorithm,
+        ("def by_size(problem, options):\n", "def by_size(problem, options):\n    import power\n"),
+    )
+    message = call.refused(folder, train, *flags, "--resume")
+    assert message.startswith("run: expected the files that the algorithm imports that the run ")
+
+
+def test_it_is_evaluated_by_the_folder_of_its_run(call, folder, trained):
+    outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json")
+    assert outcome.status == 0, outcome
+    assert outcome.out.startswith("by_size after round 2, on toy_regression\n")
+    result = json.loads((trained / "result.json").read_text())
+    assert json.loads((folder / "e.json").read_text())["overall"] == result["overall"]
+
+
+def test_it_is_compared_with_others(call, algorithm, folder, trained):
+    outcome = call(
+        *(compare, *_SHORT, "--trials=1", "--algorithms=fed_avg,by_size.py"),
+        *("--size_power=0.5", "--output_dir=runs"),
+    )
+    assert outcome.status == 0, outcome
+    assert outcome.out.startswith("fed_avg, by_size on toy_regression, 1 trials: runs\n")
+    assert "By size" in (folder / "runs" / "compare.md").read_text()
+    trial = folder / "runs" / "by_size" / "trial_00"
+    np.testing.assert_array_equal(_weights(trial), _weights(trained))
+
+
+def test_the_setting_has_its_effect(call, algorithm, folder):
+    """With power 1 it is FedAvg, and with another power it is not, where clients' sizes differ."""
+    outcome = call(
+        *(compare, "--task=digits", "--digits_num_clients=6", "--digits_num_test_clients=4"),
+        *("--clients_per_round=3", "--rounds=1", "--trials=1", "--output_dir=runs"),
+        "--client_learning_rate=1",
+        "--arms=fed_avg;root=by_size.py:size_power=0.5;by_size.py",
+    )
+    assert outcome.status == 0, outcome
+    found = json.loads((folder / "runs" / "compare.json").read_text())
+    assert list(found) == ["fed_avg", "root", "by_size"]
+    fed_avg, root, by_size = (_weights(folder / "runs" / arm / "trial_00") for arm in found)
+    np.testing.assert_allclose(by_size, fed_avg, rtol=1e-5, atol=1e-7)
+    assert np.abs(root - fed_avg).max() > 1e-4
+
+
+@pytest.mark.parametrize("profile", ["daf", "secure"])
+def test_it_is_deployed(call, folder, trained, profile):
+    outcome = call(export, f"--checkpoint={trained}", f"--profile={profile}", "--output_dir=plan")
+    assert outcome.status == 0, outcome
+    manifest = json.loads((folder / "plan" / "manifest.json").read_text())
+    assert (manifest["algorithm"], manifest["settings"]["size_power"]) == ("by_size", 0.5)
+    outcome = run_plan("--plan=plan", "--verify")
+    assert outcome.status == 0, outcome
+
+
+def test_a_run_that_has_not_been_trained_is_deployed_too(call, algorithm, folder):
+    outcome = call(export, *TOY, *_BY_SIZE, "--output_dir=plan")
+    assert outcome.status == 0, outcome
+
+
+def test_its_settings_are_flags_with_their_help(algorithm, folder):
+    completed = subprocess.run(
+        python_module("train", "--algorithm=by_size.py", "--help"),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    text = "--size_power: Power of a client's size that it weighs. Of: by_size.py. [1.0]"
+    assert text in " ".join(completed.stdout.split())
+    assert "size_power" not in defined_flags(train)
+
+
+def test_a_flagfile_can_name_it(call, algorithm, folder):
+    (folder / "mine.flags").write_text("\n".join([*_SHORT, *_BY_SIZE]))
+    outcome = call(train, "--flagfile=mine.flags", "--output_dir=run")
+    assert outcome.status == 0, outcome
+    assert json.loads((folder / "run" / "config.json").read_text())["size_power"] == 0.5
+
+
+_SETTINGS = [
+    (["--size_power=-1"], "--size_power: expected at least 0.0, found -1.0"),
+    (["--size_power=many"], "flag --size_power=many: could not convert string to float: 'many'"),
+    (["--sise_power=1"], "Unknown command line flag 'sise_power'. Did you mean: size_power"),
+    (["--window=3"], "--window has no effect with --algorithm="),
+    (["--algorithm=fed_avg", "--size_power=1"], "Unknown command line flag 'size_power'"),
+    (["--algorithm=missing.py"], "missing.py: expected a Python file, found none"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _SETTINGS)
+def test_settings_that_are_wrong(call, algorithm, folder, arguments, message):
+    flags = ["--algorithm=by_size.py", "--output_dir=run", *arguments]
+    assert call.refused(folder, train, *_SHORT, *flags).startswith(message)
+
+
+def test_two_files_of_one_name_are_told_apart_by_labels_only(call, algorithm, folder):
+    (folder / "old").mkdir()
+    write_by_size(folder / "old" / "by_size.py")
+    files = "by_size.py,old/by_size.py"
+    message = call.refused(folder, compare, *_SHORT, f"--algorithms={files}")
+    assert message == f"--algorithms: expected different names, found '{files}'"
+    arms = "by_size.py;old=old/by_size.py"
+    outcome = call(compare, *_SHORT, "--trials=1", f"--arms={arms}", "--output_dir=runs")
+    assert outcome.status == 0, outcome
+
+
+_TWICE = """
+def _twice(algorithm):
+    (exchange,) = algorithm.exchanges
+    other = dataclasses.replace(exchange, name="again")
+    return dataclasses.replace(
+        algorithm,
+        exchanges=(exchange, other),
+        finish=lambda state, sums: algorithm.finish(state, sums[1:]),
+    )
+
+
+ALGORITHM = AlgorithmSpec("Twice", "none", lambda *a: _twice(by_size(*a)), Options)
+"""
+
+
+def test_rounds_of_two_exchanges_run_and_cannot_be_deployed(call, algorithm, folder):
+    algorithm.write_text(f"{algorithm.read_text()}{_TWICE}")
+    (folder / "plans").mkdir()
+    for profile in ("daf", "secure"):
+        message = call.refused(
+            *(folder, export, *TOY, *_BY_SIZE),
+            *(f"--profile={profile}", "--output_dir=plans/plan"),
+        )
+        assert message == (
+            "--algorithm: a plan of the platform has one exchange between server and devices in a "
+            "round, and by_size has 2 (training, again): it cannot be exported"
+        )
+    outcome = call(train, *_SHORT, *_BY_SIZE, "--output_dir=run")
+    assert outcome.status == 0, outcome

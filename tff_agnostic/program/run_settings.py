@@ -1,0 +1,92 @@
+"""Every setting that a run may have, by its flag, and whose it is.
+
+A user's algorithm brings settings of its own: the command line is searched for such files before
+its flags are defined.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tff_agnostic.algorithms.user_algorithm import is_user_file, load_user_algorithm
+from tff_agnostic.errors import UserError
+from tff_agnostic.program.arms import algorithms_in
+from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.run_folder import algorithm_of_checkpoint
+from tff_agnostic.program.run_spec import settings_of_runs
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.setting_flags import Setting, settings_in
+from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import option_flag
+
+# Flags of binaries that are no settings; users' algorithms cannot have settings of these names.
+_OF_BINARIES = frozenset(
+    (
+        *("task", "data_dir", "data", "output_dir", "resume", "override", "trials"),
+        *("algorithms", "arms", "checkpoint", "output", "profile", "collection_uri"),
+        *("clients_dir", "experiment", "scale", "page"),
+    )
+)
+
+
+def run_settings() -> dict[str, Setting]:
+    """Returns every setting of runs by its flag: what is registered, and what users bring.
+
+    Raises:
+        UserError: If a user's algorithm on the command line cannot be loaded, or has a setting
+            whose name is taken.
+    """
+    settings = {setting.flag: setting for setting in settings_in(RunConfig)}
+    taken = {*settings, *_flags_beside_settings()}
+    for kind, name, options in settings_of_runs():
+        _add(settings, name, options)
+        if kind != "algorithm":
+            taken.update(setting.flag for setting in settings_in(options))
+    for path in _user_files(sys.argv):
+        options = load_user_algorithm(Path(path)).options
+        for setting in settings_in(options):
+            if setting.flag in taken:
+                raise UserError(
+                    f"{path}: options: expected names that no other flag has, found {setting.flag}"
+                )
+        _add(settings, path, options)
+    return settings
+
+
+def _flags_beside_settings() -> Iterator[str]:
+    yield from _OF_BINARIES
+    yield from (setting.flag for setting in settings_in(RuntimeOptions))
+    for task, spec in TASKS.items():
+        yield from (option_flag(task, field) for field in dataclasses.fields(spec.options))
+
+
+def _add(settings: dict[str, Setting], owner: str, options: type) -> None:
+    for setting in settings_in(options):
+        known = settings.get(setting.flag, setting)
+        if (known.kind, known.item) != (setting.kind, setting.item):
+            raise UserError(
+                f"{owner}: options: expected {setting.flag} to be {known.item.__name__}, as that "
+                f"of {', '.join(known.owners)}, found {setting.item.__name__}"
+            )
+        settings[setting.flag] = dataclasses.replace(known, owners=(*known.owners, owner))
+
+
+def _user_files(argv: Sequence[str]) -> list[str]:
+    """Returns the users' algorithms that a command line names, before its flags are defined."""
+    scanned = flags.FlagValues()
+    flags.DEFINE_string("algorithm", None, "", flag_values=scanned)
+    flags.DEFINE_list("algorithms", [], "", flag_values=scanned)
+    flags.DEFINE_string("arms", None, "", flag_values=scanned)
+    flags.DEFINE_string("checkpoint", None, "", flag_values=scanned)
+    try:
+        scanned(list(argv), known_only=True)
+    except flags.Error:
+        # Whoever parses the whole of it says what is wrong.
+        return []
+    names = [scanned.algorithm, *scanned.algorithms, *algorithms_in(scanned.arms or "")]
+    if scanned.checkpoint:
+        names.append(algorithm_of_checkpoint(Path(scanned.checkpoint)))
+    return list(dict.fromkeys(name for name in names if name and is_user_file(name)))
