@@ -10,7 +10,6 @@ from tests.data.stores import image, sentence, write_store
 from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.importing.importer import checked_import
-from tff_agnostic.program.config import check_effective
 from tff_agnostic.program.run_spec import resolve
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, Use
@@ -65,8 +64,8 @@ def test_arms_are_runs(name):
     assert {"fed_avg", "agnostic_fed_avg"} <= set(experiment.arms)
     assert len({arm.label for arm in experiment.arms.values()}) == len(experiment.arms)
     for arm in experiment.arms.values():
-        spec = resolve(experiment.task, dict(arm.settings), experiment.task_options)
-        check_effective(spec.config, arm.settings)
+        # Refuses what has no effect.
+        resolve(experiment.task, dict(arm.settings), experiment.task_options)
 
 
 @pytest.mark.parametrize("name", _NAMES)
