@@ -13,6 +13,7 @@ from tff_agnostic.computations.client_group import (
 )
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 
@@ -92,6 +93,27 @@ def test_a_client_without_examples_has_none_that_count():
         assert not np.any(group.has(positions)[-1])
         # Something is taken all the same.
         assert group.take(positions)["x"].shape == [len(group.num_examples), 3, 4]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 9])
+def test_a_group_may_be_limited_to_the_first_examples_of_each_client(limit):
+    clients = _clients(3, 1, 0, 2)
+    limited = group_of_many(clients).limited(limit)
+    np.testing.assert_array_equal(limited.num_examples, np.minimum([3, 1, 0, 2], limit))
+    # What loops over batches run to.
+    assert limited.capacity == min(3, limit)
+    cut = [{name: column[:limit] for name, column in client.items()} for client in clients]
+    positions = tf.range(limited.capacity)
+    for name in ("x", "y", "domain_id"):
+        found = np.asarray(limited.take(positions)[name])[np.asarray(limited.has(positions))]
+        np.testing.assert_array_equal(found, np.concatenate([client[name] for client in cut]))
+    seeds = client_seeds(tf.constant([1, 2]), limited)
+    np.testing.assert_array_equal(seeds, client_seeds(tf.constant([1, 2]), group_of_many(cut)))
+
+
+def test_without_a_limit_a_group_is_what_it_was():
+    group = group_of_many(_clients(3, 1))
+    assert group.limited(None) is group
 
 
 def test_end_rows_are_those_of_first_and_last_examples():

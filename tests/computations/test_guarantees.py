@@ -1,0 +1,129 @@
+"""What an aggregation promises is checked in every exchange before anything runs."""
+
+import enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow_federated as tff
+
+from tests.algorithms.cases import build, cohort
+from tests.computations.leaks import Leaky
+from tff_agnostic.computations import PlainSum, SecureSum
+from tff_agnostic.computations.guarantees import CHECKS, check_guarantees, check_process
+from tff_agnostic.computations.template import Process, build_process
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
+
+_EVALUATED = (logistic_regression(4, 3), 3)
+
+
+class _Unchecked(enum.Enum):
+    """A promise that someone adds, and forgets to check."""
+
+    DIFFERENTIAL_PRIVACY = "differential privacy"
+
+
+def _in_training(bounds: Any) -> bool:
+    return "weighted_delta" in bounds._fields
+
+
+def _in_survey(bounds: Any) -> bool:
+    return not _in_training(bounds)
+
+
+@pytest.fixture(params=["cohort_runtime", "tff_runtime"])
+def runtime(request):
+    return request.getfixturevalue(request.param)
+
+
+def _refused(run: Any, *arguments: Any) -> str:
+    """Returns the message, a single line."""
+    with pytest.raises(UserError) as error:
+        run(*arguments)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_promise_that_nobody_can_check_is_refused(runtime):
+    """Also beside one that holds."""
+    for others in (frozenset(), SecureSum.guarantees):
+        aggregation = Leaky(
+            name="private",
+            leaks=lambda bounds: False,
+            guarantees=others | {_Unchecked.DIFFERENTIAL_PRIVACY},
+        )
+        expected = "aggregation private: it promises differential privacy, and there is no check"
+        for name in ("fed_avg", "above_mean"):
+            assert expected in _refused(runtime.training, build(name), aggregation)
+        assert expected in _refused(runtime.evaluation, *_EVALUATED, aggregation)
+
+
+def test_every_guarantee_has_a_check():
+    assert set(CHECKS) == set(SecureSum.guarantees) == set(type(next(iter(CHECKS))))
+
+
+@pytest.mark.parametrize("name", ["secure", "plain", "something else"])
+def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
+    aggregation = Leaky(name=name)
+    message = _refused(runtime.training, build("agnostic_fed_avg"), aggregation)
+    assert "secure aggregation was asked for, but 1 values of a client" in message
+    assert message.endswith(": mood")
+    assert message.startswith("exchange 'training': ")
+    message = _refused(runtime.evaluation, *_EVALUATED, aggregation)
+    assert message.startswith("exchange 'evaluation': ")
+
+
+def test_one_that_promises_nothing_is_not_checked(runtime):
+    aggregation = Leaky(guarantees=frozenset())
+    training = runtime.training(build("agnostic_fed_avg"), aggregation)
+    assert training.security is None
+    state, _ = training.next(training.initialize(), cohort())
+    assert state.round_num == 1
+    model, num_domains = _EVALUATED
+    evaluate = runtime.evaluation(model, num_domains, aggregation)
+    assert evaluate(model.initial_weights, [cohort()]).output.clients["evaluated"] == 4
+
+
+@pytest.mark.parametrize(
+    ("leaks", "exchange"), [(_in_survey, "survey"), (_in_training, "training")]
+)
+def test_one_of_several_exchanges_that_leaks_is_refused_by_name(runtime, leaks, exchange):
+    message = _refused(runtime.training, build("above_mean"), Leaky(leaks=leaks))
+    assert message.startswith(f"exchange '{exchange}': secure aggregation was asked for, but 1 ")
+
+
+def test_of_several_exchanges_everything_is_reported(runtime):
+    security = runtime.training(build("above_mean"), SecureSum()).security
+    assert security.is_secure
+    assert any(value.startswith("survey: values.loss") for value in security.secure)
+    assert any(value.startswith("training: values.weighted_delta") for value in security.secure)
+
+
+def _with_next(process: Process, next_: tff.Computation) -> Process:
+    return process._replace(learning_process=SimpleNamespace(next=next_))
+
+
+def test_a_way_to_the_server_beside_the_exchanges_is_refused():
+    """Each exchange is secure by itself; the round adds a sum that belongs to none."""
+    process = build_process(build("above_mean"), SecureSum())
+    assert check_process(SecureSum(), process).is_secure
+    next_ = process.learning_process.next
+    state_type, data_type = next_.type_signature.parameter
+
+    @tff.tensorflow.computation(data_type.member)
+    def first_domain(examples: Any) -> Any:
+        return examples["domain_id"][0]
+
+    @tff.federated_computation(state_type, data_type)
+    def with_a_sum(state: Any, client_data: Any) -> Any:
+        leaked = tff.federated_sum(tff.federated_map(first_domain, client_data))
+        return next_(state, client_data), leaked
+
+    message = _refused(check_process, SecureSum(), _with_next(process, with_a_sum))
+    assert message == "secure aggregation was asked for, but the round has federated_sum"
+
+
+def test_nothing_to_check_is_no_report():
+    assert check_guarantees(PlainSum(), {}) is None
