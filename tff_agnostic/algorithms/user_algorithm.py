@@ -12,7 +12,7 @@ from typing import Any
 
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem
-from tff_agnostic.algorithms.user_functions import checked_algorithm
+from tff_agnostic.algorithms.user_functions import checked_algorithm, trace_round
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.user_file import UserFile
@@ -24,7 +24,8 @@ _SUFFIX = ".py"
 _DEFINITION = "ALGORITHM"
 # In the fingerprint of a run: the user's file, and what it imports from beside it.
 OWN_CODE = ("algorithm", "files that the algorithm imports")
-_KINDS = (bool, int, float, str, tuple)
+_KINDS = (bool, int, float, str)
+_ITEMS = (int, float, str)
 _KEPT_FILES = 16
 
 
@@ -125,6 +126,7 @@ def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
     def build(problem: Problem, options: Any) -> Algorithm:
         with file.running("build"):
             algorithm = checked_algorithm(spec.build(problem, options), problem, file)
+        trace_round(algorithm)
         loaded.digests = loaded.digests or file.digests()
         return algorithm
 
@@ -154,11 +156,11 @@ def _check_options(options: Any) -> None:
                 f"options: expected a flag of letters, digits and _ for {setting.field.name}, "
                 f"found {setting.flag!r}"
             )
-        is_list = setting.kind is tuple
-        if setting.kind not in _KINDS or (is_list and setting.item not in _KINDS):
+        is_list = setting.kind is tuple and setting.item in _ITEMS
+        if not is_list and setting.kind not in _KINDS:
             raise UserError(
-                f"options: expected {setting.field.name} to be bool, int, float, str or a tuple of "
-                f"those, optional or not, found {_shown(setting.kind)}"
+                f"options: expected {setting.field.name} to be bool, int, float, str or "
+                f"tuple[float, ...], optional or not, found {_shown(setting.kind)}"
             )
     options()
 

@@ -1,6 +1,6 @@
 """The functions of a user's algorithm, checked where they return, told with the user's own lines.
 
-Everything here happens while a round is traced, before anything runs.
+A round is traced as soon as the algorithm is built: what is wrong is known before anything runs.
 """
 
 import dataclasses
@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tff_agnostic.algorithms.spec import Problem
 from tff_agnostic.computations.checks import check_bounds, check_state
-from tff_agnostic.computations.exchange import Algorithm, Exchange
+from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.computations.exchange import Algorithm, Exchange, Sums
 from tff_agnostic.computations.limits import ClientLimits
 from tff_agnostic.computations.quantities import Quantities, paired
 from tff_agnostic.errors import UserError
@@ -36,9 +37,9 @@ class _OfUser:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.file.running(self.what):
             result = self.function(*args, **kwargs)
-            if self.check is not None:
-                self.check(result, *args)
-            return result
+        if self.check is not None:
+            self.check(result, *args)
+        return result
 
 
 def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algorithm:
@@ -61,11 +62,15 @@ def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algor
 
     def finished(result: Any, state: Any, sums: Any) -> None:
         del sums
-        if not (isinstance(result, tuple) and len(result) == 2):
-            found = type(result).__name__
-            raise UserError(f"finish: expected a pair (state, report), found {found}")
-        check_state(state, result[0])
-        _check_report(algorithm.quantities, result[1], problem.num_domains)
+        with file.running("finish"):
+            _check_pair(result)
+            check_state(state, result[0])
+            _check_report(algorithm.quantities, result[1], problem.num_domains)
+
+    def has_models(result: Any, state: Any) -> None:
+        del state
+        with file.running("models"):
+            _check_models(result)
 
     def of_user(what: str, function: Any, check: Optional[Check] = None) -> _OfUser:
         return _OfUser(file, what, function, check)
@@ -76,7 +81,9 @@ def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algor
 
         def answered(answer: Any, *arguments: Any) -> None:
             del arguments
-            check_bounds(name, answer, bounds.function(ClientLimits()))
+            bounds_of_answer = bounds(ClientLimits())
+            with file.running(f"exchange {name!r}"):
+                check_bounds(name, answer, bounds_of_answer)
 
         return Exchange(
             name=name,
@@ -90,9 +97,33 @@ def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algor
         initialize=of_user("initialize", algorithm.initialize),
         exchanges=tuple(map(exchange, algorithm.exchanges)),
         finish=of_user("finish", algorithm.finish, finished),
-        models=of_user("models", algorithm.models, _check_models),
+        models=of_user("models", algorithm.models, has_models),
         with_weights=of_user("with_weights", algorithm.with_weights),
     )
+
+
+def trace_round(algorithm: Algorithm) -> None:
+    """Traces a round with a single client, for the errors that its functions raise.
+
+    Raises:
+        UserError: As the functions of `checked_algorithm` do.
+    """
+
+    def round_(examples: Any) -> Any:
+        state = algorithm.initialize()
+        sums: Sums = ()
+        for exchange in algorithm.exchanges:
+            broadcast = exchange.prepare(state, sums)
+            seed = tf.constant(0, tf.int64)
+            clients = group_of_one(examples)
+            sums += (exchange.client(broadcast, clients, seed, one_client),)
+        next_state, _ = algorithm.finish(state, sums)
+        algorithm.models(next_state)
+        return algorithm.main_model(next_state)
+
+    # On the CPU: there is nothing to run.
+    with tf.device("CPU:0"):
+        tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
 
 
 def _check_exchanges(exchanges: Any) -> None:
@@ -118,8 +149,13 @@ def _check_exchanges(exchanges: Any) -> None:
             ) from e
 
 
-def _check_models(models: Any, state: Any) -> None:
-    del state
+def _check_pair(result: Any) -> None:
+    if not (isinstance(result, tuple) and len(result) == 2):
+        found = type(result).__name__
+        raise UserError(f"finish: expected a pair (state, report), found {found}")
+
+
+def _check_models(models: Any) -> None:
     if not isinstance(models, Mapping) or not models:
         raise UserError(
             "models: expected a mapping of names to ModelWeights, the main model first, found "
