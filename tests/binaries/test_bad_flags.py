@@ -106,6 +106,17 @@ _VALUES = [
         ["--aggregation=secure", "--secure_bits=64"],
         "--secure_bits: expected less than 41, found 64",
     ),
+    (["--algorithm=q_ffl", "--q=-1"], "--q: expected at least 0.0, found -1.0"),
+    (["--algorithm=q_ffl", "--q=nan"], "--q: expected a finite number, found nan"),
+    (["--algorithm=fed_prox", "--mu=-0.5"], "--mu: expected at least 0.0, found -0.5"),
+    (
+        ["--algorithm=q_ffl", "--client_weighting=equally"],
+        "--client_weighting: unknown client weighting 'equally': did you mean equal? valid names: ",
+    ),
+    (
+        ["--aggregation=secure", "--secure_min_clients=0"],
+        "--secure_min_clients: expected at least 1, found 0",
+    ),
     (["--rounds=many"], "flag --rounds=many: invalid literal for int() with base 10: 'many'"),
     (["--rounds=1.5"], "flag --rounds=1.5: invalid literal for int() with base 10: '1.5'"),
     (["--rounds="], "flag --rounds=: invalid literal for int() with base 10: ''"),
@@ -154,6 +165,15 @@ _WITHOUT_EFFECT = [
         "--secure_bits has no effect with --aggregation=plain: it needs --aggregation=secure",
     ),
     (
+        ["--secure_min_clients=3"],
+        "--secure_min_clients has no effect with --aggregation=plain: it needs --aggregation=se",
+    ),
+    (["--q=1"], "--q has no effect with --algorithm=agnostic_fed_avg: it needs --algorithm=q_ffl"),
+    (
+        ["--algorithm=q_ffl", "--mu=1"],
+        "--mu has no effect with --algorithm=q_ffl: it needs --algorithm=fed_prox",
+    ),
+    (
         ["--server_momentum=0.5"],
         "--server_momentum has no effect with --server_optimizer=sgd: it needs "
         "--server_optimizer=momentum or nesterov or adam or yogi",
@@ -195,6 +215,10 @@ _COMPARE = [
     (
         ["--algorithms=fed_avg", "--window=3"],
         "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_avg",
+    ),
+    (
+        ["--algorithms=fed_avg,q_ffl", "--mu=1"],
+        "--mu has no effect with --algorithm=fed_avg: it needs --algorithm=fed_prox",
     ),
     (["--secure_bits=20"], "--secure_bits has no effect with --aggregation=plain"),
     (["--adult_num_clients=5"], "--adult_num_clients has no effect with --task=digits"),

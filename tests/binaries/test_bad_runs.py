@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from binaries import compare, train
+from binaries import compare, evaluate, train
 from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
 from tests.program.harness import as_nobody
 from tff_agnostic.program.checkpoints import newest_checkpoint
@@ -90,6 +90,44 @@ _SETTINGS = [
 @pytest.mark.parametrize(("arguments", "message"), _SETTINGS)
 def test_settings_that_do_not_fit_the_task(call, folder, arguments, message):
     assert call.refused(folder, train, *_RUN, "--output_dir=run", *arguments).startswith(message)
+
+
+_SECURE = ("--aggregation=secure", "--secure_min_clients=4")
+
+
+@pytest.mark.parametrize("binary", [train, compare])
+def test_fewer_clients_than_secure_sums_need(call, folder, binary):
+    def refused(*arguments: str) -> str:
+        return call.refused(folder, binary, *TOY, *_SECURE, "--output_dir=run", *arguments)
+
+    too_few = "--clients_per_round: expected at least --secure_min_clients=4, found 3"
+    assert refused() == too_few
+    # Before the task is loaded, which would be refused as well.
+    assert refused("--toy_regression_num_clients=0") == too_few
+    enough = "--clients_per_round=4"
+    assert refused(enough, "--evaluation_clients=1") == (
+        "--evaluation_clients: expected at least --secure_min_clients=4, found 1"
+    )
+    fewer = ["--task=digits", "--digits_num_clients=6", "--digits_num_test_clients=2"]
+    message = call.refused(folder, binary, *fewer, *_SECURE, enough, "--output_dir=run")
+    assert message == (
+        "--secure_min_clients: expected at most 2, the number of test clients, found 4"
+    )
+
+
+def test_an_evaluation_on_fewer_clients_than_secure_sums_need(call, folder, whole):
+    message = call.refused(
+        *(folder, evaluate, f"--checkpoint={whole}", "--aggregation=secure"),
+        "--secure_min_clients=9",
+    )
+    assert message == (
+        "--secure_min_clients: expected at most 8, the number of test clients, found 9"
+    )
+    # How many clients the run had in a round is no matter here.
+    outcome = call(
+        *(evaluate, f"--checkpoint={whole}", "--aggregation=secure"), "--secure_min_clients=8"
+    )
+    assert outcome.status == 0, outcome
 
 
 _DATA_DIRS = [

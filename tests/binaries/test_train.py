@@ -213,6 +213,10 @@ def test_a_run_goes_on_in_another_mode(call, folder):
         outcome = call(train, *flags, "--resume")
         assert outcome.status == 0, outcome
     assert "going on after round 1" in outcome.out
+    assert (
+        "--client_mode was streamed until now and is vectorised: numbers may differ in their last "
+        "bits from those of an uninterrupted run\n"
+    ) in outcome.out
 
 
 def test_default_folders_are_numbered_and_resume_takes_the_newest(call, folder):

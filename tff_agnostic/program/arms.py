@@ -13,8 +13,9 @@ from tff_agnostic.algorithms.user_algorithm import (
 from tff_agnostic.errors import UserError
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
-# Becomes the name of a folder.
+# Becomes the name of a folder, beside what a comparison has there itself.
 _NAME = re.compile(r"[\w][\w .+-]*")
+_TAKEN = ("plots", "images", "compare.json", "compare.md", "comparison.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
     }
     if not arms or len(arms) < len(names):
         raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
+    for name in arms:
+        _check_name("--algorithms", name)
     return arms
 
 
@@ -61,15 +64,12 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for label, algorithm, settings in _split(text):
         name = label or algorithm_label(algorithm)
-        if not _NAME.fullmatch(name):
-            raise UserError(
-                f"--arms: expected a label of letters, digits, spaces and . + - _, found {name!r}"
-            )
+        _check_name("--arms", name)
         if name in arms:
             raise UserError(f"--arms: expected different labels, found {name!r} twice")
         try:
             spec = algorithm_named(algorithm)
-            values = {flag: parse(flag, value) for flag, value in settings}
+            values = {flag: parse(flag, value) for flag, value in settings.items()}
         except UserError as e:
             raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
         fixed = sorted({"algorithm", "runtime", "seed"} & values.keys())
@@ -89,7 +89,15 @@ def algorithms_in(text: str) -> list[str]:
         return []
 
 
-def _split(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+def _check_name(flag: str, name: str) -> None:
+    if not _NAME.fullmatch(name) or name in _TAKEN:
+        raise UserError(
+            f"{flag}: expected a label of letters, digits, spaces and . + - _ that is none of "
+            f"{', '.join(_TAKEN)}, found {name!r}"
+        )
+
+
+def _split(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
     for item in text.split(";"):
         if not item.strip():
             continue
@@ -97,7 +105,12 @@ def _split(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
         label, equals, algorithm = head.rpartition("=")
         if not algorithm or (equals and not label):
             raise UserError(f"--arms: expected {_FORM}, found {item.strip()!r}")
-        yield label.strip(), algorithm.strip(), list(_assignments(tail))
+        settings: dict[str, str] = {}
+        for flag, value in _assignments(tail):
+            if flag in settings:
+                raise UserError(f"--arms: expected {flag} once, found it twice in {item.strip()!r}")
+            settings[flag] = value
+        yield label.strip(), algorithm.strip(), settings
 
 
 def _assignments(text: str) -> Iterator[tuple[str, str]]:
