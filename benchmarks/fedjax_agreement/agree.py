@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,6 @@ _FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(_FOLDER.parents[1]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import tensorflow_federated as tff  # noqa: E402
 from problem import (  # noqa: E402
     Problem,
     Settings,
@@ -28,13 +28,12 @@ from problem import (  # noqa: E402
     make_problem,
     save_problem,
 )
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
-from tff_agnostic.computations.algorithm import AlgorithmParams  # noqa: E402
 
 from benchmarks.timing.environments import isolated, python_of  # noqa: E402
+from tff_agnostic.algorithms import AgnosticFedAvgOptions  # noqa: E402
+from tff_agnostic.algorithms import Problem as Learned  # noqa: E402
+from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
 from tff_agnostic.computations.aggregation import PlainSum  # noqa: E402
-from tff_agnostic.computations.domain_weights import DomainWeightsParams  # noqa: E402
-from tff_agnostic.computations.local_training import LocalTrainingParams  # noqa: E402
 from tff_agnostic.models import logistic_regression  # noqa: E402
 from tff_agnostic.models.functional import ModelWeights  # noqa: E402
 from tff_agnostic.runtimes.tff import TffRuntime  # noqa: E402
@@ -91,31 +90,33 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
         logistic_regression(*problem.matrix.shape),
         initial_weights=ModelWeights([problem.matrix, problem.offsets], []),
     )
-    params = AlgorithmParams(
-        local_training=LocalTrainingParams(
-            learning_rate=settings.client_learning_rate,
-            epochs=settings.epochs,
-            batch_size=settings.batch_size,
-            shuffle=False,
-        ),
-        server_optimizer=tff.learning.optimizers.build_sgdm(
-            settings.server_learning_rate, momentum=settings.server_momentum or None
-        ),
-        domain_weights=DomainWeightsParams(
-            learning_rate=settings.domain_learning_rate,
-            window_size=settings.window_size,
-            initial_weights=settings.initial_weights,
-            initial_counts=settings.initial_counts,
-        ),
+    momentum = settings.server_momentum or 0.0
+    options = AgnosticFedAvgOptions(
+        client_learning_rate=settings.client_learning_rate,
+        client_epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        shuffle=False,
+        server_optimizer="momentum" if momentum else "sgd",
+        server_learning_rate=settings.server_learning_rate,
+        server_momentum=momentum,
+        domain_learning_rate=settings.domain_learning_rate,
+        window=settings.window_size,
+        initial_domain_weights=settings.initial_weights,
+        initial_domain_counts=settings.initial_counts,
     )
-    algorithm = agnostic_fed_avg(model, len(settings.initial_weights), params)
+    num_domains = len(settings.initial_weights)
+    algorithm = agnostic_fed_avg(Learned.of_numbered_domains(model, num_domains), options)
     training = runtime.training(algorithm, PlainSum())
     state = training.initialize()
     rounds = []
     for cohort in problem.cohorts:
         state, _ = training.next(state, [problem.clients[k] for k in cohort])
-        rounds.append((*state.weights.trainable, state.domains.lambda_, state.domains.window))
+        rounds.append(_numbers_of(state.algorithm))
     return Trajectory.of(rounds)
+
+
+def _numbers_of(state: Any) -> tuple[np.ndarray, ...]:
+    return (*state.weights.trainable, state.domains.lambda_, state.domains.window)
 
 
 def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -7,7 +7,7 @@ from typing import Callable
 from benchmarks.timing.workloads import Workload
 from tff_agnostic.registry import Registry
 
-# Examples of a step of the domain pass, as in `LocalTrainingParams`.
+# Examples of a step of the domain pass, as in `domain_pass`.
 _DOMAIN_PASS_BATCH = 256
 
 

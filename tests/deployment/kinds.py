@@ -5,13 +5,9 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tests.algorithms.cases import build
 from tests.models import keras_zoo
-from tff_agnostic.computations.aggregation import SecureBounds
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.domain_weights import DomainWeightsParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
-from tff_agnostic.computations.registry import ALGORITHMS
-from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
+from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.deployment.conformance import ColumnRange
 from tff_agnostic.deployment.export import ExportRequest
 from tff_agnostic.deployment.profiles import PROFILES
@@ -86,23 +82,24 @@ def make_request(
 ) -> ExportRequest:
     """Returns a request whose clients take several steps in batches that do not divide them."""
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
-    params = AlgorithmParams(
-        local_training=LocalTrainingParams(learning_rate=0.3, epochs=2, batch_size=4),
-        server_optimizer=SERVER_OPTIMIZERS[server_optimizer](0.5, 0.9, 1e-3),
-        domain_weights=DomainWeightsParams(
-            learning_rate=0.1, window_size=2, initial_counts=(5.0,) * NUM_DOMAINS
-        ),
-        target_domain=1,
-        seed=7,
+    built = build(
+        algorithm,
+        model,
+        NUM_DOMAINS,
+        server_optimizer=server_optimizer,
+        server_learning_rate=0.5,
+        initial_domain_counts=(5.0,) * NUM_DOMAINS,
     )
+    spec = AGGREGATIONS[PROFILES[profile].aggregation]
+    options = {"secure": SecureSumOptions(max_examples=20)}
     values: dict[str, Any] = {
-        "algorithm": ALGORITHMS[algorithm](model, NUM_DOMAINS, params),
+        "algorithm": built,
         "profile": profile,
         "num_domains": NUM_DOMAINS,
         "num_parameters": model.num_parameters,
         # As many as take part in the conformance rounds.
         "clients_per_round": 4,
         "column_ranges": ranges,
-        "bounds": SecureBounds(max_examples=20),
+        "aggregation": spec.build(options.get(PROFILES[profile].aggregation, spec.options())),
     }
     return ExportRequest(**{**values, **changes})

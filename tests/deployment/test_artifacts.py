@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
 
 from plan_runner import plan_pb2
-from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.algorithms import ALGORITHMS
 
 # By which values could leave a graph, other than as a tensor that is fetched.
 _WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")

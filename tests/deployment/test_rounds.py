@@ -11,7 +11,7 @@ from plan_runner.graph_session import GraphSession
 from plan_runner.verify import read_tensors, verify
 from tests.deployment import in_worker
 from tests.deployment.kinds import COMBINATIONS
-from tff_agnostic.computations.registry import ALGORITHMS
+from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.deployment.conformance import NUM_ROUNDS
 from tff_agnostic.deployment.profiles import PROFILES
 

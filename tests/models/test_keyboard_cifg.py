@@ -1,16 +1,13 @@
 """The keyboard model of Hard et al. 2018: tied embeddings, and what they do to gradients."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.algorithms.cases import build
 from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
-from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.models import Model, keyboard_cifg, next_word_lstm
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -130,14 +127,16 @@ def test_a_round_is_sgd_on_the_plain_model(algorithm, mode):
     cohort = [_sentences(7, seed=1), _sentences(3, seed=2), _sentences(10, seed=3)]
     for client in cohort:
         client["domain_id"][:] = 0
-    local = LocalTrainingParams(0.5, batch_size=4, normalizer="batch", shuffle=False)
-    built = ALGORITHMS[algorithm](_small(), 1, AlgorithmParams(local))
+    settings = {"client_learning_rate": 0.5, "client_epochs": 1, "batch_normalizer": "batch"}
+    built = build(algorithm, _small(), 1, shuffle=False, **settings)
     with CohortRuntime(RuntimeOptions(client_mode=mode)) as runtime:
         training = runtime.training(built, PlainSum())
-        state, metrics = training.next(training.initialize()._replace(weights=start), cohort)
+        state = training.initialize()
+        state = state._replace(algorithm=built.with_weights(state.algorithm, start))
+        state, metrics = training.next(state, cohort)
     trained = [_plain_training(_weights(), client, 4) for client in cohort]
     sizes = [len(client["y"]) for client in cohort]
-    for i, actual in enumerate(state.weights.trainable):
+    for i, actual in enumerate(state.algorithm.weights.trainable):
         expected = np.average([w[i] for w in trained], axis=0, weights=sizes)
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     words = sum(np.sum(client["y"] > 0) for client in cohort)
@@ -173,16 +172,18 @@ def test_what_stands_in_padding_is_of_no_consequence():
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_trials_with_other_seeds_share_what_a_runtime_traced():
-    make = partial(ALGORITHMS["agnostic_fed_avg"], num_domains=2, params=AlgorithmParams())
+def test_models_of_other_seeds_are_equal_and_start_elsewhere():
     first, second = _small(seed=1), _small(seed=2)
     assert first == second
     with CohortRuntime() as runtime:
-        trainings = [runtime.training(make(model), PlainSum()) for model in (first, second)]
-        works = [training._map_sum.compiled for training in trainings]
-        assert works[0] is works[1]
+        built = [build("agnostic_fed_avg", model, 2) for model in (first, second)]
+        trainings = [runtime.training(algorithm, PlainSum()) for algorithm in built]
         states = [training.initialize() for training in trainings]
     for state, model in zip(states, (first, second)):
-        for actual, expected in zip(state.weights.trainable, model.initial_weights.trainable):
+        for actual, expected in zip(
+            state.algorithm.weights.trainable, model.initial_weights.trainable
+        ):
             np.testing.assert_array_equal(actual, expected)
-    assert not np.array_equal(states[0].weights.trainable[0], states[1].weights.trainable[0])
+    assert not np.array_equal(
+        states[0].algorithm.weights.trainable[0], states[1].algorithm.weights.trainable[0]
+    )

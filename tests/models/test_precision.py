@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.algorithms.cases import build
 from tests.computations.harness import EagerTraining, random_client, run_rounds
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
 from tff_agnostic.models import Model, emnist_cnn, logistic_regression, next_word_lstm
 from tff_agnostic.models.precision import PRECISIONS, computing_in
 
@@ -17,12 +15,13 @@ _MIXED = [name for name in PRECISIONS if name != "float32"]
 
 
 def _rounds(model: Model) -> list[np.ndarray]:
-    params = AlgorithmParams(LocalTrainingParams(learning_rate=0.5, batch_size=4))
     rng = np.random.default_rng(0)
     cohorts = [[random_client(rng, n, range(2)) for n in (9, 4)] for _ in range(3)]
-    state, metrics = run_rounds(EagerTraining(agnostic_fed_avg(model, 2, params)), cohorts)
+    state, metrics = run_rounds(
+        EagerTraining(build("agnostic_fed_avg", model, 2, client_learning_rate=0.5)), cohorts
+    )
     assert all(m["clients"]["non_finite"] == 0 for m in metrics)
-    return state.weights.trainable
+    return state.algorithm.weights.trainable
 
 
 @pytest.mark.parametrize("precision", _MIXED)
@@ -60,14 +59,14 @@ def test_small_gradients_survive_in_float16():
         model = logistic_regression(1, 2)
     assert model.loss_scale > 1
     tiny = dataclasses.replace(model, loss=lambda y, s: 1e-7 * tf.reduce_sum(s, axis=-1))
-    params = AlgorithmParams(LocalTrainingParams(learning_rate=1.0))
+    settings = {"client_learning_rate": 1.0, "client_epochs": 1, "batch_size": 20}
     client = {
         "x": np.ones([1, 1], np.float32),
         "y": np.zeros([1], np.int32),
         "domain_id": np.zeros([1], np.int32),
     }
-    state, _ = run_rounds(EagerTraining(agnostic_fed_avg(tiny, 1, params)), [[client]])
-    np.testing.assert_allclose(state.weights.trainable[0], -1e-7, rtol=0.01)
+    state, _ = run_rounds(EagerTraining(build("agnostic_fed_avg", tiny, 1, **settings)), [[client]])
+    np.testing.assert_allclose(state.algorithm.weights.trainable[0], -1e-7, rtol=0.01)
 
 
 def test_keras_own_policy_is_restored():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.algorithms.cases import build
 from tests.computations.harness import EagerTraining, random_client, run_rounds
 from tests.models.user_files import (
     DENSE,
@@ -20,8 +21,6 @@ from tests.models.user_files import (
     model_file,
     returning,
 )
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
 from tff_agnostic.models import Model, ModelData, load_user_model
 
 _SEED = np.array([0, 0], np.int32)
@@ -35,11 +34,11 @@ def _losses(model: Model, x: Any, y: Any) -> tuple:
 def test_a_classifier_trains_and_its_accuracy_is_measured(tmp_path):
     model = load_user_model(returning(tmp_path, DENSE, LOSS), FEATURES)
     assert [metric.name for metric in model.metrics] == ["accuracy"]
-    training = EagerTraining(agnostic_fed_avg(model, 2, AlgorithmParams()))
+    training = EagerTraining(build("agnostic_fed_avg", model, 2))
     client = random_client(np.random.default_rng(0), 9, range(2))
     state, (metrics,) = run_rounds(training, [[client]])
     assert metrics["clients"]["contributed"] == 1
-    assert np.any(state.weights.trainable[0] != model.initial_weights.trainable[0])
+    assert np.any(state.algorithm.weights.trainable[0] != model.initial_weights.trainable[0])
 
 
 def test_the_seed_decides_the_initial_weights(tmp_path):

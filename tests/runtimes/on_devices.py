@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tests.algorithms.cases import build
 from tests.computations.harness import random_client
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -43,8 +41,7 @@ def _split_the_cpu(num_devices: int) -> None:
 
 def _bits_of_rounds(runtime: CohortRuntime) -> str:
     model = logistic_regression(4, 3)
-    local = LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4)
-    algorithm = agnostic_fed_avg(model, _DOMAINS, AlgorithmParams(local))
+    algorithm = build("agnostic_fed_avg", model, _DOMAINS, client_learning_rate=0.5)
     training = runtime.training(algorithm, PlainSum())
     evaluate = runtime.evaluation(model, _DOMAINS, PlainSum())
     rng = np.random.default_rng(0)
@@ -52,7 +49,7 @@ def _bits_of_rounds(runtime: CohortRuntime) -> str:
     for _ in range(2):
         cohort = [random_client(rng, n, range(_DOMAINS)) for n in rng.integers(12, size=40)]
         state, metrics = training.next(state, cohort)
-        results += [state, metrics, evaluate(state.weights, cohort)]
+        results += [state, metrics, evaluate(state.algorithm.weights, [cohort])]
     leaves = [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(results)]
     return hashlib.sha256(b"".join(leaves)).hexdigest()
 

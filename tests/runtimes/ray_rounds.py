@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.algorithms.cases import build
 from tests.computations.harness import random_client, run_rounds, to_numpy
-from tff_agnostic.computations.aggregation import AGGREGATIONS, SecureBounds
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.models import logistic_regression
 
 NUM_DOMAINS = 3
@@ -28,13 +26,14 @@ CASES = {
     ("streamed", "secure"): (2,),
 }
 OPTIONS = {"max_clients_in_step": 2}
-_PARAMS = AlgorithmParams(LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4))
+_AGGREGATIONS = {"plain": PlainSum(), "secure": SecureSum(SecureSumOptions(max_examples=50))}
 
 
 def training(runtime: Any, mode: str, aggregation: str = "plain") -> Any:
     """Prepares rounds of a model which runs in a mode by default."""
-    algorithm = agnostic_fed_avg(logistic_regression(*SIZES[mode]), NUM_DOMAINS, _PARAMS)
-    return runtime.training(algorithm, AGGREGATIONS[aggregation](SecureBounds(max_examples=50)))
+    model = logistic_regression(*SIZES[mode])
+    algorithm = build("agnostic_fed_avg", model, NUM_DOMAINS, client_learning_rate=0.5)
+    return runtime.training(algorithm, _AGGREGATIONS[aggregation])
 
 
 def cohort(mode: str, num: int, size: int = 20) -> list[dict[str, np.ndarray]]:

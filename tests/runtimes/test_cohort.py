@@ -1,6 +1,5 @@
 """The cohort runtime: structures, traces, memory, devices, its end; test_parity has its numbers."""
 
-import dataclasses
 import gc
 import json
 import os
@@ -15,6 +14,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests.algorithms.cases import CASES, build
 from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
@@ -24,12 +24,8 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.models import keras_zoo
-from tff_agnostic.computations.aggregation import PlainSum, SecureSum
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams, ServerState
+from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
-from tff_agnostic.computations.local_training import LocalTrainingParams
-from tff_agnostic.computations.registry import ALGORITHMS
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras
 from tff_agnostic.models.functional import ModelWeights
@@ -38,11 +34,10 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 
 _ROOT = Path(__file__).parents[2]
 _MODES = ["streamed", "vectorised"]
-_PARAMS = AlgorithmParams(LocalTrainingParams(learning_rate=0.5, epochs=2, batch_size=4))
 
 
 def _algorithm(model: Any = None):
-    return agnostic_fed_avg(logistic_regression(4, 3) if model is None else model, 3, _PARAMS)
+    return build("agnostic_fed_avg", model, client_learning_rate=0.5)
 
 
 def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.ndarray]]:
@@ -71,17 +66,18 @@ def test_rounds_follow_the_pure_functions(training):
 def test_states_and_metrics_are_made_of_numpy_arrays(training):
     state, metrics = training.next(training.initialize(), _cohort())
     for found in (training.initialize(), state):
-        assert isinstance(found, ServerState)
-        assert isinstance(found.weights, ModelWeights)
+        assert isinstance(found, RunState)
+        assert isinstance(found.algorithm.weights, ModelWeights)
         assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(found))
     assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(metrics))
 
 
 def test_an_evaluation_is_made_of_numpy_arrays(runtime):
     model = logistic_regression(4, 3)
-    output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, _cohort())
-    assert isinstance(output, EvaluationOutput)
-    assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(output))
+    output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, [_cohort()])
+    assert isinstance(output.output, EvaluationOutput)
+    leaves = tf.nest.flatten(output.output)
+    assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves)
 
 
 def test_an_empty_cohort_is_a_sum_of_zeros(runtime):
@@ -89,11 +85,11 @@ def test_an_empty_cohort_is_a_sum_of_zeros(runtime):
     training = runtime.training(_algorithm(), PlainSum())
     state = training.initialize()
     after, metrics = training.next(state, [])
-    assert_identical(after.weights, state.weights)
+    assert_identical(after.algorithm, state.algorithm)
     assert sum(metrics["clients"].values()) == 0
     model = logistic_regression(4, 3)
     output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, [])
-    assert all(np.all(leaf == 0) for leaf in tf.nest.flatten(output))
+    assert all(np.all(leaf == 0) for leaf in tf.nest.flatten(output.output))
 
 
 def test_the_order_of_a_clients_columns_does_not_matter(training):
@@ -118,7 +114,7 @@ def test_rounds_and_evaluations_may_take_turns(runtime, training):
     expected, _ = run_rounds(training, [_cohort(0), _cohort(1)])
     state = training.initialize()
     for seed in range(2):
-        evaluate(state.weights, _cohort(7))
+        evaluate(state.algorithm.weights, [_cohort(7)])
         state, _ = training.next(state, _cohort(seed))
     assert_identical(state, expected)
 
@@ -149,7 +145,7 @@ def test_what_it_prepared_does_not_run_after_its_end():
     for call in (
         lambda: training.next(state, _cohort()),
         lambda: training.next(state, []),
-        lambda: evaluation(state.weights, _cohort()),
+        lambda: evaluation(state.algorithm.weights, [_cohort()]),
     ):
         with pytest.raises(ExecutionError, match=r"^the cohort runtime is not running$"):
             call()
@@ -222,7 +218,7 @@ def test_no_round_and_no_evaluation_is_traced_again(mode):
 
         def run(state: Any, *sizes: int) -> Any:
             cohort = _scalar_cohort(*sizes)
-            evaluate(state.weights, cohort)
+            evaluate(state.algorithm.weights, [cohort])
             return training.next(state, cohort)[0]
 
         state = run(training.initialize(), 5)
@@ -233,27 +229,24 @@ def test_no_round_and_no_evaluation_is_traced_again(mode):
         assert len(traces) == first
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", CASES)
 def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
     model, traces = _counting_model()
-    local = _PARAMS.local_training
-    params = AlgorithmParams(local, target_domain=1)
     with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
 
-        def weights_and_traces(params: AlgorithmParams) -> tuple[Any, int]:
+        def weights_and_traces(**settings: Any) -> tuple[Any, int]:
             before = len(traces)
-            training = runtime.training(ALGORITHMS[name](model, 3, params), PlainSum())
+            training = runtime.training(build(name, model, **settings), PlainSum())
             state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
-            return state.weights, len(traces) - before
+            return state.algorithm.weights, len(traces) - before
 
-        first, num_first = weights_and_traces(params)
+        first, num_first = weights_and_traces()
         assert num_first > 0
-        again, num_again = weights_and_traces(dataclasses.replace(params, seed=5))
+        again, num_again = weights_and_traces(seed=5)
         assert num_again == 0
         # Of a linear loss the order of the examples changes nothing.
         assert_all_close(again, first)
-        faster = dataclasses.replace(local, learning_rate=1.0)
-        other, num_other = weights_and_traces(dataclasses.replace(params, local_training=faster))
+        other, num_other = weights_and_traces(client_learning_rate=1.0)
         assert num_other > 0
         assert not np.allclose(other.trainable[0], first.trainable[0])
 
@@ -265,7 +258,7 @@ def test_memory_does_not_grow_with_the_rounds(mode):
     cohort = [random_client(rng, 60, range(3), num_features=400, num_classes=50) for _ in range(4)]
     model = logistic_regression(400, 50)
     with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=2)) as runtime:
-        training = runtime.training(agnostic_fed_avg(model, 3, AlgorithmParams()), PlainSum())
+        training = runtime.training(_algorithm(model), PlainSum())
         evaluate = runtime.evaluation(model, 3, PlainSum())
         state = training.initialize()
         for _ in range(100):
@@ -274,7 +267,7 @@ def test_memory_does_not_grow_with_the_rounds(mode):
         for k in range(300):
             state, _ = training.next(state, cohort)
             if k % 10 == 0:
-                evaluate(state.weights, cohort)
+                evaluate(state.algorithm.weights, [cohort])
         gc.collect()
         assert _resident_mb() - before < 20
 

@@ -14,9 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.computations.harness import assert_identical, random_client
-from tff_agnostic.computations.agnostic_fed_avg import build_agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams
-from tff_agnostic.computations.domain_weights import DomainWeightsParams
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.program_context import ProgramContext
 from tff_agnostic.runtimes.tff import create_context
@@ -67,8 +65,8 @@ class _Source(tff.program.FederatedDataSource):
 
 
 def _process() -> tff.learning.templates.LearningProcess:
-    params = AlgorithmParams(domain_weights=DomainWeightsParams(learning_rate=0.1, window_size=2))
-    return build_agnostic_fed_avg(logistic_regression(4, 3), 2, params)
+    options = AgnosticFedAvgOptions(domain_learning_rate=0.1, window=2)
+    return build_agnostic_fed_avg(logistic_regression(4, 3), 2, options)
 
 
 def _installed(context: Any) -> Any:
@@ -190,7 +188,7 @@ def test_references_of_one_call_are_arguments_of_the_next(worker):
         state, weights = asyncio.run(two_rounds())
     expected, _ = _without_program(worker, rounds=2, clients=2)
     assert_identical(state, expected)
-    assert_identical(weights, expected.weights)
+    assert_identical(weights, expected.algorithm.weights)
 
 
 def test_a_program_starts_no_process_of_its_own(worker, tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
+from tests.algorithms.cases import build
 from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
@@ -15,10 +16,8 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
-from tff_agnostic.computations.aggregation import PlainSum
-from tff_agnostic.computations.agnostic_fed_avg import agnostic_fed_avg, build_agnostic_fed_avg
-from tff_agnostic.computations.algorithm import AlgorithmParams, ServerState
-from tff_agnostic.computations.local_training import LocalTrainingParams
+from tff_agnostic.algorithms import build_agnostic_fed_avg
+from tff_agnostic.computations import PlainSum, RunState
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -26,8 +25,8 @@ from tff_agnostic.runtimes.tff import TffRuntime, create_context
 from tff_agnostic.runtimes.worker import TffWorker
 
 
-def _algorithm(params=AlgorithmParams()):
-    return agnostic_fed_avg(logistic_regression(4, 3), 3, params)
+def _algorithm(epochs: int = 1):
+    return build("agnostic_fed_avg", client_learning_rate=0.5, client_epochs=epochs)
 
 
 def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.ndarray]]:
@@ -37,9 +36,7 @@ def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.nd
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_rounds_follow_the_pure_functions(tff_runtime, epochs):
-    algorithm = _algorithm(
-        AlgorithmParams(LocalTrainingParams(learning_rate=0.5, epochs=epochs, batch_size=4))
-    )
+    algorithm = _algorithm(epochs)
     cohorts = [_cohort(seed, num=1 + seed % 4) for seed in range(6)]
     state, _ = run_rounds(tff_runtime.training(algorithm, PlainSum()), cohorts)
     expected, _ = run_rounds(EagerTraining(algorithm), cohorts)
@@ -49,9 +46,9 @@ def test_rounds_follow_the_pure_functions(tff_runtime, epochs):
 def test_states_are_named_tuples_of_numpy_arrays(tff_runtime):
     training = tff_runtime.training(_algorithm(), PlainSum())
     for state in (training.initialize(), training.next(training.initialize(), _cohort())[0]):
-        assert isinstance(state, ServerState)
-        assert isinstance(state.weights.trainable[0], np.ndarray)
-        assert isinstance(state.domains.lambda_, np.ndarray)
+        assert isinstance(state, RunState)
+        assert isinstance(state.algorithm.weights.trainable[0], np.ndarray)
+        assert isinstance(state.algorithm.domains.lambda_, np.ndarray)
 
 
 def test_the_order_of_a_clients_columns_does_not_matter(tff_runtime):
@@ -92,7 +89,7 @@ def test_what_it_prepared_does_not_run_after_its_end():
     for call in (
         training.initialize,
         lambda: training.next(state, _cohort()),
-        lambda: evaluation(state.weights, _cohort()),
+        lambda: evaluation(state.algorithm.weights, [_cohort()]),
     ):
         with pytest.raises(RuntimeError, match="TFF's worker is not running"):
             call()
