@@ -1,0 +1,132 @@
+"""A user's algorithm as the rest of the package sees it: a spec, a label and a fingerprint."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.algorithms.user_files import BY_SIZE, write_by_size
+from tests.computations.harness import linear_model
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.algorithms.user_algorithm import (
+    algorithm_fingerprint,
+    algorithm_label,
+    algorithm_named,
+    is_user_file,
+    load_user_algorithm,
+    making_options_of,
+)
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.errors import UserError
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """A user's file."""
+    return write_by_size(tmp_path / "by_size.py")
+
+
+def test_a_registered_algorithm_has_its_name_and_no_code_of_its_own():
+    for name, spec in ALGORITHMS.items():
+        assert not is_user_file(name)
+        assert algorithm_named(name) is spec
+        assert algorithm_label(name) == name
+        assert algorithm_fingerprint(name) == {}
+
+
+def test_a_file_is_named_by_its_path_and_called_by_its_stem(path, tmp_path, monkeypatch):
+    assert is_user_file(str(path))
+    assert algorithm_named(str(path)).label == "By size"
+    assert algorithm_label(str(path)) == "by_size"
+    monkeypatch.chdir(tmp_path)
+    assert algorithm_named("by_size.py") is algorithm_named(str(path))
+
+
+def test_a_file_is_executed_once_as_long_as_it_does_not_change(path):
+    first = load_user_algorithm(path)
+    assert load_user_algorithm(path).options is first.options
+    write_by_size(path, ("setting(1.0,", "setting(2.00,"))
+    changed = load_user_algorithm(path)
+    assert (first.options().size_power, changed.options().size_power) == (1.0, 2.0)
+
+
+def test_the_fingerprint_is_of_the_code_wherever_it_lies(path, tmp_path):
+    copy = write_by_size(tmp_path / "copy.py")
+    assert algorithm_fingerprint(str(path)) == algorithm_fingerprint(str(copy))
+    write_by_size(copy, ('"By size"', '"By its size"'))
+    assert algorithm_fingerprint(str(path)) != algorithm_fingerprint(str(copy))
+
+
+def test_what_is_imported_while_it_is_built_belongs_to_it(tmp_path):
+    (tmp_path / "beside.py").write_text("LABEL = 1\n")
+    line = "def by_size(problem, options):\n"
+    path = write_by_size(tmp_path / "mine.py", (line, f"{line}    import beside\n"))
+    problem = Problem.of_numbered_domains(linear_model(), 2)
+    spec = load_user_algorithm(path)
+    spec.build(problem, spec.options())
+    found = algorithm_fingerprint(str(path))
+    assert set(found) == {"algorithm", "files that the algorithm imports"}
+    # A second run in the same process finds the same.
+    spec.build(problem, spec.options())
+    assert algorithm_fingerprint(str(path)) == found
+
+
+def test_two_builds_of_equal_options_share_what_is_traced(path):
+    spec = load_user_algorithm(path)
+    problem = Problem.of_numbered_domains(linear_model(), 2)
+    clients = [
+        spec.build(problem, spec.options(size_power=power)).exchanges[0].client
+        for power in (0.5, 0.5, 1.0)
+    ]
+    assert clients[0] == clients[1] != clients[2]
+    assert hash(clients[0]) == hash(clients[1])
+
+
+def test_it_runs_as_a_registered_one_does(path, cohort_runtime):
+    spec, model = load_user_algorithm(path), linear_model()
+    algorithm = spec.build(Problem.of_numbered_domains(model, 2), spec.options())
+    training = cohort_runtime.training(algorithm, PlainSum())
+    state, report = training.next(training.initialize(), [])
+    assert int(state.round_num) == 1
+    assert report["clients"]["contributed"] == 0
+    for found, initial in zip(
+        algorithm.main_model(state.algorithm).trainable, model.initial_weights.trainable
+    ):
+        np.testing.assert_array_equal(found, initial)
+
+
+def test_options_that_fail_are_told_with_their_lines_and_ranges_with_the_flag(path):
+    path.write_text(
+        BY_SIZE.replace(
+            "\n\n@dataclasses.dataclass(frozen=True)\nclass Client",
+            "\n    def __post_init__(self):\n        super().__post_init__()\n"
+            "        assert self.size_power != 3\n"
+            "\n\n@dataclasses.dataclass(frozen=True)\nclass Client",
+        )
+    )
+    options = load_user_algorithm(path).options
+    with (
+        pytest.raises(UserError, match=r"by_size.py: options fails:"),
+        making_options_of(str(path)),
+    ):
+        options(size_power=3.0)
+    with (
+        pytest.raises(UserError, match=r"^--size_power: expected at least 0.0, found -1.0$"),
+        making_options_of(str(path)),
+    ):
+        options(size_power=-1.0)
+    with making_options_of("fed_avg"):
+        ALGORITHMS["fed_avg"].options()
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"missing.py: expected a Python file, found none$"):
+        load_user_algorithm(tmp_path / "missing.py")
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UserError, match=r"folder.py: cannot read: Is a directory$"):
+        load_user_algorithm(tmp_path / "folder.py")
+    assert dataclasses.is_dataclass(load_user_algorithm(write_by_size(tmp_path / "a.py")).options)
+    os.utime(tmp_path / "a.py", ns=(1, 1))
+    assert load_user_algorithm(tmp_path / "a.py").label == "By size"
