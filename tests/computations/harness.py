@@ -62,9 +62,9 @@ class EagerTraining:
         aggregations = ((),) * len(self._algorithm.exchanges)
         return to_tensors(RunState(self._algorithm.initialize(), aggregations, np.int32(0)))
 
-    def client_output(self, state: RunState, examples: Examples) -> Any:
-        """Returns what one client answers in the first exchange."""
-        return self._answer(0, to_tensors(state), (), examples)
+    def client_output(self, state: RunState, examples: Examples, sums: Any = ()) -> Any:
+        """Returns what one client answers; see `sum_cohort`."""
+        return self._answer(len(sums), to_tensors(state), sums, examples)
 
     def sum_cohort(self, state: RunState, cohort: Sequence[Examples], sums: Any = ()) -> Any:
         """Returns the sum of a cohort's answers, zeros for an empty one.

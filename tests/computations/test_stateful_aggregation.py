@@ -1,0 +1,163 @@
+"""An aggregation with a state of its own, as a user would write it, through rounds and files."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.algorithms.cases import build, cohorts
+from tests.computations.harness import (
+    EagerTraining,
+    assert_all_close,
+    assert_identical,
+    run_rounds,
+)
+from tff_agnostic.computations import ClientLimits
+from tff_agnostic.computations.aggregation import ClientFacts, Guarantee
+from tff_agnostic.computations.quantities import Quantities, Quantity, paired
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.program.checkpoints import CheckpointFolder
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+_FIRST_NORM = 0.5
+_ROUNDS = 5
+
+
+class _State(NamedTuple):
+    rounds: tf.Tensor
+    norm: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _HalvingNorm:
+    """Plain sums of answers that are scaled to a norm, which is half as large in each round.
+
+    Attributes:
+        first_norm: Norm in the first round.
+    """
+
+    first_norm: float = _FIRST_NORM
+
+    name = "halving_norm"
+    guarantees = frozenset[Guarantee]()
+    limits = ClientLimits()
+    cuts_clients = False
+    min_clients = 0
+
+    def initialize(self, bounds: Any) -> _State:
+        del bounds
+        return _State(tf.constant(0), tf.constant(self.first_norm))
+
+    def client_params(self, state: _State) -> tf.Tensor:
+        return state.norm
+
+    def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
+        del bounds, client
+        real = [v for v in tf.nest.flatten(output) if v.dtype.is_floating]
+        factor = tf.minimum(1.0, params / tf.maximum(tf.linalg.global_norm(real), 1e-12))
+        return tf.nest.map_structure(lambda v: v * factor if v.dtype.is_floating else v, output)
+
+    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+        del bounds
+        return tff.federated_sum(encoded)
+
+    def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+        del bounds
+        return _State(state.rounds + 1, state.norm / 2), summed, OrderedDict(norm=state.norm)
+
+    def quantities(self, fields: tuple[str, ...], prefix: str = "") -> Quantities:
+        del fields
+        return OrderedDict(norm=Quantity(f"{prefix}norm", "norm that answers are scaled to"))
+
+
+def _scaled(output: Any, norm: float) -> Any:
+    """`encode` in NumPy and float64."""
+    leaves = [np.asarray(v) for v in tf.nest.flatten(output)]
+    real = [v.astype(np.float64) for v in leaves if v.dtype == np.float32]
+    size = np.sqrt(sum(np.sum(v**2) for v in real))
+    factor = min(1.0, norm / max(size, 1e-12))
+    scaled = [(v * factor).astype(v.dtype) if v.dtype == np.float32 else v for v in leaves]
+    return tf.nest.pack_sequence_as(output, scaled)
+
+
+def _summed(outputs: Sequence[Any]) -> Any:
+    def add(*values: np.ndarray) -> tf.Tensor:
+        return tf.constant(np.sum(values, axis=0, dtype=values[0].dtype))
+
+    return tf.nest.map_structure(add, *outputs)
+
+
+def _expected(name: str) -> Any:
+    """The algorithm's state after the rounds, with all of the aggregation in NumPy."""
+    algorithm = build(name)
+    training = EagerTraining(algorithm)
+    state, norm = training.initialize(), _FIRST_NORM
+    for clients in cohorts(_ROUNDS):
+        sums: tuple[Any, ...] = ()
+        for _ in algorithm.exchanges:
+            outputs = [training.client_output(state, client, sums) for client in clients]
+            sums = (*sums, _summed([_scaled(output, norm) for output in outputs]))
+        state, _ = training.finish(state, sums)
+        norm /= 2
+    return state.algorithm
+
+
+@pytest.fixture(scope="module", params=["tff", "streamed", "vectorised"])
+def runtime(request):
+    if request.param == "tff":
+        yield request.getfixturevalue("tff_runtime")
+        return
+    with CohortRuntime(RuntimeOptions(client_mode=request.param)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ["agnostic_fed_avg", "above_mean"])
+def test_rounds_are_those_of_numpy(runtime, name):
+    training = runtime.training(build(name), _HalvingNorm())
+    state, reports = run_rounds(training, cohorts(_ROUNDS))
+    assert_all_close(state.algorithm, _expected(name), rtol=1e-4, atol=1e-6)
+    norms = [_FIRST_NORM * 0.5**t for t in range(_ROUNDS + 1)]
+    # Each exchange has a state of its own.
+    for of_exchange in state.aggregations:
+        assert of_exchange.rounds == _ROUNDS
+        assert of_exchange.norm == norms[-1]
+    for norm, report in zip(norms, reports):
+        found = {quantity.name: value for quantity, value in paired(training.quantities, report)}
+        of_exchanges = ["norm"] if "norm" in found else ["survey norm", "training norm"]
+        assert len(of_exchanges) == len(state.aggregations)
+        assert [found[quantity] for quantity in of_exchanges] == [norm] * len(of_exchanges)
+    # Otherwise nothing would have been shown.
+    unscaled, _ = run_rounds(runtime.training(build(name), _HalvingNorm(1e9)), cohorts(_ROUNDS))
+    found, other = (s.algorithm.weights.trainable[0] for s in (state, unscaled))
+    assert not np.allclose(found, other, rtol=1e-2)
+
+
+def test_its_state_is_in_checkpoints(runtime, tmp_path):
+    algorithm = build("above_mean")
+    training = runtime.training(algorithm, _HalvingNorm())
+    expected, expected_reports = run_rounds(training, cohorts(_ROUNDS))
+    halfway, _ = run_rounds(training, cohorts(_ROUNDS)[:2])
+    checkpoints = CheckpointFolder(tmp_path, keep=1)
+    checkpoints.save(int(halfway.round_num), halfway, algorithm.models(halfway.algorithm))
+    restored = checkpoints.load_latest().restore(training.initialize(), "here")
+    assert_identical(restored, halfway)
+    state, reports = run_rounds(training, cohorts(_ROUNDS)[2:], restored)
+    assert_identical(state, expected)
+    assert_identical(reports, expected_reports[2:])
+
+
+def test_every_evaluation_is_a_first_one(runtime):
+    """It leaves no state behind, and finds none."""
+    model = logistic_regression(4, 3)
+    evaluate = runtime.evaluation(model, 3, _HalvingNorm())
+    (clients,) = cohorts(1)
+    first, second = (evaluate(model.initial_weights, [clients]).output for _ in range(2))
+    assert_identical(first, second)
+    plain = runtime.evaluation(model, 3, _HalvingNorm(1e9))(model.initial_weights, [clients])
+    assert np.all(first.sums.losses < plain.output.sums.losses)
