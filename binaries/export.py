@@ -17,6 +17,7 @@ from tff_agnostic.deployment.folders import check_free
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.enough_clients import check_clients_per_round
 from tff_agnostic.program.exporting import (
     OF_SIMULATIONS,
     export_request,
@@ -79,6 +80,7 @@ def main(argv: Sequence[str]) -> None:
     trained = find_checkpoint(Path(flags.FLAGS.checkpoint)) if flags.FLAGS.checkpoint else None
     spec = _spec(_aggregation(profile), trained[0].spec() if trained else None)
     # Before the rest, which takes a while.
+    check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)
     task = spec.load_task()
     restore = None

@@ -138,6 +138,10 @@ _FLAGS = [
         ["--output_dir=new", "--secure_bits=10"],
         "--secure_bits has no effect with --profile=daf",
     ),
+    (
+        ["--output_dir=new", "--profile=secure", "--secure_min_clients=4"],
+        "--clients_per_round: expected at least --secure_min_clients=4, found 3",
+    ),
     (["--output_dir=new", "--max_examples=0"], "--max_examples: expected at least 1, found 0"),
     (
         ["--output_dir=new", "--collection_uri=https://example.org/x"],

@@ -6,22 +6,23 @@ from tff_agnostic.program.config import RunConfig
 from tff_agnostic.tasks.task import Task
 
 
-def check_clients_of_sums(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks what is known before the task is loaded.
+def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks the size of cohorts; the task need not be loaded.
 
     Raises:
-        UserError: If rounds or evaluations have fewer clients than the aggregation sums.
+        UserError: If it is less than the aggregation sums.
     """
-    fewest = aggregation.min_clients
-    sizes = {
-        "clients_per_round": config.clients_per_round,
-        "evaluation_clients": config.evaluation_clients,
-    }
-    for flag, size in sizes.items():
-        if size is not None and size < fewest:
-            raise UserError(
-                f"--{flag}: expected at least --secure_min_clients={fewest}, found {size}"
-            )
+    _check("clients_per_round", config.clients_per_round, aggregation)
+
+
+def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks the number of clients of evaluations between rounds, if there is one.
+
+    Raises:
+        UserError: If it is less than the aggregation sums.
+    """
+    if config.evaluation_clients is not None:
+        _check("evaluation_clients", config.evaluation_clients, aggregation)
 
 
 def check_test_clients(task: Task, aggregation: Aggregation) -> None:
@@ -36,3 +37,9 @@ def check_test_clients(task: Task, aggregation: Aggregation) -> None:
             f"--secure_min_clients: expected at most {found}, the number of test clients, found "
             f"{aggregation.min_clients}"
         )
+
+
+def _check(flag: str, found: int, aggregation: Aggregation) -> None:
+    fewest = aggregation.min_clients
+    if found < fewest:
+        raise UserError(f"--{flag}: expected at least --secure_min_clients={fewest}, found {found}")

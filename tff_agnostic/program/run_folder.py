@@ -20,7 +20,7 @@ from tff_agnostic.files import (
     write_json,
 )
 from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
-from tff_agnostic.program.enough_clients import check_clients_of_sums
+from tff_agnostic.program.enough_clients import check_clients_per_round, check_evaluation_clients
 from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
 from tff_agnostic.settings import flag_of
 
@@ -64,7 +64,9 @@ class RunFolder:
                 )
             # What a run of an earlier release was allowed is known with its folder only.
             adopted = self.adopted(spec)
-            check_clients_of_sums(adopted.config, adopted.build_aggregation())
+            aggregation = adopted.build_aggregation()
+            check_clients_per_round(adopted.config, aggregation)
+            check_evaluation_clients(adopted.config, aggregation)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
