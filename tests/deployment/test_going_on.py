@@ -13,7 +13,6 @@ from tff_agnostic.deployment.checkpoint_files import named_values
 from tff_agnostic.deployment.conformance import synthetic_clients
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.naming import SERVER, leaves
-from tff_agnostic.deployment.profiles import PROFILES
 
 _ROUNDS = 20
 
@@ -23,7 +22,7 @@ def test_twenty_rounds_and_twenty_are_forty(tff_runtime, tmp_path, monkeypatch, 
     """Bit for bit, with the same clients, in the runtime's TensorFlow."""
     request = make_request(profile, kind=kind, server_optimizer="adam")
     algorithm = request.algorithm
-    training = tff_runtime.training(algorithm, PROFILES[profile].aggregation(request.bounds))
+    training = tff_runtime.training(algorithm, request.aggregation)
     columns = algorithm.client_data_spec
     cohort = list(synthetic_clients(columns, request.column_ranges, request.num_domains).values())
 
@@ -42,7 +41,7 @@ def test_twenty_rounds_and_twenty_are_forty(tff_runtime, tmp_path, monkeypatch, 
     # The made-up clients of the conformance rounds are the same ones.
     *_, last = run_rounds(deployment, [conformance_clients(deployment)] * _ROUNDS)
 
-    state_type = training.process.next.type_signature.parameter[0].member
+    state_type = training.process.learning_process.next.type_signature.parameter[0].member
     expected = named_values(simulated(halfway), leaves(state_type), SERVER)
     assert set(last.state) == set(expected)
     for name, value in expected.items():

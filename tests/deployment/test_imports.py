@@ -10,6 +10,7 @@ _ALLOWED = {
     "tff_agnostic.data",
     "tff_agnostic.deployment",
     "tff_agnostic.errors",
+    "tff_agnostic.files",
     "tff_agnostic.models",
     "tff_agnostic.registry",
     "tff_agnostic.runtimes",
