@@ -30,10 +30,10 @@ from problem import (  # noqa: E402
 )
 
 from benchmarks.timing.environments import isolated, python_of  # noqa: E402
+from tff_agnostic.aggregations.aggregation import PlainSum  # noqa: E402
 from tff_agnostic.algorithms import AgnosticFedAvgOptions  # noqa: E402
 from tff_agnostic.algorithms import Problem as Learned  # noqa: E402
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
-from tff_agnostic.computations.aggregation import PlainSum  # noqa: E402
 from tff_agnostic.models import logistic_regression  # noqa: E402
 from tff_agnostic.models.functional import ModelWeights  # noqa: E402
 from tff_agnostic.runtimes.tff import TffRuntime  # noqa: E402

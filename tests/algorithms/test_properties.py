@@ -28,9 +28,9 @@ from tests.computations.harness import (
 )
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.quantities import flattened, paired
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras
+from tff_agnostic.quantities import flattened, paired
 
 
 @pytest.fixture(params=list(CASES))

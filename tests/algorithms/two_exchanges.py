@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.algorithms.fed_avg import FedAvgOptions
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
@@ -21,9 +22,7 @@ from tff_agnostic.computations.client_update import (
 )
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, Sums
-from tff_agnostic.computations.limits import Bound, ClientLimits
 from tff_agnostic.computations.local_training import LocalTrainingOptions
-from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.computations.server_update import (
     as_tensors,
     average_and_apply,
@@ -35,6 +34,7 @@ from tff_agnostic.computations.server_update import (
 )
 from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
 from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.quantities import Quantity
 from tff_agnostic.settings import part_of
 
 NAME = "above_mean"

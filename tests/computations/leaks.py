@@ -6,8 +6,8 @@ from typing import Any, Callable
 
 import tensorflow_federated as tff
 
+from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.computations import SecureSum
-from tff_agnostic.computations.aggregation import ClientFacts, Guarantee
 
 # Bounds of an answer -> whether a value of that answer leaks.
 Leaks = Callable[[Any], bool]

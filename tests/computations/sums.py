@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.computations.aggregation import Aggregation, ClientFacts
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts
 
 
 def encoded(

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms.cases import CASES, build
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.computations import PlainSum, SecureSum, build_evaluation, build_learning_process
-from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.limits import ClientLimits
 from tff_agnostic.computations.secure_check import require_only_secure_sums, security_report
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,15 +17,15 @@ from tests.computations.harness import (
     assert_identical,
     run_rounds,
 )
+from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.computations import ClientLimits
-from tff_agnostic.computations.aggregation import ClientFacts, Guarantee
-from tff_agnostic.computations.quantities import Quantities, Quantity, paired
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.program.checkpoints import CheckpointFolder
+from tff_agnostic.quantities import Quantities, Quantity, paired
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
-_FIRST_NORM = 0.5
+_FIRST_NORM = 0.125
 _ROUNDS = 5
 
 
@@ -39,7 +39,7 @@ class _HalvingNorm:
     """Plain sums of answers that are scaled to a norm, which is half as large in each round.
 
     Attributes:
-        first_norm: Norm in the first round.
+        first_norm: Norm in the first round, for each field of an answer: exchanges differ.
     """
 
     first_norm: float = _FIRST_NORM
@@ -51,8 +51,7 @@ class _HalvingNorm:
     min_clients = 0
 
     def initialize(self, bounds: Any) -> _State:
-        del bounds
-        return _State(tf.constant(0), tf.constant(self.first_norm))
+        return _State(tf.constant(0), tf.constant(self.first_norm * len(bounds._fields)))
 
     def client_params(self, state: _State) -> tf.Tensor:
         return state.norm
@@ -102,7 +101,8 @@ def _expected(name: str) -> Any:
         sums: tuple[Any, ...] = ()
         for _ in algorithm.exchanges:
             outputs = [training.client_output(state, client, sums) for client in clients]
-            sums = (*sums, _summed([_scaled(output, norm) for output in outputs]))
+            scaled = [_scaled(output, norm * len(output._fields)) for output in outputs]
+            sums = (*sums, _summed(scaled))
         state, _ = training.finish(state, sums)
         norm /= 2
     return state.algorithm
@@ -117,21 +117,24 @@ def runtime(request):
         yield running
 
 
+def _by_name(training: Any, report: Any) -> Iterator[tuple[str, Any]]:
+    return ((quantity.name, value) for quantity, value in paired(training.quantities, report))
+
+
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "above_mean"])
 def test_rounds_are_those_of_numpy(runtime, name):
     training = runtime.training(build(name), _HalvingNorm())
     state, reports = run_rounds(training, cohorts(_ROUNDS))
     assert_all_close(state.algorithm, _expected(name), rtol=1e-4, atol=1e-6)
-    norms = [_FIRST_NORM * 0.5**t for t in range(_ROUNDS + 1)]
     # Each exchange has a state of its own.
-    for of_exchange in state.aggregations:
-        assert of_exchange.rounds == _ROUNDS
-        assert of_exchange.norm == norms[-1]
-    for norm, report in zip(norms, reports):
-        found = {quantity.name: value for quantity, value in paired(training.quantities, report)}
-        of_exchanges = ["norm"] if "norm" in found else ["survey norm", "training norm"]
-        assert len(of_exchanges) == len(state.aggregations)
-        assert [found[quantity] for quantity in of_exchanges] == [norm] * len(of_exchanges)
+    fields = {"survey": 2, "training": 6}
+    names = [exchange.name for exchange in build(name).exchanges]
+    assert [of_exchange.rounds for of_exchange in state.aggregations] == [_ROUNDS] * len(names)
+    for k, exchange in enumerate(names):
+        norms = [_FIRST_NORM * fields[exchange] * 0.5**t for t in range(_ROUNDS + 1)]
+        column = "norm" if len(names) == 1 else f"{exchange} norm"
+        reported = [dict(_by_name(training, report))[column] for report in reports]
+        assert [*reported, state.aggregations[k].norm] == norms
     # Otherwise nothing would have been shown.
     unscaled, _ = run_rounds(runtime.training(build(name), _HalvingNorm(1e9)), cohorts(_ROUNDS))
     found, other = (s.algorithm.weights.trainable[0] for s in (state, unscaled))

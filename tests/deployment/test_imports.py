@@ -6,6 +6,7 @@ from pathlib import Path
 import tff_agnostic.deployment
 
 _ALLOWED = {
+    "tff_agnostic.aggregations",
     "tff_agnostic.computations",
     "tff_agnostic.data",
     "tff_agnostic.deployment",

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from tff_agnostic.computations.quantities import Measure, Quantity, Role, Unit, measures_of
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.program.columns import Column, EvaluationColumns, TrainingColumns
 from tff_agnostic.program.evaluation_report import EvaluationReport, Measured, SetReport
+from tff_agnostic.quantities import Quantity, Role, Unit
 from tff_agnostic.tasks.task import Task
 
 # Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.

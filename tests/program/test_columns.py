@@ -14,7 +14,6 @@ from tests.program.harness import (
     make_report,
     measures,
 )
-from tff_agnostic.computations.quantities import Quantity, Role, Unit, flattened
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.program.columns import (
@@ -24,6 +23,7 @@ from tff_agnostic.program.columns import (
     distinct,
     with_role,
 )
+from tff_agnostic.quantities import Quantity, Role, Unit, flattened
 
 _NAMES = ("phone", "tablet")
 _WEIGHTS = ModelWeights([np.array([[1.0, 2.0]]), np.array(7.0)], [])

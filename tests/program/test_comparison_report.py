@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.program.harness import AWKWARD_NAMES, is_png, measures
-from tff_agnostic.computations.quantities import Measure, Unit
+from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.comparison import SUMMARIES, Comparison, Trials
 from tff_agnostic.program.comparison_report import figure, markdown, table
 from tff_agnostic.program.plots import save
+from tff_agnostic.quantities import Unit
 
 
 def _trials(by_domain: Mapping[str, Sequence[float]], worst: Sequence[float]) -> Trials:

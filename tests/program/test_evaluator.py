@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.program.harness import make_task
-from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.columns import Column
 from tff_agnostic.program.history import History, read_history
+from tff_agnostic.quantities import Quantity
 
 # Real runs of the first release.
 _RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0"

@@ -4,8 +4,8 @@ import sys
 from collections import OrderedDict
 
 from tests.program.harness import QUANTITIES, make_report
-from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.program.progress import Progress, round_in_short
+from tff_agnostic.quantities import Quantity
 
 _NAMES = ("phone", "tablet")
 _REPORT = make_report(losses=[2.0, 3.0], counts=[5, 4], weights=[0.25, 0.75])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.computations.aggregations import AGGREGATIONS
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.run_spec import (

@@ -9,10 +9,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.core.util import event_pb2
 
 from tests.program.harness import AWKWARD_NAMES
-from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.columns import Column
 from tff_agnostic.program.tensorboard import TensorBoardSink
+from tff_agnostic.quantities import Quantity
 
 
 def _read(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:

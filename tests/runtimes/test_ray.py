@@ -25,7 +25,7 @@ from tests.runtimes.ray_rounds import (
     three_rounds,
     training,
 )
-from tff_agnostic.computations.aggregation import PlainSum
+from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.options import RuntimeOptions

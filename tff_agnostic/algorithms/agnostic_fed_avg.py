@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations import domain_weights as dw
-from tff_agnostic.computations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, training_outputs
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.quantities import Quantity, Role
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
     as_tensors,
@@ -29,6 +28,7 @@ from tff_agnostic.computations.server_update import (
 from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
 from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.quantities import Quantity, Role
 from tff_agnostic.settings import part_of
 
 # A client's weight is its share of the round, about 1 / c; more when a domain was rarer in the

@@ -11,13 +11,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import train_without_domain_pass
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
 from tff_agnostic.computations.local_training import LocalTrainingOptions
-from tff_agnostic.computations.quantities import Quantity, Role, Unit
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
     TrainingState,
@@ -32,6 +31,7 @@ from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutp
 from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model
+from tff_agnostic.quantities import Quantity, Role, Unit
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 

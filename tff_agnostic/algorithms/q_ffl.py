@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
-from tff_agnostic.computations.limits import Bound, ClientLimits
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
     average_and_apply,
@@ -32,6 +31,7 @@ from tff_agnostic.computations.server_update import (
 )
 from tff_agnostic.computations.structures import ClientCounts, DomainSums
 from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.quantities import Quantity
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 

@@ -9,14 +9,14 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.algorithms.spec import Problem
 from tff_agnostic.computations.checks import check_bounds, check_state
 from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Sums
-from tff_agnostic.computations.limits import ClientLimits
-from tff_agnostic.computations.quantities import Quantities, paired
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.user_file import UserFile
+from tff_agnostic.quantities import Quantities, paired
 
 # Raises a `UserError` if what a function returned for its arguments is not what it should be.
 Check = Callable[..., None]

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Aggregation, ClientFacts
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts
 from tff_agnostic.computations.checks import check_bounds, check_state
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, RunState, Sums
-from tff_agnostic.computations.quantities import Quantities
 from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.computations.structures import Message
+from tff_agnostic.quantities import Quantities
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_agnostic.computations.limits import Bound
+from tff_agnostic.aggregations.limits import Bound
 from tff_agnostic.errors import UserError
 
 _DTYPES = (tf.float32, tf.int64)

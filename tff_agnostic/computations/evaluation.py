@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.computations.client_group import ClientGroup, PerClient, one_client
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import Exchange
 from tff_agnostic.computations.histogram import Grid, LinearGrid, LogGrid
-from tff_agnostic.computations.limits import Bound, ClientLimits
 from tff_agnostic.computations.server_update import domain_sums_bounds
 from tff_agnostic.computations.structures import DomainSums, MetricSums, all_finite
 from tff_agnostic.models.functional import Model, ModelWeights

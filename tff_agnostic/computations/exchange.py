@@ -11,10 +11,10 @@ from typing import Any, Callable, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
-from tff_agnostic.computations.limits import ClientLimits
-from tff_agnostic.computations.quantities import Quantities
 from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.quantities import Quantities
 
 # The models of a state by name, the main one first.
 Models = Mapping[str, ModelWeights]

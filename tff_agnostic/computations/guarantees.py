@@ -8,7 +8,7 @@ from typing import Callable, Optional
 
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Aggregation, Guarantee
+from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
 from tff_agnostic.computations.secure_check import (
     SecurityReport,
     require_no_plain_sums,

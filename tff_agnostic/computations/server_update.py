@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.limits import Bound, ClientLimits
-from tff_agnostic.computations.quantities import Quantity, Role, Unit, measures_of
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.computations.structures import (
     ClientCounts,
     DomainSums,
@@ -16,6 +15,8 @@ from tff_agnostic.computations.structures import (
     TrainingOutput,
 )
 from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.measures import measures_of
+from tff_agnostic.quantities import Quantity, Role, Unit
 
 
 class TrainingState(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound, SumsSoFar
-from tff_agnostic.computations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.computations.evaluation import evaluation_exchange
 from tff_agnostic.computations.exchange import Algorithm

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from plan_runner import plan_pb2
-from tff_agnostic.computations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.byte_counts import byte_counts

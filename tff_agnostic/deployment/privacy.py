@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.secure_sum import SecureSum
 from tff_agnostic.computations.exchange import Algorithm
-from tff_agnostic.computations.secure_sum import SecureSum
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 
 _PLAIN = (

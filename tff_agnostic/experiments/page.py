@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from tff_agnostic.computations.quantities import Measure
 from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
+from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.cells import shown, with_percent
 from tff_agnostic.program.columns import ROUND, Column, tested
 from tff_agnostic.program.comparison import OVERALL, Comparison, Trials

@@ -1,6 +1,6 @@
 """How numbers stand in tables."""
 
-from tff_agnostic.computations.quantities import Unit
+from tff_agnostic.quantities import Unit
 
 _DECIMALS_OF_FACTORS = 2
 

@@ -9,9 +9,9 @@ from typing import Any, Optional
 import numpy as np
 from tqdm import tqdm
 
-from tff_agnostic.computations.quantities import Measure, measures_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_temporary, make_folder, read_json, write_errors, write_json
+from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.run_folder import RunFolder, is_new_or_empty

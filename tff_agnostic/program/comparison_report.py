@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from tff_agnostic.computations.quantities import Measure
+from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.cells import cell, with_percent
 from tff_agnostic.program.columns import ROUND, Column, tested_worst
 from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Optional
 
-from tff_agnostic.computations.aggregations import AGGREGATIONS
+from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.data.sampling import domain_strata
 from tff_agnostic.models.precision import PRECISIONS
 from tff_agnostic.registry import Registry

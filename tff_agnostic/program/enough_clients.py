@@ -1,6 +1,6 @@
 """Whether rounds and evaluations have as many clients as their sums need."""
 
-from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.tasks.task import Task

@@ -14,8 +14,8 @@ from tff_agnostic.computations.evaluation import (
     measure_grids,
 )
 from tff_agnostic.computations.histogram import Grid, quantile
-from tff_agnostic.computations.quantities import Measure, measures_of
 from tff_agnostic.models.functional import Model
+from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.program.cells import cell, with_percent
 

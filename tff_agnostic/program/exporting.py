@@ -7,7 +7,7 @@ from urllib.parse import quote
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.data.sampling import sample_cohort
 from tff_agnostic.deployment.conformance import column_ranges

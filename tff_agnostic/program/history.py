@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tff_agnostic.computations.quantities import Quantity
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_errors, write_text
 from tff_agnostic.program.columns import ROUND, Column
+from tff_agnostic.quantities import Quantity
 
 Row = Mapping[str, str]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tff_agnostic.computations.quantities import Quantities, Role, paired
+from tff_agnostic.quantities import Quantities, Role, paired
 
 # Lines of a whole run where there is no terminal to draw a bar on, such as a log file.
 _NUM_LINES = 20

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
-from tff_agnostic.computations.aggregation import Aggregation
-from tff_agnostic.computations.aggregations import AGGREGATIONS
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import computing_in

@@ -5,11 +5,11 @@ from typing import Any, Optional
 
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.computations.exchange import Report, RunState
-from tff_agnostic.computations.quantities import Role, flattened, measures_of
 from tff_agnostic.data.cohorts import CohortReader
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.files import read_json, write_json
 from tff_agnostic.models.functional import Examples
+from tff_agnostic.models.measures import measures_of
 from tff_agnostic.program import plots
 from tff_agnostic.program.checkpoints import CheckpointFolder
 from tff_agnostic.program.columns import (
@@ -35,6 +35,7 @@ from tff_agnostic.program.run_algorithm import MAX_READS, build_algorithm
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.tensorboard import TensorBoardSink
+from tff_agnostic.quantities import Role, flattened
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
 

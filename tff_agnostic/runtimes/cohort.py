@@ -6,8 +6,8 @@ from typing import Any, Callable, Optional, Protocol
 
 import tensorflow as tf
 
+from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.aggregated import AggregatedRound, SumsSoFar
-from tff_agnostic.computations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_guarantees, check_process
 from tff_agnostic.computations.template import (

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import ray
 
-from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.models.functional import Examples, Model

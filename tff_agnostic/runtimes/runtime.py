@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, Optional, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.aggregation import Aggregation
+from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
-from tff_agnostic.computations.quantities import Quantities
 from tff_agnostic.computations.secure_check import SecurityReport
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.quantities import Quantities
 
 
 class Training(Protocol):

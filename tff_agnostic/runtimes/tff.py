@@ -15,11 +15,10 @@ from tensorflow_federated.python.core.environments.tensorflow_frontend import (
     tensorflow_computation,
 )
 
+from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.computations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_guarantees, check_process
-from tff_agnostic.computations.quantities import Quantities
 from tff_agnostic.computations.secure_check import SecurityReport
 from tff_agnostic.computations.template import (
     EvaluationParts,
@@ -29,6 +28,7 @@ from tff_agnostic.computations.template import (
     build_process,
 )
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.quantities import Quantities
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
 from tff_agnostic.runtimes.worker import TffWorker
 

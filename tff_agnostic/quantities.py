@@ -6,12 +6,8 @@ structure whose leaves are `Quantity`. Nothing downstream reads names of quantit
 
 import dataclasses
 import enum
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
-
-from tff_agnostic.models.functional import Model
-from tff_agnostic.models.metrics import Metric
 
 
 class Unit(enum.Enum):
@@ -66,32 +62,6 @@ class Quantity:
 
 # Nested mappings, as those of a report; their leaves are `Quantity`.
 Quantities = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Measure:
-    """A measure of a model on examples: the loss, or a metric.
-
-    Attributes:
-        name: "loss", or the metric's name.
-        unit: What its numbers are.
-        higher_is_better: Which direction is good.
-        metric: The metric; None for the loss.
-    """
-
-    name: str
-    unit: Unit
-    higher_is_better: bool
-    metric: Optional[Metric]
-
-
-def measures_of(model: Model) -> "OrderedDict[str, Measure]":
-    """Returns the measures of a model by name: the loss, then its metrics."""
-    measures = OrderedDict(loss=Measure("loss", Unit.NONE, False, None))
-    for metric in model.metrics:
-        unit = Unit[metric.shown_as.upper()]
-        measures[metric.name] = Measure(metric.name, unit, metric.higher_is_better, metric)
-    return measures
 
 
 def paired(quantities: Quantities, report: Mapping[str, Any]) -> Iterator[tuple[Quantity, Any]]:

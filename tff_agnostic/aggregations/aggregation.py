@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.limits import ClientLimits
-from tff_agnostic.computations.quantities import Quantities
+from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.errors import UserError
+from tff_agnostic.quantities import Quantities
 
 
 class Guarantee(enum.Enum):

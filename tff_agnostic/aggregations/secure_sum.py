@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.computations.aggregation import ClientFacts, Guarantee
-from tff_agnostic.computations.limits import Bound, ClientLimits
-from tff_agnostic.computations.quantities import Quantities, Quantity, Unit
+from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
+from tff_agnostic.quantities import Quantities, Quantity, Unit
 from tff_agnostic.settings import setting
 
 # TFF sums secure values as int64; this leaves room for 2^22 clients.

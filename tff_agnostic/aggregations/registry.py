@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any, Callable
 
-from tff_agnostic.computations.aggregation import Aggregation, PlainSum
-from tff_agnostic.computations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings
 

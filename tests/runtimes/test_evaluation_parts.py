@@ -1,0 +1,76 @@
+"""Evaluations of clients that come in parts: nothing is looked at but the sum of them all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.computations.harness import assert_all_close, assert_identical, random_client
+from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+_MODEL = logistic_regression(4, 3)
+_RNG = np.random.default_rng(2)
+_WEIGHTS = ModelWeights([_RNG.normal(size=shape).astype(np.float32) for shape in ([4, 3], [3])], [])
+# Few bits: rounding each part by itself would show.
+_SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=9))
+_CLIENTS = [random_client(_RNG, n, range(3)) for n in (9, 1, 30, 4, 13)]
+
+
+@pytest.fixture(scope="module", params=["tff", "streamed", "vectorised"])
+def runtime(request):
+    if request.param == "tff":
+        yield request.getfixturevalue("tff_runtime")
+        return
+    with CohortRuntime(RuntimeOptions(client_mode=request.param)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def secure(runtime):
+    return runtime.evaluation(_MODEL, 3, _SECURE)
+
+
+def _in_parts(*sizes: int) -> list[Sequence[Any]]:
+    ends = np.cumsum(sizes)
+    return [_CLIENTS[end - size : end] for size, end in zip(sizes, ends)]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 3), (1, 4), (4, 0, 1), (0, 5)])
+def test_parts_give_the_bits_of_the_whole_in_secure_sums(secure, sizes):
+    """A part may be a single client, or none: fewer than a sum that is looked at must hold."""
+    found, expected = secure(_WEIGHTS, _in_parts(*sizes)), secure(_WEIGHTS, _in_parts(5))
+    assert_identical(found.output, expected.output)
+    assert found.clipped == expected.clipped
+    # The third client has 10 examples too many.
+    assert found.clipped["examples"] == 10
+
+
+def test_parts_may_come_from_a_generator(secure):
+    found = secure(_WEIGHTS, ([client] for client in _CLIENTS))
+    assert_identical(found.output, secure(_WEIGHTS, [_CLIENTS]).output)
+
+
+@pytest.mark.parametrize("parts", [[1], [0, 1, 0]])
+def test_a_single_client_in_all_parts_together_is_refused(secure, parts):
+    with pytest.raises(UserError, match="expected at least 2 clients in a sum, found 1"):
+        secure(_WEIGHTS, _in_parts(*parts))
+
+
+@pytest.mark.parametrize("parts", [[], [0], [0, 0]])
+def test_no_clients_at_all_are_zeros(secure, parts):
+    assert not any(secure(_WEIGHTS, _in_parts(*parts)).output.clients.values())
+
+
+def test_plain_sums_of_parts_are_those_of_the_whole(runtime):
+    plain = runtime.evaluation(_MODEL, 3, PlainSum())
+    whole = plain(_WEIGHTS, [_CLIENTS]).output
+    assert_all_close(plain(_WEIGHTS, _in_parts(2, 1, 2)).output, whole)
+    # And a single client is no secret.
+    assert plain(_WEIGHTS, _in_parts(1)).output.clients["evaluated"] == 1
+    assert plain(_WEIGHTS, []).output.clients["evaluated"] == 0

@@ -1,0 +1,1 @@
+"""How the answers of clients are summed: as they are, or as integers in secure sums."""
