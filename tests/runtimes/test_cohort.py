@@ -26,7 +26,7 @@ from tests.computations.harness import (
 from tests.models import keras_zoo
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.errors import ExecutionError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -175,20 +175,6 @@ def test_secure_sums_are_checked_as_in_tff(runtime, tff_runtime):
     assert secure == tff_runtime.training(_algorithm(), SecureSum()).security
     assert secure is not None
     assert runtime.training(_algorithm(), PlainSum()).security is None
-
-
-class _InTheClear(SecureSum):
-    """Promises secure sums, and makes plain ones."""
-
-    def federated_sum(self, encoded: Any, bounds: Any) -> Any:
-        return tff.federated_sum(encoded)
-
-
-def test_sums_that_are_not_secure_are_refused_where_they_are_promised(runtime, tff_runtime):
-    with pytest.raises(UserError):
-        runtime.training(_algorithm(), _InTheClear())
-    with pytest.raises(UserError):
-        runtime.evaluation(logistic_regression(4, 3), 3, _InTheClear())
 
 
 def _counting_model() -> tuple[Model, list[int]]:
