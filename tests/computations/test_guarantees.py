@@ -4,7 +4,9 @@ import enum
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms.cases import build, cohort
@@ -105,7 +107,29 @@ def _with_next(process: Process, next_: tff.Computation) -> Process:
     return process._replace(learning_process=SimpleNamespace(next=next_))
 
 
-def test_a_way_to_the_server_beside_the_exchanges_is_refused():
+@tff.tensorflow.computation(np.float32, np.float32)
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+@tff.tensorflow.computation(np.float32)
+def _same(value: Any) -> Any:
+    return value
+
+
+_WAYS = {
+    "federated_sum": tff.federated_sum,
+    "federated_mean": tff.federated_mean,
+    "federated_max": tff.federated_max,
+    "federated_weighted_mean": lambda value: tff.federated_mean(value, value),
+    "federated_aggregate": lambda value: tff.federated_aggregate(
+        value, np.float32(0), _add, _add, _same
+    ),
+}
+
+
+@pytest.mark.parametrize("way", list(_WAYS))
+def test_a_way_to_the_server_beside_the_exchanges_is_refused(way):
     """Each exchange is secure by itself; the round adds a sum that belongs to none."""
     process = build_process(build("above_mean"), SecureSum())
     assert check_process(SecureSum(), process).is_secure
@@ -114,15 +138,15 @@ def test_a_way_to_the_server_beside_the_exchanges_is_refused():
 
     @tff.tensorflow.computation(data_type.member)
     def first_domain(examples: Any) -> Any:
-        return examples["domain_id"][0]
+        return tf.cast(examples["domain_id"][0], tf.float32)
 
     @tff.federated_computation(state_type, data_type)
     def with_a_sum(state: Any, client_data: Any) -> Any:
-        leaked = tff.federated_sum(tff.federated_map(first_domain, client_data))
+        leaked = _WAYS[way](tff.federated_map(first_domain, client_data))
         return next_(state, client_data), leaked
 
     message = _refused(check_process, SecureSum(), _with_next(process, with_a_sum))
-    assert message == "secure aggregation was asked for, but the round has federated_sum"
+    assert message == f"secure aggregation was asked for, but the round has {way}"
 
 
 def test_nothing_to_check_is_no_report():

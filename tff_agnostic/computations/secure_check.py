@@ -128,13 +128,16 @@ def _is_plain_aggregation(block: Any) -> bool:
         isinstance(block, tff.framework.Call)
         and isinstance(block.function, tff.framework.Intrinsic)
         and "secure" not in block.function.uri
-        and _is_placed(block.argument, tff.CLIENTS)
-        and _is_placed(block, tff.SERVER)
+        and _is_placed(block.argument.type_signature, tff.CLIENTS)
+        and _is_placed(block.type_signature, tff.SERVER)
     )
 
 
-def _is_placed(block: Any, placement: Any) -> bool:
-    value_type = block.type_signature
+def _is_placed(value_type: tff.Type, placement: Any) -> bool:
+    # Some take several arguments, such as a weighted mean, or an aggregation by functions.
+    if isinstance(value_type, tff.StructType):
+        elements = tff.structure.iter_elements(value_type)
+        return any(_is_placed(element, placement) for _, element in elements)
     return isinstance(value_type, tff.FederatedType) and value_type.placement is placement
 
 
