@@ -73,7 +73,7 @@ def other_words(trained, monkeypatch) -> Iterator[Path]:
 
 def test_the_vocabulary_is_part_of_a_run(trained):
     fingerprint = json.loads((trained / "run" / "fingerprint.json").read_text())
-    assert set(fingerprint) == {"model", "vocabulary"}
+    assert set(fingerprint) == {"model", "vocabulary", "data"}
 
 
 @pytest.mark.parametrize(

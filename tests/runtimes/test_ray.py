@@ -76,8 +76,8 @@ def test_any_number_of_workers_gives_the_bits_of_the_cohort_runtime(runtimes, co
 def test_an_evaluation_does_too(runtimes, cohort_runtime):
     clients, model = cohort("vectorised", 7), logistic_regression(*SIZES["vectorised"])
     arguments = (model, NUM_DOMAINS, PlainSum())
-    expected = leaves(cohort_runtime.evaluation(*arguments)(model.initial_weights, clients))
-    found = runtimes[2].evaluation(*arguments)(model.initial_weights, clients)
+    expected = leaves(cohort_runtime.evaluation(*arguments)(model.initial_weights, [clients]))
+    found = runtimes[2].evaluation(*arguments)(model.initial_weights, [clients])
     for a, e in zip(leaves(found), expected):
         np.testing.assert_allclose(a, e, rtol=1e-5)
 
