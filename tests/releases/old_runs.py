@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 RELEASE = Path(__file__).parent / "0.1.0"
-_DATA = Path(__file__).parents[2].parent / "shared" / "data"
+# Resolved, as a run has it.
+_DATA = (Path(__file__).parents[2].parent / "shared" / "data").resolve()
 # What stands for folders in the files that were kept.
 _PLACES = {"RELEASE": RELEASE, "DATA": _DATA}
 

@@ -86,7 +86,8 @@ def test_no_clients_add_up_to_nothing(runtimes):
     rounds = training(runtimes[2], "vectorised")
     state, metrics = rounds.next(rounds.initialize(), [])
     assert metrics["clients"]["contributed"] == 0
-    _assert_identical(leaves(state.weights), leaves(rounds.initialize().weights))
+    initial = rounds.initialize()
+    _assert_identical(leaves(state.algorithm.weights), leaves(initial.algorithm.weights))
 
 
 def _workers(running: bool) -> list[int]:
