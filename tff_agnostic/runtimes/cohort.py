@@ -158,9 +158,11 @@ class CohortTraining:
         self.quantities = round_.quantities
         self._initialize = tf.function(round_.initialize, autograph=False)
         state_spec = _specs(self._initialize.get_concrete_function().structured_outputs)
-        self._start = tf.function(round_.start, input_signature=[state_spec], autograph=False)
+        # Concrete: looking a trace up in every round costs a small model's round some percent.
+        self._start = tf.function(round_.start, autograph=False).get_concrete_function(state_spec)
         self._go_on = tf.function(round_.go_on, autograph=False, reduce_retracing=True)
         self._finish = tf.function(round_.finish, autograph=False, reduce_retracing=True)
+        self._finish_trace: Any = None
         self._exchanges = round_.exchanges
         self._client_spec = algorithm.client_data_spec
         self._sum_over_clients = sum_over_clients
@@ -174,13 +176,15 @@ class CohortTraining:
         """Runs one round."""
         require_enough_clients(self._aggregation, len(cohort))
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
-        message, so_far = _called(self._start, state), SumsSoFar()
+        message, so_far = self._start(state), SumsSoFar()
         last = len(self._exchanges) - 1
         for k in range(last):
             summed = self._sum(k, message)(message, cohort)
             message, so_far = _called(self._go_on, state, so_far, summed)
         summed = self._sum(last, message)(message, cohort)
-        next_state, report = _called(self._finish, state, so_far, summed)
+        if self._finish_trace is None:
+            self._finish_trace = self._finish.get_concrete_function(state, so_far, summed)
+        next_state, report = self._finish_trace(state, so_far, summed)
         return _to_numpy(next_state), _to_numpy(report)
 
     def _sum(self, k: int, message: Any) -> SumOverClients:
