@@ -36,7 +36,8 @@ class AggregatedExchange:
     @property
     def key(self) -> Any:
         """What clients do depends on this alone: equal keys, equal work."""
-        return self.exchange.name, self.exchange.client, self.aggregation
+        bounds = tuple(tf.nest.flatten(self.bounds))
+        return self.exchange.name, self.exchange.client, self.aggregation, bounds
 
     @property
     def bounds(self) -> Any:
