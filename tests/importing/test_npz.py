@@ -1,5 +1,6 @@
 """NumPy files: columns, splits of their own, images, and what is refused."""
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,15 @@ def test_columns_may_be_read_in_any_order(tmp_path):
             list(columns.blocks(["nothing"], 3))
     assert first["who"].tolist() == [0, 0, 1]
     assert first["x"][2].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("other", [{"y": np.zeros(4, int)}, {"x": np.array([{}] * 5)}])
+def test_a_file_that_is_refused_is_closed(tmp_path, other):
+    """While the error lives: its traceback keeps what was open when it was raised."""
+    path = _file(tmp_path, **_arrays(**other))
+    with pytest.raises(UserError) as error, NpzColumns(path) as columns:
+        next(columns.blocks(["y", "x"], 3))
+    assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir()), error
 
 
 @needs("mnist_by_writer")

@@ -1,10 +1,11 @@
 """Arrays of .npz files, read in blocks of rows instead of at once."""
 
+import contextlib
 import math
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 
@@ -53,17 +54,22 @@ class NpzColumns:
             UserError: If an array is damaged, holds objects, or they differ in length.
         """
         try:
-            columns = {name: _Column(self._zip, name) for name in names}
-            lengths = {name: column.num_rows for name, column in columns.items()}
-            if len(set(lengths.values())) > 1:
-                found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                raise UserError(f"{self._path}: expected arrays of one length, found {found}")
-            total = next(iter(lengths.values()))
-            compressed = sum(self._zip.getinfo(name + _SUFFIX).compress_size for name in names)
-            for start in range(0, total, num_rows):
-                size = min(num_rows, total - start)
-                rows = {name: column.next_rows(size) for name, column in columns.items()}
-                yield compressed * (start + size) // total, rows
+            # The archive stays open as long as one of its members does.
+            with contextlib.ExitStack() as members:
+                columns = {
+                    name: _Column(members.enter_context(self._zip.open(name + _SUFFIX)), name)
+                    for name in names
+                }
+                lengths = {name: column.num_rows for name, column in columns.items()}
+                if len(set(lengths.values())) > 1:
+                    found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+                    raise UserError(f"{self._path}: expected arrays of one length, found {found}")
+                total = next(iter(lengths.values()))
+                compressed = sum(self._zip.getinfo(name + _SUFFIX).compress_size for name in names)
+                for start in range(0, total, num_rows):
+                    size = min(num_rows, total - start)
+                    rows = {name: column.next_rows(size) for name, column in columns.items()}
+                    yield compressed * (start + size) // total, rows
         except UserError:
             raise
         except Exception as e:  # There is no list of what zip and npy raise on arbitrary bytes.
@@ -78,8 +84,8 @@ class NpzColumns:
 
 
 class _Column:
-    def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
-        self._file: Any = archive.open(name + _SUFFIX)
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
         version = np.lib.format.read_magic(self._file)
         read_header = (
             np.lib.format.read_array_header_1_0
