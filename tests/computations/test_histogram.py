@@ -15,7 +15,7 @@ def _counts(grid, values: np.ndarray) -> np.ndarray:
 
 
 def _exact(values: np.ndarray, q: float) -> float:
-    return float(np.percentile(values, 100 * q, method="inverted_cdf"))
+    return float(np.quantile(values, q))
 
 
 @pytest.mark.parametrize("q", _QS)
@@ -67,9 +67,20 @@ def test_the_quantile_of_no_clients_is_nan():
 
 
 @pytest.mark.parametrize("q", [0.1, 0.3, 0.55, 0.7, 0.9])
-def test_ranks_that_are_whole_numbers_do_not_round_up(q):
+def test_positions_that_are_whole_numbers_are_not_interpolated(q):
     """0.55 * 100 is 55.000000000000007 in floating point; the quantile is still the 55th value."""
     grid = LinearGrid(upper=200.0)
     counts = np.zeros([grid.num_bins], np.int64)
-    counts[1:101] = 1
+    counts[0:101] = 1
     assert quantile(grid, counts, q) == round(100 * q)
+
+
+def test_between_two_clients_quantiles_are_interpolated():
+    grid = LinearGrid()
+    counts = _counts(grid, np.array([0.2, 0.6]))
+    found = [quantile(grid, counts, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0)]
+    assert found == pytest.approx([0.2, 0.24, 0.4, 0.56, 0.6])
+    log = LogGrid()
+    # A quantile of losses is between losses, not between their logarithms.
+    found = quantile(log, _counts(log, np.array([1.0, 1e6])), 0.5)
+    assert found == pytest.approx(500_000.5)
