@@ -36,7 +36,7 @@ class ClientLimits(Settings):
 
     Attributes:
         max_examples: Examples that count; the first ones, where a client has more.
-        max_loss: Loss of one example.
+        max_loss: Loss of one example. Sums of losses are bounded from below by 0, too.
         max_delta: Absolute value of one coordinate of a client's model delta w - w^k.
         max_beta: Weight of one client; None for the algorithm's own default.
     """

@@ -30,7 +30,7 @@ class SecureSumOptions(ClientLimits):
     """
 
     bits: int = setting(
-        32, "Bits of one quantised value.", flag="secure_bits", at_least=2, below=_MAX_BITS + 1
+        32, "Bits of one quantised value.", flag="secure_bits", at_least=2, at_most=_MAX_BITS
     )
     min_clients: int = setting(
         2,
@@ -62,9 +62,10 @@ class SecureSum:
 
     A real value x in [-limit, limit] becomes round(x / step) + offset with the step
     limit / (2^(bits-1) - 1), so that 0 is exact; one in [0, limit] has no offset and twice the
-    resolution. The error of a sum over c clients is at most c * step / 2 per value. Integers are
-    exact. What exceeds its bound is scaled down with the values that it is a ratio with, or cut if
-    it stands alone; see `limits.Bound`.
+    resolution. The error of a sum over c clients is at most c * step / 2 per value, and the
+    rounding of the total to float32, up to 2^-24 of it. Integers are exact. What exceeds its bound
+    is scaled down with the values that it is a ratio with, or cut if it stands alone; see
+    `limits.Bound`.
 
     Attributes:
         options: Its settings.

@@ -1,6 +1,7 @@
 """What an aggregation guarantees is checked on compiled exchanges before anything runs.
 
-It fails closed: a guarantee without a check here is refused, as is an exchange that fails one.
+It fails closed: a guarantee without a check here is refused, as is an exchange that fails one. What
+a sum itself reveals, such as one over a single client that holds a domain, is not looked at.
 """
 
 from collections.abc import Mapping

@@ -89,7 +89,10 @@ def average_and_apply(
 
 
 def mean_domain_losses(sums: DomainSums) -> tf.Tensor:
-    """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round."""
+    """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round.
+
+    The line as printed is 0/0 there; the text of section 4 sets L to zero.
+    """
     return tf.math.divide_no_nan(sums.losses, tf.cast(sums.counts, tf.float32))
 
 
