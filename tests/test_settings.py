@@ -26,7 +26,7 @@ _ENGINES = Registry("engine", {"steam": 1, "diesel": 2, "electric": 3})
 class _Train(Settings):
     engine: str = setting("steam", "What pulls.", choices=_ENGINES)
     wagons: int = setting(3, "How many.", at_least=1)
-    seats: Optional[int] = setting(None, "In all.", at_least=10)
+    seats: Optional[int] = setting(None, "In all.", at_least=10, at_most=20)
     speed: float = setting(0.5, "Of light.", positive=True, below=1.0)
     coal: float = setting(1.0, "Per hour.", only_with=("engine", ("steam",)))
     noise: float = setting(1.0, "Per hour.", only_with=("engine", ("steam", "diesel")))
@@ -50,6 +50,7 @@ def _error(**values: Any) -> str:
 def test_values_in_range_are_taken():
     assert _Train() == _Train("steam", 3, None, 0.5, 1.0, 1.0, "", None)
     _Train(engine="diesel", wagons=1, seats=10, speed=math.nextafter(1, 0), name="any")
+    _Train(seats=20, speed=1.2e-38, coal=3.4e38, stops=(0.0, -3.4e38))
 
 
 @pytest.mark.parametrize(
@@ -58,10 +59,28 @@ def test_values_in_range_are_taken():
         ({"wagons": 0}, "--wagons: expected at least 1, found 0"),
         ({"wagons": 2**31}, "--wagons: expected at most 2147483647, found 2147483648"),
         ({"seats": 9}, "--seats: expected at least 10, found 9"),
+        ({"seats": 21}, "--seats: expected at most 20, found 21"),
         ({"speed": 0.0}, "--speed: expected a positive number, found 0.0"),
         ({"speed": 1.0}, "--speed: expected less than 1.0, found 1.0"),
         ({"speed": math.nan}, "--speed: expected a finite number, found nan"),
         ({"coal": math.inf}, "--coal: expected a finite number, found inf"),
+        # In float32 infinite, and 0.
+        (
+            {"coal": -1e308},
+            "--coal: expected at most 3.4028235e+38 in size, as float32 has it, in which "
+            "rounds are computed, found -1e+308",
+        ),
+        (
+            {"speed": 1e-320},
+            "--speed: expected 0 or at least 1.1754944e-38 in size, as float32 has it, in "
+            "which rounds are computed, found 1e-320",
+        ),
+        ({"stops": (0.0, math.nan)}, "--stops: expected a finite number, found nan"),
+        (
+            {"stops": (1.0, 1e39)},
+            "--stops: expected at most 3.4028235e+38 in size, as float32 has it, in which "
+            "rounds are computed, found 1e+39",
+        ),
     ],
 )
 def test_a_value_out_of_range_is_told_with_its_flag(values, message):

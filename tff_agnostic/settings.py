@@ -9,7 +9,9 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, Optional
+from typing import Any, Callable, Optional
+
+import numpy as np
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
@@ -18,6 +20,10 @@ from tff_agnostic.registry import Registry
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 # Computations count in int32.
 _MAX_INT = 2**31 - 1
+# And they are in float32. What is nearer to 0 than its smallest normal number, processors may take
+# for 0.
+_MAX_FLOAT = float(np.finfo(np.float32).max)
+_MIN_FLOAT = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +45,10 @@ def setting(
         help_: The flag's help text.
         flag: The flag's name, if it is not the field's.
         is_path: Whether it names a file, which is the same file however it is named.
-        **metadata: `choices` (a registry), `at_least`, `positive`, `below` (an exclusive upper
-            limit), `only_with` (another setting and the values with which this one has an effect),
-            `runtimes` (the same of runtimes), and `as_before` (what runs mean that were written
-            before the setting existed, if it is not the default).
+        **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
+            upper limit), `only_with` (another setting and the values with which this one has an
+            effect), `runtimes` (the same of runtimes), and `as_before` (what runs mean that were
+            written before the setting existed, if it is not the default).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
@@ -73,12 +79,21 @@ def type_of(settings: type, field: dataclasses.Field) -> Any:
     return kind
 
 
-def check_values(settings: Any) -> None:
-    """Raises a `UserError` that names the flag if a value of a dataclass is out of range."""
+def check_values(settings: Any, name_of: Callable[[dataclasses.Field], str] = flag_of) -> None:
+    """Checks the values of a dataclass of settings.
+
+    Args:
+        settings: The dataclass.
+        name_of: Returns the name of a field's flag.
+
+    Raises:
+        UserError: Naming the flag, if a value is out of range, or is no number of the computations:
+            they are in int32 and float32.
+    """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if value is not None:
-            _check_value(f"--{flag_of(field)}", value, field.metadata)
+            _check_value(f"--{name_of(field)}", value, field.metadata)
 
 
 def part_of(settings: Any, part: type) -> Any:
@@ -125,13 +140,32 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
             _ = choices[value]
         except UserError as e:
             raise UserError(f"{flag}: {e}") from None
-    if isinstance(value, int) and value > _MAX_INT:
-        raise UserError(f"{flag}: expected at most {_MAX_INT}, found {value}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{flag}: expected a finite number, found {value}")
+    for number in value if isinstance(value, tuple) else (value,):
+        _check_number(flag, number)
     if metadata.get("positive") and value <= 0:
         raise UserError(f"{flag}: expected a positive number, found {value}")
     if "at_least" in metadata and value < metadata["at_least"]:
         raise UserError(f"{flag}: expected at least {metadata['at_least']}, found {value}")
+    if "at_most" in metadata and value > metadata["at_most"]:
+        raise UserError(f"{flag}: expected at most {metadata['at_most']}, found {value}")
     if "below" in metadata and value >= metadata["below"]:
         raise UserError(f"{flag}: expected less than {metadata['below']}, found {value}")
+
+
+def _check_number(flag: str, value: Any) -> None:
+    if isinstance(value, int) and value > _MAX_INT:
+        raise UserError(f"{flag}: expected at most {_MAX_INT}, found {value}")
+    if not isinstance(value, float):
+        return
+    if not math.isfinite(value):
+        raise UserError(f"{flag}: expected a finite number, found {value}")
+    if abs(value) > _MAX_FLOAT:
+        raise UserError(
+            f"{flag}: expected at most {_MAX_FLOAT:.8g} in size, as float32 has it, in which "
+            f"rounds are computed, found {value}"
+        )
+    if 0 < abs(value) < _MIN_FLOAT:
+        raise UserError(
+            f"{flag}: expected 0 or at least {_MIN_FLOAT:.8g} in size, as float32 has it, in which "
+            f"rounds are computed, found {value}"
+        )

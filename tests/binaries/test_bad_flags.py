@@ -70,6 +70,7 @@ _VALUES = [
     (["--window=-3"], "--window: expected at least 1, found -3"),
     (["--max_examples=0"], "--max_examples: expected at least 1, found 0"),
     (["--evaluation_clients=0"], "--evaluation_clients: expected at least 1, found 0"),
+    (["--lanes=100000"], "--lanes: expected at most 1024, found 100000"),
     (["--lanes=0"], "--lanes: expected at least 1, found 0"),
     (["--lanes=two"], "flag --lanes=two: invalid literal for int() with base 10: 'two'"),
     (
@@ -93,6 +94,14 @@ _VALUES = [
     (["--client_learning_rate=inf"], "--client_learning_rate: expected a finite number, found inf"),
     (["--server_learning_rate=0"], "--server_learning_rate: expected a positive number, found 0.0"),
     (["--domain_learning_rate=-0.1"], "--domain_learning_rate: expected a positive number, found"),
+    (
+        ["--domain_learning_rate=1e308"],
+        "--domain_learning_rate: expected at most 3.4028235e+38 in size, as float32 has it, in wh",
+    ),
+    (
+        ["--server_learning_rate=1e-320"],
+        "--server_learning_rate: expected 0 or at least 1.1754944e-38 in size, as float32 has it",
+    ),
     (["--domain_learning_rate=nan"], "--domain_learning_rate: expected a finite number, found nan"),
     (
         ["--server_optimizer=momentum", "--server_momentum=1"],
@@ -104,7 +113,7 @@ _VALUES = [
     ),
     (
         ["--aggregation=secure", "--secure_bits=64"],
-        "--secure_bits: expected less than 41, found 64",
+        "--secure_bits: expected at most 40, found 64",
     ),
     (["--algorithm=q_ffl", "--q=-1"], "--q: expected at least 0.0, found -1.0"),
     (["--algorithm=q_ffl", "--q=nan"], "--q: expected a finite number, found nan"),

@@ -41,7 +41,7 @@ _SETTINGS = [
         ["--toy_regression_num_clients=0"],
         "--toy_regression_num_clients: expected 1 to 1000, the number of points, found 0",
     ),
-    (["--toy_regression_spread=nan"], "--toy_regression_spread: expected a number of at least 0"),
+    (["--toy_regression_spread=nan"], "--toy_regression_spread: expected a finite number, found n"),
     (
         ["--initial_domain_weights=0.5,0.7,-0.2,0,0"],
         "--initial_domain_weights: expected non-negative numbers that sum to 1, found [",
@@ -56,11 +56,15 @@ _SETTINGS = [
     ),
     (
         ["--initial_domain_weights=nan,1,0,0,0"],
-        "--initial_domain_weights: expected finite numbers, found [nan, 1.0, 0.0, 0.0, 0.0]",
+        "--initial_domain_weights: expected a finite number, found nan",
     ),
     (
         ["--initial_domain_weights="],
         "--initial_domain_weights: expected 5 numbers, one per domain, found 0",
+    ),
+    (
+        ["--window=2147483647"],
+        "--window: expected at most 3355443 rounds of 5 domains each, which make 64 MiB, found 214",
     ),
     (
         ["--initial_domain_counts=1,2,0,1,1"],

@@ -6,10 +6,12 @@ import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, make_client, random_client
 from tff_agnostic.computations.client_group import (
+    batch_positions,
     clients_in_step,
     group_of_many,
     group_of_one,
     one_client,
+    one_client_in_fixed_shapes,
 )
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
@@ -133,6 +135,13 @@ def test_end_rows_of_an_empty_client_are_rows_that_exist():
 
 def test_one_client_without_examples_has_no_end_rows():
     assert group_of_one(_clients(0)[0]).end_rows().shape == [0, 2]
+
+
+@pytest.mark.parametrize("per_client", [one_client, one_client_in_fixed_shapes, clients_in_step])
+def test_a_batch_larger_than_any_client_is_one_batch_of_all(per_client):
+    # Nothing of the batch's size is made: that would be 8 GiB here.
+    positions = batch_positions(tf.constant(0), 2**31 - 1, tf.constant(5), per_client)
+    np.testing.assert_array_equal(positions, range(5))
 
 
 def test_a_function_is_applied_to_every_client():

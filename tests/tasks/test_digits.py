@@ -8,12 +8,13 @@ from sklearn.datasets import load_digits
 
 from tff_agnostic.data.clients import checked_examples, domain_counts
 from tff_agnostic.errors import UserError
-from tff_agnostic.tasks.digits import DigitsOptions, load, parse_keep
+from tff_agnostic.tasks.digits import parse_keep
+from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
 
 def _load(seed: int = 0, **options: Any) -> Task:
-    return load(DigitsOptions(**options), TaskContext(seed))
+    return load_task("digits", options, TaskContext(seed))
 
 
 def _counts(task: Task, side: str) -> np.ndarray:
@@ -125,10 +126,17 @@ def test_a_class_given_twice_is_refused():
         ({"num_test_clients": -1}, "--digits_num_test_clients: expected 1 to 540, "),
         ({"test_share": 0.0}, "--digits_test_share: expected 0.05 to 0.9, found 0.0"),
         ({"test_share": 1.0}, "--digits_test_share: expected 0.05 to 0.9, found 1.0"),
-        ({"test_share": float("nan")}, "--digits_test_share: expected 0.05 to 0.9, found nan"),
-        ({"concentration": 0.0}, "--digits_concentration: expected a positive number, found 0.0"),
-        ({"concentration": float("inf")}, "--digits_concentration: expected a positive number"),
-        ({"concentration": float("nan")}, "--digits_concentration: expected a positive number"),
+        ({"test_share": float("nan")}, "--digits_test_share: expected a finite number, found nan"),
+        # The draw of the clients' mixtures would never end.
+        ({"concentration": 1e-12}, "--digits_concentration: expected at least 0.0001, found 1e-12"),
+        (
+            {"concentration": float("inf")},
+            "--digits_concentration: expected a finite number, found i",
+        ),
+        (
+            {"concentration": float("nan")},
+            "--digits_concentration: expected a finite number, found n",
+        ),
         ({"keep": "8:2"}, "--digits_keep: expected CLASS:SHARE"),
         # So many are thinned that 50 clients are too many.
         (

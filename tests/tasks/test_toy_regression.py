@@ -8,12 +8,12 @@ import pytest
 from tff_agnostic.data.clients import checked_examples, domain_counts
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import computing_in
+from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
-from tff_agnostic.tasks.toy_regression import ToyRegressionOptions, load
 
 
 def _load(seed: int = 0, **options: Any) -> Task:
-    return load(ToyRegressionOptions(**options), TaskContext(seed))
+    return load_task("toy_regression", options, TaskContext(seed))
 
 
 def _points(task: Task) -> list[np.ndarray]:
@@ -98,9 +98,9 @@ def test_the_figure_has_the_learned_value_and_the_domain_weights():
     [
         ({"num_clients": 0}, "--toy_regression_num_clients: expected 1 to 1000, the number of"),
         ({"num_clients": 1001}, "--toy_regression_num_clients: expected 1 to 1000, the number of"),
-        ({"spread": -0.1}, "--toy_regression_spread: expected a number of at least 0, found -0.1"),
-        ({"spread": float("nan")}, "--toy_regression_spread: expected a number of at least 0"),
-        ({"spread": float("inf")}, "--toy_regression_spread: expected a number of at least 0"),
+        ({"spread": -0.1}, "--toy_regression_spread: expected at least 0.0, found -0.1"),
+        ({"spread": float("nan")}, "--toy_regression_spread: expected a finite number, found nan"),
+        ({"spread": 1e39}, "--toy_regression_spread: expected at most 3.4028235e+38 in size, as "),
     ],
 )
 def test_an_option_out_of_range_is_refused(options, message):

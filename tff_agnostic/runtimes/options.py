@@ -11,6 +11,8 @@ from tff_agnostic.settings import Settings, setting
 
 _IN_PROCESS = ("cohort", "ray")
 _ON_RAY = ("ray",)
+# Each is a thread: systems refuse to start tens of thousands, in the middle of a run.
+_MAX_LANES = 1024
 _OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")
 
 
@@ -46,6 +48,7 @@ class RuntimeOptions(Settings):
         "How many clients, or groups of them, run at once; if not given, one per processor or two "
         "per GPU.",
         at_least=1,
+        at_most=_MAX_LANES,
         runtimes=("cohort",),
     )
     xla: bool = setting(
@@ -76,6 +79,12 @@ class RuntimeOptions(Settings):
         0.0,
         "GPUs of a Ray worker, which runs its clients there; a fraction lets workers share.",
         at_least=0.0,
+        runtimes=_ON_RAY,
+    )
+    worker_start_seconds: float = setting(
+        120.0,
+        "Seconds without any Ray worker that has started, after which the command gives up.",
+        positive=True,
         runtimes=_ON_RAY,
     )
 

@@ -1,12 +1,14 @@
 """Every task by name, and how one is loaded."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
+from tff_agnostic.settings import check_values
 from tff_agnostic.tasks import (
     adult,
     client_files,
@@ -19,7 +21,7 @@ from tff_agnostic.tasks import (
     toy_regression,
     two_domain_lm,
 )
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
+from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
 TASKS: Registry[TaskSpec] = Registry(
     "task",
@@ -56,7 +58,12 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     known = Registry(f"option of {name}", {f.name: f for f in dataclasses.fields(spec.options)})
     for option in options:
         _ = known[option]
-    return spec.load(spec.options(**options), context)
+    chosen = spec.options(**options)
+    check_values(chosen, functools.partial(option_flag, name))
+    task = spec.load(chosen, context)
+    # What tasks on stores have in common: which split is evaluated.
+    split = getattr(chosen, "test_split", task.test_split)
+    return dataclasses.replace(task, test_split=split)
 
 
 def _check_path(

@@ -8,7 +8,6 @@ the worst domain is the one with the farthest centre, and because the outermost 
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +27,8 @@ _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
 # Uneven, so that the mean of all points is far from the answer.
 _POINTS = (100, 150, 200, 250, 300)
 _INITIAL_VALUE = 2.0
+# Columns that say what domains weigh, by what the axis is called.
+_WEIGHTS = {"domain weight": "lambda", "share of the round's weight": "share"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,9 @@ class ToyRegressionOptions:
     """Options of the task."""
 
     num_clients: int = setting(50, "Clients that the points are dealt to.")
-    spread: float = setting(0.1, "Standard deviation of the points around their centre.")
+    spread: float = setting(
+        0.1, "Standard deviation of the points around their centre.", at_least=0.0
+    )
 
 
 def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
@@ -48,10 +51,6 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
         raise UserError(
             f"--toy_regression_num_clients: expected 1 to {sum(_POINTS)}, the number of points, "
             f"found {options.num_clients}"
-        )
-    if not 0 <= options.spread < math.inf:
-        raise UserError(
-            f"--toy_regression_spread: expected a number of at least 0, found {options.spread}"
         )
     rng = np.random.default_rng([context.seed, 0])
     points, domain_id = [], []
@@ -102,19 +101,20 @@ def _model(policy: str) -> Model:
 
 
 def _figure(task: Task, columns: Mapping[str, Any]) -> Figure:
-    """Draws figure 2 of the paper: learned value, and domain weights if there are any, by round."""
-    weights = {name: columns.get(f"lambda/{name}") for name in task.domain_names}
-    has_weights = all(course is not None for course in weights.values())
-    figure = Figure(figsize=(10 if has_weights else 5, 4), layout="constrained")
-    value_axes, *others = np.atleast_1d(figure.subplots(1, 2 if has_weights else 1))
+    """Draws figure 2 of the paper: learned value, and what domains weigh if that is known."""
+    first = task.domain_names[0]
+    weights = {label: name for label, name in _WEIGHTS.items() if f"{name}/{first}" in columns}
+    width = 5 * (1 + len(weights))
+    figure = Figure(figsize=(width, 4), layout="constrained")
+    value_axes, *others = np.atleast_1d(figure.subplots(1, 1 + len(weights)))
     value_axes.plot(columns["round"], columns["learned value"])
     value_axes.axhline(0.0, color="grey", linestyle="--", label="true answer")
     value_axes.set(xlabel="round", ylabel="learned value")
     value_axes.legend()
-    for weight_axes in others:
-        for name, course in weights.items():
-            weight_axes.plot(columns["round"], course, label=name)
-        weight_axes.set(xlabel="round", ylabel="domain weight", ylim=(0, 1))
+    for weight_axes, (label, name) in zip(others, weights.items()):
+        for domain in task.domain_names:
+            weight_axes.plot(columns["round"], columns[f"{name}/{domain}"], label=domain)
+        weight_axes.set(xlabel="round", ylabel=label, ylim=(0, 1))
         weight_axes.legend()
     return figure
 
