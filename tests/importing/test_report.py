@@ -64,6 +64,8 @@ def test_a_report_in_full(tmp_path):
             "rarest_count": 16,
             "max_undercount": 0,
         },
+        "categories": {},
+        "missing": {},
     }
     json.dumps(report.to_json())
 

@@ -293,7 +293,7 @@ def test_csv_in_another_encoding(tmp_path):
 
 def test_csv_that_is_cut_off(tmp_path):
     path = tmp_path / "rows.csv.gz"
-    content = "who,where,text\n" + "".join(f"{i},x,{i * 7919}\n" for i in range(5000))
+    content = "who,where,text\n" + "".join(f"{i},x,w{i * 7919}\n" for i in range(5000))
     whole = gzip.compress(content.encode())
     for damaged in (whole[: len(whole) // 2], b"nothing", whole[:500] + b"\0\0\0" + whole[503:]):
         path.write_bytes(damaged)
@@ -304,7 +304,10 @@ def test_csv_that_is_cut_off(tmp_path):
 def test_a_feature_that_is_no_number(tmp_path):
     path = _csv(tmp_path, "who,where,a,b,y\na,x,1,two,0\n")
     message = refused("csv", path, **_NUMBERS)
-    assert message == "rows.csv:2: expected numbers as features, found 'two' as number 2"
+    assert message == (
+        "rows.csv:2: expected numbers as features, found 'two' as number 2 (--categorical_columns "
+        "is for names)"
+    )
 
 
 # --- JSON Lines
@@ -363,4 +366,7 @@ def test_damaged_parquet(tmp_path):
 def test_parquet_with_missing_values(tmp_path):
     path = _write("parquet", tmp_path, [_ROWS[0], {**_ROWS[1], "a": None}])
     message = refused("parquet", path, **_NUMBERS)
-    assert message == "rows.parquet row 2: expected numbers as features, found None as number 1"
+    assert message == (
+        "rows.parquet row 2: expected numbers as features, found None as number 1 "
+        "(--missing_values says what becomes of missing ones)"
+    )

@@ -6,6 +6,8 @@ these modules read TFF's, which lack our tables:
 
     client_domains  how many examples of each domain a client has
     vocabulary      the words of a text store and their counts, most frequent first
+    sentence_lengths  how many sentences of a text store have how many words; stores of release
+                    0.1.0 lack it
     tff_agnostic    one row: a JSON description; written last
 """
 
@@ -20,6 +22,9 @@ DOMAIN = "domain"
 # The feature that holds a sentence, its words separated by single spaces.
 TOKENS = "tokens"
 LABEL = "label"
+
+# The split to train on: what a store says of its values is of this split's clients.
+TRAIN = "train"
 
 TEXT = "text"
 FEATURES = "features"
@@ -36,6 +41,9 @@ CREATE TABLE client_domains (
   split_name TEXT NOT NULL, client_id TEXT NOT NULL, domain TEXT NOT NULL,
   num_examples INTEGER NOT NULL);
 CREATE TABLE vocabulary (rank INTEGER PRIMARY KEY, word TEXT NOT NULL, count INTEGER NOT NULL);
+CREATE TABLE sentence_lengths (
+  split_name TEXT NOT NULL, domain TEXT NOT NULL, words INTEGER NOT NULL,
+  num_sentences INTEGER NOT NULL);
 CREATE TABLE tff_agnostic (description TEXT NOT NULL);
 """
 # Where a client's rows are found, by TFF's queries too.
@@ -70,6 +78,10 @@ class StoreDescription:
         num_classes: Labels are whole numbers in [0, num_classes); None if they are not.
         class_names: Names of the classes that labels count, if they have any.
         source: Where it came from, for people.
+        categories: The values that are known of each categorical column, a string feature: those
+            of training clients, sorted; value k has the id k + 1.
+        label_range: Smallest and largest label of training clients, where labels are real numbers;
+            None where that is not known.
     """
 
     kind: Optional[str]
@@ -78,10 +90,17 @@ class StoreDescription:
     num_classes: Optional[int] = None
     class_names: Optional[tuple[str, ...]] = None
     source: str = ""
+    categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    label_range: Optional[tuple[float, float]] = None
 
     def to_json(self) -> str:
         """Returns the text that the table `tff_agnostic` holds."""
-        return json.dumps({"version": FORMAT_VERSION, **dataclasses.asdict(self)}, sort_keys=True)
+        value = dataclasses.asdict(self)
+        # Stores without them are the same, byte for byte, as before there were any.
+        for name in ("categories", "label_range"):
+            if not value[name]:
+                del value[name]
+        return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
 
 
 def description_from_json(text: str) -> StoreDescription:
@@ -96,6 +115,7 @@ def description_from_json(text: str) -> StoreDescription:
         raise ValueError(f"expected a store of version {FORMAT_VERSION}, found {version!r}")
     try:
         names = value["class_names"]
+        label_range = value.get("label_range")
         return StoreDescription(
             kind=value["kind"],
             features={
@@ -106,6 +126,8 @@ def description_from_json(text: str) -> StoreDescription:
             num_classes=value["num_classes"],
             class_names=None if names is None else tuple(names),
             source=value["source"],
+            categories={k: tuple(v) for k, v in value.get("categories", {}).items()},
+            label_range=None if label_range is None else (label_range[0], label_range[1]),
         )
-    except (KeyError, TypeError, AttributeError) as e:
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise ValueError(f"expected the description of a store, found another one ({e!r})") from e

@@ -17,6 +17,7 @@ from tff_agnostic.data.store_format import (
     LABEL,
     OWN_TABLES,
     TFF_TABLES,
+    TRAIN,
     Feature,
     StoreDescription,
 )
@@ -53,6 +54,7 @@ class StoreWriter:
         self._features: dict[str, Feature] = {}
         self._known_looks: set[Any] = set()
         self._labels: Optional[tuple[int, int]] = None
+        self._label_range: Optional[tuple[float, float]] = None
         self._rows: list[tuple[str, str, str, bytes]] = []
         self._connection: Optional[sqlite3.Connection] = None
 
@@ -81,7 +83,7 @@ class StoreWriter:
         """
         features = {**record.features, DOMAIN: record.domain}
         self._check(features)
-        self._see_label(record.features.get(LABEL))
+        self._see_label(split, record.features.get(LABEL))
         self.counts[split, record.domain] += 1
         self._rows.append((split, record.client, record.domain, _serialized(features)))
         if len(self._rows) >= _ROWS_AT_ONCE:
@@ -93,6 +95,7 @@ class StoreWriter:
         vocabulary: Optional[Mapping[str, int]] = None,
         class_names: Optional[Sequence[str]] = None,
         source: str = "",
+        categories: Optional[Mapping[str, Sequence[str]]] = None,
     ) -> None:
         """Sorts, describes the store, and puts it in its place.
 
@@ -101,6 +104,7 @@ class StoreWriter:
             vocabulary: Words and their counts, the most frequent first.
             class_names: Names of the classes that labels count.
             source: Where it came from, for people.
+            categories: The known values of each categorical column, in the order of their ids.
 
         Raises:
             UserError: If there is no example, or the file cannot be written.
@@ -117,6 +121,8 @@ class StoreWriter:
             num_classes=self._num_classes(class_names),
             class_names=None if class_names is None else tuple(class_names),
             source=source,
+            categories={name: tuple(values) for name, values in (categories or {}).items()},
+            label_range=self._label_range,
         )
         assert self._connection is not None
         self._connection.close()
@@ -160,11 +166,16 @@ class StoreWriter:
             self._connection.commit()
         self._rows = []
 
-    def _see_label(self, label: Optional[Value]) -> None:
-        if self._features.get(LABEL) == Feature("int64"):
+    def _see_label(self, split: str, label: Optional[Value]) -> None:
+        feature = self._features.get(LABEL)
+        if feature == Feature("int64"):
             value = int(np.asarray(label))
             low, high = self._labels or (value, value)
             self._labels = min(low, value), max(high, value)
+        elif feature == Feature("float32") and split == TRAIN:
+            number = float(np.asarray(label))
+            least, most = self._label_range or (number, number)
+            self._label_range = min(least, number), max(most, number)
 
     def _num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
         if class_names is not None:

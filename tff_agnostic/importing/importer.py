@@ -10,6 +10,7 @@ from tff_agnostic.data.records import Record
 from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
+from tff_agnostic.importing.categories import CategoryCounts
 from tff_agnostic.importing.domains import DomainNames
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.input_files import input_paths
@@ -53,6 +54,7 @@ class Import:
             UserError: If the input is not as it has to be; there is no store then.
         """
         words = WordCounts()
+        categories = CategoryCounts(self.options.categorical_columns)
         kind = None
         with StoreWriter(self.output) as writer:
             for split, record, place in self._records(log):
@@ -60,6 +62,7 @@ class Import:
                     kind = self._kind(record)
                 if kind == TEXT and split == TRAIN:
                     words.add(str(record.features[TOKENS]).split(" "))
+                categories.add(split, record)
                 try:
                     writer.add(split, record)
                 except UserError:
@@ -69,16 +72,24 @@ class Import:
             self._check_result(writer, log)
             log.say("sorting by client")
             vocabulary = words.top(self.options.vocabulary_size) if kind == TEXT else None
+            known_categories = categories.known(self.options.max_categories)
             writer.finish(
                 kind or FEATURES,
                 vocabulary=vocabulary,
                 class_names=self._class_names(),
                 source=f"{self.options.format}: {shlex.join(path.name for path in self.paths)}",
+                categories=known_categories,
             )
         summary = None
         if vocabulary is not None:
             summary = VocabularySummary.of(vocabulary, words)
-        return summarise(self.output, self.options.format, log, summary)
+        return summarise(
+            self.output,
+            self.options.format,
+            log,
+            summary,
+            categories.summaries(known_categories),
+        )
 
     def _records(self, log: ReadLog) -> Iterator[tuple[str, Record, str]]:
         options = self.options

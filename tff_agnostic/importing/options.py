@@ -42,6 +42,15 @@ LABEL_KINDS: Registry[str] = Registry(
         "number": "any numbers, of which a model of your own (--task=custom) has a loss",
     },
 )
+MISSING_VALUES: Registry[str] = Registry(
+    "treatment of missing values",
+    {
+        "fail": "the record is bad",
+        "zero": "a number is 0, a category is none of the known ones",
+        "mark": "the same, and said: each column of numbers has one more, 1 where it is missing, "
+        "and each of categories a category of its own",
+    },
+)
 BAD_RECORDS: Registry[str] = Registry(
     "treatment of bad records",
     {"fail": "the first one ends the import", "skip": "they are left out, and counted by reason"},
@@ -114,8 +123,43 @@ class ImportOptions:
         choices=LABEL_KINDS,
         only_with=_formats("leaf", *_NAMED_COLUMNS),
     )
+    split_column: Optional[str] = setting(
+        None,
+        f"Column that says what an example is for: {', '.join(SPLIT_NAMES)}.",
+        only_with=_formats(*_TABLES),
+    )
     feature_columns: tuple[str, ...] = setting(
-        (), "Columns with numbers, comma-separated. [npz: x]", only_with=_formats(*_NAMED_COLUMNS)
+        (),
+        "Columns with numbers, comma-separated; of several inputs NAME:COLUMN,...;NAME:COLUMN,... "
+        "(not npz). [npz: x]",
+        only_with=_formats(*_NAMED_COLUMNS),
+    )
+    categorical_columns: tuple[str, ...] = setting(
+        (),
+        "Columns with names of categories, comma-separated; those of training clients are known.",
+        only_with=_formats(*_TABLES),
+    )
+    max_categories: int = setting(
+        1000,
+        "How many categories of a column are known, the most frequent ones.",
+        at_least=1,
+        only_with=_formats(*_TABLES),
+    )
+    missing_values: str = setting(
+        "fail",
+        "What becomes of an empty cell among features.",
+        choices=MISSING_VALUES,
+        only_with=_formats(*_TABLES),
+    )
+    missing_marks: tuple[str, ...] = setting(
+        (),
+        "What stands in cells without a value, beside nothing, e.g. ?,NA.",
+        only_with=_formats(*_TABLES),
+    )
+    image_columns: tuple[str, ...] = setting(
+        (),
+        "Columns with images: PNG, JPEG, GIF or BMP files, or lists of pixels from 0 to 255.",
+        only_with=_formats("parquet"),
     )
     text_column: Optional[str] = setting(
         None,

@@ -49,6 +49,7 @@ class ReadLog:
     Attributes:
         skipped: How many records were left out, by reason.
         num_records: How many records were read.
+        missing: How many examples lack the value of a column, by column.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ReadLog:
     ) -> None:
         self.skipped: Counter[str] = Counter()
         self.num_records = 0
+        self.missing: Counter[str] = Counter()
         self.advance = advance
         self.say = say
         self._skip_bad = skip_bad

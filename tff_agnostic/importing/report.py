@@ -5,12 +5,13 @@ import dataclasses
 import itertools
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
 from tabulate import tabulate
 
+from tff_agnostic.importing.categories import CategorySummary
 from tff_agnostic.importing.reading import ReadLog
 from tff_agnostic.importing.splits import TRAIN
 from tff_agnostic.importing.vocabulary import WordCounts
@@ -128,6 +129,8 @@ class ImportReport:
         clients_without_examples: Clients of which nothing was kept.
         skewness: Of the training split.
         vocabulary: Of a text store.
+        categories: What became of the values of each categorical column.
+        missing: How many examples lack the value of a column, by column.
     """
 
     store: Path
@@ -138,6 +141,8 @@ class ImportReport:
     clients_without_examples: int
     skewness: Skewness
     vocabulary: Optional[VocabularySummary]
+    categories: Mapping[str, CategorySummary]
+    missing: Mapping[str, int]
 
     def text(self) -> str:
         """Returns tables and sentences for people."""
@@ -153,6 +158,7 @@ class ImportReport:
             )
         if self.vocabulary is not None:
             parts.append(self.vocabulary.text())
+        parts += self._about_columns()
         parts.append(self.skewness.meaning())
         return "\n\n".join(parts)
 
@@ -167,7 +173,20 @@ class ImportReport:
             "clients_without_examples": self.clients_without_examples,
             "skewness": dataclasses.asdict(self.skewness),
             "vocabulary": self.vocabulary and dataclasses.asdict(self.vocabulary),
+            "categories": {
+                column: dataclasses.asdict(summary) for column, summary in self.categories.items()
+            },
+            "missing": dict(self.missing),
         }
+
+    def _about_columns(self) -> Iterator[str]:
+        if self.categories:
+            lines = [summary.text(column) for column, summary in self.categories.items()]
+            yield "Categories of the training clients:\n" + "\n".join(lines)
+        if self.missing:
+            yield "Examples without a value, by column:\n" + tabulate(
+                self.missing.items(), tablefmt="plain"
+            )
 
     def _domains(self) -> list[str]:
         return sorted({domain for split in self.splits.values() for domain in split.domains})
@@ -201,7 +220,11 @@ class ImportReport:
 
 
 def summarise(
-    store: Path, format_: str, log: ReadLog, vocabulary: Optional[VocabularySummary]
+    store: Path,
+    format_: str,
+    log: ReadLog,
+    vocabulary: Optional[VocabularySummary],
+    categories: Mapping[str, CategorySummary],
 ) -> ImportReport:
     """Returns the report of a finished store."""
     with contextlib.closing(
@@ -219,6 +242,8 @@ def summarise(
         clients_without_examples=log.clients_without_examples(),
         skewness=skewness({d: n.examples for d, n in splits[TRAIN].domains.items()}),
         vocabulary=vocabulary,
+        categories=categories,
+        missing=dict(log.missing.most_common()),
     )
 
 

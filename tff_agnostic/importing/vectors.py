@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -29,8 +29,19 @@ def to_float32(features: np.ndarray) -> np.ndarray:
         return features.astype(np.float32)
 
 
-def vector_of(values: Sequence[Any], shape: tuple[int, ...], place: str) -> np.ndarray:
+def vector_of(
+    values: Sequence[Any],
+    shape: tuple[int, ...],
+    place: str,
+    hint: Callable[[Any], str] = lambda value: "",
+) -> np.ndarray:
     """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
+
+    Args:
+        values: The numbers.
+        shape: The shape.
+        place: Their record, for messages.
+        hint: From a value that is no number to the end of the message about it.
 
     Raises:
         RecordError: If one is no finite number, or the shape does not fit.
@@ -42,7 +53,8 @@ def vector_of(values: Sequence[Any], shape: tuple[int, ...], place: str) -> np.n
         raise RecordError(
             place,
             "feature that is no number",
-            f"expected numbers as features, found {values[at]!r} as number {at + 1}",
+            f"expected numbers as features, found {values[at]!r} as number {at + 1}"
+            f"{hint(values[at])}",
         ) from None
     return check_finite(_shaped(vector, shape, place), place)
 

@@ -38,6 +38,10 @@ class WordCounts:
     def __len__(self) -> int:
         return len(self._counts)
 
+    def total_of(self, words: Iterable[str]) -> int:
+        """Returns how many of these, which are different words, were counted."""
+        return sum(self._counts[word] for word in words)
+
     def total(self) -> int:
         """Returns how many words were counted and not forgotten."""
         return sum(self._counts.values())

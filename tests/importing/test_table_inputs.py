@@ -1,0 +1,293 @@
+"""Inputs of tables: categories, missing values, several inputs, images, and what is refused."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from pyarrow import parquet
+
+from tests.importing.harness import job, read, refused
+from tff_agnostic.data.store import Store
+from tff_agnostic.importing.reading import ReadLog
+
+_COLUMNS: dict[str, Any] = {
+    "client_column": "who",
+    "domain_name": "all",
+    "label_column": "y",
+}
+_ROWS = [
+    {"who": "a", "age": "3", "pay": "0.5", "job": " cook ", "town": "7", "y": "0", "for": "train"},
+    {"who": "b", "age": "", "pay": "1", "job": "?", "town": "8", "y": "1", "for": "train"},
+    {"who": "c", "age": "5", "pay": "2", "job": "baker", "town": "7", "y": "1", "for": "test"},
+    {"who": "d", "age": "?", "pay": " ", "job": "cook", "town": "9", "y": "0", "for": "heldout"},
+]
+_MARKS = {"missing_marks": ("?",)}
+
+
+def _csv(folder: Path, rows: list[dict[str, str]] = _ROWS) -> Path:
+    path = folder / "rows.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def _features(path: Path, **options: Any) -> list[dict[str, Any]]:
+    examples, _ = read(path.suffix[1:], path, **{**_COLUMNS, **options})
+    return [dict(example.record.features) for example in examples]
+
+
+def test_several_inputs_of_numbers(tmp_path):
+    rows = [row for row in _ROWS if row["who"] in "ac"]
+    found = _features(_csv(tmp_path, rows), feature_columns=("body:age", "pay;place:town"))
+    assert [list(features) for features in found] == [["body", "place", "label"]] * 2
+    np.testing.assert_array_equal([f["body"] for f in found], [[3, 0.5], [5, 2]])
+    np.testing.assert_array_equal([f["place"] for f in found], [[7], [7]])
+
+
+def test_one_input_with_a_name_of_its_own(tmp_path):
+    (found,) = _features(_csv(tmp_path, _ROWS[:1]), feature_columns=("body:age", "pay"))
+    np.testing.assert_array_equal(found["body"], [3, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("rule", "numbers", "jobs"),
+    [
+        ("zero", [[3, 0.5], [0, 1], [5, 2], [0, 0]], ["cook", "", "baker", "cook"]),
+        (
+            "mark",
+            [[3, 0.5, 0, 0], [0, 1, 1, 0], [5, 2, 0, 0], [0, 0, 1, 1]],
+            ["cook", "<missing>", "baker", "cook"],
+        ),
+    ],
+)
+def test_missing_values(tmp_path, rule, numbers, jobs):
+    options = {"feature_columns": ("age", "pay"), "categorical_columns": ("job", "town"), **_MARKS}
+    path = _csv(tmp_path)
+    examples, log = read("csv", path, missing_values=rule, **_COLUMNS, **options)
+    found = [example.record.features for example in examples]
+    np.testing.assert_array_equal([f["x"] for f in found], np.array(numbers, np.float32))
+    assert [f["job"] for f in found] == jobs
+    assert [f["town"] for f in found] == ["7", "8", "7", "9"]
+    assert log.missing == {"age": 2, "pay": 1, "job": 1}
+
+
+def test_missing_values_are_bad_records_unless_a_rule_is_given(tmp_path):
+    path = _csv(tmp_path, _ROWS[:2])
+    assert refused("csv", path, feature_columns=("age",), **_COLUMNS) == (
+        "rows.csv:3: expected numbers as features, found '' as number 1 (--missing_values says "
+        "what becomes of missing ones)"
+    )
+    empty = _csv(tmp_path, [{**_ROWS[0], "job": ""}])
+    assert refused("csv", empty, categorical_columns=("job",), **_COLUMNS) == (
+        "rows.csv:2: expected a category in job, found '' (--missing_values says what becomes of "
+        "it)"
+    )
+
+
+def test_missing_values_of_parquet_are_nulls_and_nan(tmp_path):
+    path = tmp_path / "rows.parquet"
+    rows = [
+        {"who": "a", "age": 1.5, "town": 7.0, "y": 0},
+        {"who": "a", "age": float("nan"), "town": None, "y": 0},
+        {"who": "a", "age": None, "town": float("nan"), "y": 0},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    options = {"feature_columns": ("age",), "categorical_columns": ("town",)}
+    found = _features(path, missing_values="zero", **options)
+    assert [(f["x"].tolist(), f["town"]) for f in found] == [([1.5], "7"), ([0], ""), ([0], "")]
+
+
+def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple[Any, Store]:
+    report = job(
+        "csv",
+        _csv(folder, rows),
+        folder / "s.sqlite",
+        **_COLUMNS,
+        split_column="for",
+        **options,
+    ).run(ReadLog())
+    return report, Store(folder / "s.sqlite")
+
+
+def test_the_known_categories_are_those_of_training_clients(tmp_path):
+    report, store = _imported(
+        tmp_path, _ROWS, categorical_columns=("job", "town"), missing_values="zero", **_MARKS
+    )
+    assert store.description.categories == {"job": ("cook",), "town": ("7", "8")}
+    assert store.splits() == ("heldout", "test", "train")
+    summary = report.to_json()["categories"]
+    assert summary["job"] == {"size": 1, "different": 1, "coverage": 1.0, "unknown": {"test": 1}}
+    assert summary["town"]["unknown"] == {"heldout": 1}
+    assert report.to_json()["missing"] == {"job": 1}
+    lines = [" ".join(line.split()) for line in report.text().splitlines()]
+    assert "job: 1 known values; examples with another value: 1 of test." in lines
+    assert "Examples without a value, by column:" in lines
+    assert "job 1" in lines
+
+
+def test_a_column_of_very_many_categories_is_bounded_and_that_is_said(tmp_path):
+    rows = [
+        {"who": "a", "id": str(k), "y": "0", "for": "train"} for k in (*range(50), 7, 7, 8, 8, 8)
+    ]
+    report, store = _imported(tmp_path, rows, categorical_columns=("id",), max_categories=2)
+    assert store.description.categories == {"id": ("7", "8")}
+    line = (
+        "id: 2 known values of 50 (--max_categories), in 12.7% of the training examples; examples "
+        "with another value: 48 of train."
+    )
+    assert line in report.text().splitlines()
+
+
+def test_the_range_of_labels_is_that_of_training_clients(tmp_path):
+    _, store = _imported(
+        tmp_path,
+        [{**row, "y": y} for row, y in zip(_ROWS, ("-1.5", "2", "9", "-9"))],
+        feature_columns=("town",),
+        label_kind="number",
+    )
+    assert store.description.label_range == (-1.5, 2.0)
+
+
+def test_a_split_that_is_none(tmp_path):
+    path = _csv(tmp_path, [{**_ROWS[0], "for": "dev"}])
+    assert refused("csv", path, split_column="for", feature_columns=("age",), **_COLUMNS) == (
+        "rows.csv:2: expected one of train, heldout, test in for, found 'dev'"
+    )
+
+
+def test_a_text_column_of_numbers(tmp_path):
+    for rows in (_ROWS[:1], _ROWS[:1] * 200 + [{**_ROWS[0], "town": "Rome"}]):
+        assert refused(
+            "csv", _csv(tmp_path, rows), client_column="who", domain_name="a", text_column="town"
+        ) == (
+            "--text_column: expected texts in town, found nothing but numbers, such as '7' "
+            "(--feature_columns is for numbers)"
+        )
+
+
+_X: dict[str, Any] = {"feature_columns": ("age", "pay")}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"feature_columns": ("age", "age")}, "--feature_columns: expected a column once, found"),
+        ({"feature_columns": ("a:age", "pay;b:age")}, "--feature_columns: expected a column once,"),
+        ({**_X, "categorical_columns": ("age",)}, "--categorical_columns: expected a column once"),
+        ({**_X, "categorical_columns": ("y",)}, "--categorical_columns: expected other columns th"),
+        ({"feature_columns": ("age", "y")}, "--feature_columns: expected other columns than --lab"),
+        ({"feature_columns": ("a:age;a:pay",)}, "--feature_columns: expected inputs with differen"),
+        ({"feature_columns": ("label:age",)}, "--feature_columns: expected inputs with different"),
+        ({**_X, "categorical_columns": ("domain",)}, "--feature_columns: expected inputs with dif"),
+        ({"feature_columns": ("a:age;pay",)}, "--feature_columns: expected COLUMN,... or NAME:COL"),
+        ({"feature_columns": ("a:age;b:",)}, "--feature_columns: expected COLUMN,... or NAME:COL"),
+        (
+            {"feature_columns": ("a:age",), "feature_name": "b"},
+            "--feature_name has no effect: --fe",
+        ),
+        (
+            {"categorical_columns": ("job",), "feature_name": "b"},
+            "--feature_name has no effect: it",
+        ),
+        (
+            {"feature_columns": ("a:age;b:pay",), "feature_shape": (1,)},
+            "--feature_shape has no effect: it is of the only input of --feature_columns, found 2",
+        ),
+        ({**_X, "feature_shape": (2,), "missing_values": "mark"}, "--feature_shape: expected vec"),
+        ({**_X, "max_categories": 9}, "--max_categories has no effect without --categorical_colum"),
+        ({**_X, "missing_marks": ("?",)}, "--missing_marks has no effect with --missing_values=f"),
+        (
+            {"text_column": "job", "missing_values": "zero"},
+            "--missing_values has no effect without",
+        ),
+        (
+            {"text_column": "job", **_X},
+            "--feature_columns: expected this or --text_column, found b",
+        ),
+        ({"categorical_columns": ("cook",)}, "rows.csv: expected one column 'cook', found who, ag"),
+    ],
+)
+def test_inputs_that_cannot_be(tmp_path, options, message):
+    path = _csv(tmp_path)
+    found = refused("csv", path, **{**_COLUMNS, **options})
+    assert found.replace(f"{tmp_path}/", "").startswith(message)
+
+
+def test_values_of_flags_that_cannot_be(tmp_path):
+    for options, message in (
+        ({"max_categories": 0}, "--max_categories: expected at least 1, found 0"),
+        ({"missing_values": "mean"}, "--missing_values: unknown treatment of missing values 'mean"),
+    ):
+        found = refused("csv", _csv(tmp_path), categorical_columns=("job",), **_COLUMNS, **options)
+        assert found.startswith(message)
+
+
+# --- Images
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    return tf.io.encode_png(pixels).numpy()
+
+
+def _parquet(folder: Path, photos: list[Any]) -> Path:
+    rows = [{"who": "a", "age": 1.0, "y": 0, "photo": photo} for photo in photos]
+    path = folder / "rows.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+_PIXELS = np.arange(24, dtype=np.uint8).reshape(4, 2, 3) * 10
+
+
+@pytest.mark.parametrize(
+    "as_cell",
+    [
+        _png,
+        lambda pixels: {"bytes": _png(pixels), "path": "a.png"},
+        lambda pixels: pixels.tolist(),
+    ],
+    ids=["file", "file in a structure", "pixels"],
+)
+def test_images_in_parquet(tmp_path, as_cell):
+    path = _parquet(tmp_path, [as_cell(_PIXELS), as_cell(255 - _PIXELS)])
+    found = _features(path, image_columns=("photo",))
+    assert [list(features) for features in found] == [["pixels", "label"]] * 2
+    for features, expected in zip(found, (_PIXELS, 255 - _PIXELS)):
+        assert features["pixels"].dtype == np.float32
+        np.testing.assert_array_equal(features["pixels"], expected.astype(np.float32) / 255)
+    found = _features(path, image_columns=("photo",), feature_columns=("age",))
+    assert [list(features) for features in found] == [["x", "photo", "label"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("photo", "found"),
+    [
+        (b"no image", "8 bytes that are none"),
+        ([[1, 300], [2, 3]], "pixels from 1 to 300"),
+        ([[0.5, 1.0]], "lists [1, 2] of float64"),
+        ([[1, 2], [3]], "lists of different lengths"),
+        ("a.png", "str"),
+        (None, "none"),
+    ],
+)
+def test_images_that_are_none(tmp_path, photo, found):
+    assert refused(
+        "parquet", _parquet(tmp_path, [photo]), image_columns=("photo",), **_COLUMNS
+    ) == (
+        "rows.parquet row 1: expected an image in photo, a PNG, JPEG, GIF or BMP file or rows of "
+        f"pixels from 0 to 255, found {found}"
+    )
+
+
+def test_images_of_different_sizes(tmp_path):
+    path = _parquet(tmp_path, [_png(_PIXELS), _png(_PIXELS[:2])])
+    log = ReadLog()
+    with pytest.raises(ValueError, match=r"rows.parquet row 2: pixels: expected .*\(4, 2, 3\)"):
+        job("parquet", path, tmp_path / "s.sqlite", image_columns=("photo",), **_COLUMNS).run(log)
+    assert not (tmp_path / "s.sqlite").exists()
