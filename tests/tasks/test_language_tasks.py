@@ -1,5 +1,7 @@
 """Next-word tasks: ids worked out by hand, domains, vocabularies."""
 
+import contextlib
+import sqlite3
 from collections import OrderedDict
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.data.stores import image, sentence, text_store, tff_store, write_store
+from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.errors import UserError
 from tff_agnostic.tasks import spanish_keyboard, stackoverflow, two_domain_lm
 from tff_agnostic.tasks.registry import load_task
@@ -89,6 +92,34 @@ def test_the_vocabulary_and_the_sentences_are_cut(tmp_path, sizes, task):
     np.testing.assert_array_equal(loaded.train.read("b")["y"], [[1, 2], [3, 5], [1, 1]])
     ((size, arguments),) = sizes
     assert (size, arguments["sequence_length"]) == (2, 2)
+
+
+@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, task):
+    path = text_store(tmp_path / "s.sqlite")
+    # The words of clients a and b: the cat | cat sat the | sat | the the dog.
+    for stored in (True, False):
+        if not stored:
+            # As stores of release 0.1.0 are.
+            with contextlib.closing(sqlite3.connect(path)) as database:
+                database.execute("DROP TABLE sentence_lengths")
+        loaded = _load(task, path, sequence_length=2)
+        (remark,) = loaded.remarks()
+        assert remark.text == (
+            f"22.2% of the words of {'train' if stored else 'some clients of train'} (2 of 9) are "
+            f"cut off: 50.0% of the sentences have more than --{task}_sequence_length=2 words; "
+            f"--{task}_long_sentences=chunk continues them in the next example."
+        )
+    assert not _load(task, path, sequence_length=3).remarks()
+    chunked = _load(task, path, sequence_length=2, long_sentences="chunk")
+    assert not chunked.remarks()
+    examples = chunked.train.read("b")
+    np.testing.assert_array_equal(examples["y"], [[1, 2], [6, 0], [3, 6], [1, 1], [4, 6]])
+    assert examples["domain_id"].tolist() == [1, 1, 0, 1, 1]
+    # Examples are no longer the store's sentences, whose number it knows.
+    np.testing.assert_array_equal(client_domain_counts(chunked.train, 2), [[2, 0], [1, 4]])
+    message = _error(task, path, long_sentences="cutt")
+    assert message.startswith(f"--{task}_long_sentences: unknown treatment of long sentences 'cu")
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)

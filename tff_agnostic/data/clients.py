@@ -46,20 +46,23 @@ class FirstExamples:
     Args:
         clients: The other dataset.
         max_examples: How many of each client.
+
+    Attributes:
+        clients: The other dataset.
     """
 
     def __init__(self, clients: ClientDataset, max_examples: int) -> None:
-        self._clients = clients
+        self.clients = clients
         self._max_examples = max_examples
 
     @property
     def client_ids(self) -> Sequence[str]:
         """Every client's id, sorted."""
-        return self._clients.client_ids
+        return self.clients.client_ids
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's first examples."""
-        return first_rows(self._clients.read(client_id), self._max_examples)
+        return first_rows(self.clients.read(client_id), self._max_examples)
 
 
 def first_rows(columns: Mapping[str, Any], max_rows: int) -> dict[str, Any]:

@@ -82,6 +82,18 @@ class Store:
             counts.setdefault(client, {})[domain] = n
         return counts
 
+    def sentence_lengths(self, split: str) -> Optional[dict[int, int]]:
+        """Returns how many sentences of a split have how many words; None if that is not stored."""
+        if not self._query("SELECT name FROM sqlite_master WHERE name = 'sentence_lengths'"):
+            return None
+        return dict(
+            self._query(
+                "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "
+                "GROUP BY words ORDER BY words",
+                [split],
+            )
+        )
+
     def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
         """Returns the most frequent words, the most frequent first.
 

@@ -23,6 +23,7 @@ class StoreClients:
         features: The features to parse.
         to_examples: Makes a client's examples of its columns.
         domain_names: Names of the task's domains, in the order of their ids.
+        has_row_each: Whether every example of the store becomes one example.
 
     Raises:
         UserError: If the split has no clients.
@@ -35,12 +36,14 @@ class StoreClients:
         features: Mapping[str, Feature],
         to_examples: ToExamples,
         domain_names: Sequence[str],
+        has_row_each: bool = True,
     ) -> None:
         self._store = store
         self._split = split
         self._features = features
         self._to_examples = to_examples
         self._domain_names = domain_names
+        self._has_row_each = has_row_each
         self._ids = store.client_ids(split)
         self._known = frozenset(self._ids)
 
@@ -60,7 +63,9 @@ class StoreClients:
     def client_domain_counts(self) -> Optional[np.ndarray]:
         """Returns the examples of each client and domain, int64 [clients, p]; None if not known."""
         # A task may have domains that are not those of the store.
-        if not {*self._store.description.domains} <= {*self._domain_names}:
+        if not self._has_row_each or not {*self._store.description.domains} <= {
+            *self._domain_names
+        }:
             return None
         counts = self._store.domain_counts(self._split)
         if counts is None:

@@ -100,6 +100,9 @@ class StoreDescription:
         for name in ("categories", "label_range"):
             if not value[name]:
                 del value[name]
+        if "categories" in value:
+            # Pairs: the order of columns is that of the inputs.
+            value["categories"] = list(value["categories"].items())
         return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
 
 
@@ -126,7 +129,7 @@ def description_from_json(text: str) -> StoreDescription:
             num_classes=value["num_classes"],
             class_names=None if names is None else tuple(names),
             source=value["source"],
-            categories={k: tuple(v) for k, v in value.get("categories", {}).items()},
+            categories={k: tuple(v) for k, v in value.get("categories", ())},
             label_range=None if label_range is None else (label_range[0], label_range[1]),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as e:

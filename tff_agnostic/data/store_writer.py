@@ -3,9 +3,9 @@
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -17,15 +17,20 @@ from tff_agnostic.data.store_format import (
     LABEL,
     OWN_TABLES,
     TFF_TABLES,
+    TOKENS,
     TRAIN,
     Feature,
     StoreDescription,
 )
+from tff_agnostic.data.unit_counts import UnitCounts
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import temporary_path
 
 # Rows between two calls of SQLite.
 _ROWS_AT_ONCE = 1000
+
+# (split before, split now, the example)
+OnMoved = Callable[[str, str, Record], object]
 
 
 class StoreWriter:
@@ -55,15 +60,19 @@ class StoreWriter:
         self._known_looks: set[Any] = set()
         self._labels: Optional[tuple[int, int]] = None
         self._label_range: Optional[tuple[float, float]] = None
-        self._rows: list[tuple[str, str, str, bytes]] = []
+        self._lengths: Counter[tuple[str, str, int]] = Counter()
+        self._units: Optional[UnitCounts] = None
+        self._rows: list[tuple[str, str, str, Optional[int], bytes]] = []
         self._connection: Optional[sqlite3.Connection] = None
 
     def __enter__(self) -> "StoreWriter":
         """Makes the temporary file."""
         self._connection = self._unsorted.create()
         self._connection.executescript(
-            "CREATE TABLE rows (split_name TEXT, client_id TEXT, domain TEXT, proto BLOB);"
+            "CREATE TABLE rows (split_name TEXT, client_id TEXT, domain TEXT, unit INTEGER, "
+            "proto BLOB);"
         )
+        self._units = UnitCounts(self._connection)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -74,8 +83,14 @@ class StoreWriter:
         self._unsorted.remove()
         self._sorted.remove()
 
-    def add(self, split: str, record: Record) -> None:
+    def add(self, split: str, record: Record, unit: Optional[int] = None) -> None:
         """Adds an example.
+
+        Args:
+            split: Name of its split.
+            record: The example.
+            unit: What is in one split as a whole, if that may still become another one; see
+                `reassign`. A signed number of 64 bits.
 
         Raises:
             ValueError: If its features differ from those of the first one in name, type or shape.
@@ -85,9 +100,82 @@ class StoreWriter:
         self._check(features)
         self._see_label(split, record.features.get(LABEL))
         self.counts[split, record.domain] += 1
-        self._rows.append((split, record.client, record.domain, _serialized(features)))
+        tokens = record.features.get(TOKENS)
+        if tokens is not None:
+            self._lengths[split, record.domain, str(tokens).count(" ") + 1] += 1
+        if unit is not None:
+            assert self._units is not None
+            self._units.add(unit, record.domain)
+        self._rows.append((split, record.client, record.domain, unit, _serialized(features)))
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._flush()
+
+    def units(self) -> Iterator[tuple[int, str, int]]:
+        """Yields (unit, domain, examples) of all units so far, in ascending order.
+
+        Raises:
+            UserError: If the disk is full.
+        """
+        assert self._units is not None
+        with self._unsorted.errors():
+            yield from self._units
+
+    def reassign(self, splits: Mapping[int, str], on_moved: OnMoved) -> None:
+        """Moves units to other splits.
+
+        Args:
+            splits: The split of each unit that moves.
+            on_moved: Called with every example that moves.
+
+        Raises:
+            UserError: If the disk is full.
+        """
+        if not splits:
+            return
+        self._flush()
+        assert self._connection is not None
+        with self._unsorted.errors():
+            self._connection.execute(
+                "CREATE TEMP TABLE moves (unit INTEGER PRIMARY KEY, new_split TEXT)"
+            )
+            self._connection.executemany("INSERT INTO moves VALUES (?, ?)", splits.items())
+            for old, new, client, domain, proto in self._connection.execute(
+                "SELECT split_name, new_split, client_id, domain, proto FROM rows "
+                "JOIN moves USING (unit)"
+            ):
+                record = Record(client, domain, _parsed(proto))
+                self._move(old, new, record)
+                on_moved(old, new, record)
+            self._connection.execute(
+                "UPDATE rows SET split_name = "
+                "(SELECT new_split FROM moves WHERE moves.unit = rows.unit) "
+                "WHERE unit IN (SELECT unit FROM moves)"
+            )
+            self._connection.execute("DROP TABLE moves")
+            # Without the domains that a split has lost.
+            self.counts = +self.counts
+            if self._label_range is not None:
+                self._label_range = self._training_label_range()
+
+    def _move(self, old: str, new: str, record: Record) -> None:
+        self.counts[old, record.domain] -= 1
+        self.counts[new, record.domain] += 1
+        tokens = record.features.get(TOKENS)
+        if tokens is not None:
+            words = str(tokens).count(" ") + 1
+            self._lengths[old, record.domain, words] -= 1
+            self._lengths[new, record.domain, words] += 1
+
+    def _training_label_range(self) -> Optional[tuple[float, float]]:
+        assert self._connection is not None
+        found: Optional[tuple[float, float]] = None
+        for (proto,) in self._connection.execute(
+            "SELECT proto FROM rows WHERE split_name = ?", [TRAIN]
+        ):
+            label = float(np.asarray(_parsed(proto)[LABEL]).item())
+            least, most = found or (label, label)
+            found = min(least, label), max(most, label)
+        return found
 
     def finish(
         self,
@@ -153,6 +241,10 @@ class StoreWriter:
                 "INSERT INTO vocabulary VALUES (?, ?, ?)",
                 ((rank, word, n) for rank, (word, n) in enumerate(vocabulary.items(), start=1)),
             )
+            connection.executemany(
+                "INSERT INTO sentence_lengths VALUES (?, ?, ?, ?)",
+                ((*key, n) for key, n in sorted(self._lengths.items()) if n),
+            )
             connection.executescript(INDICES)
             connection.execute("INSERT INTO tff_agnostic VALUES (?)", [description.to_json()])
             connection.commit()
@@ -162,7 +254,9 @@ class StoreWriter:
     def _flush(self) -> None:
         assert self._connection is not None
         with self._unsorted.errors():
-            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?)", self._rows)
+            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", self._rows)
+            if self._units is not None:
+                self._units.bound_memory()
             self._connection.commit()
         self._rows = []
 
@@ -286,3 +380,18 @@ def _serialized(features: Mapping[str, Value]) -> bytes:
             values.extend(array.tolist())
     # Equal records give equal bytes.
     return bytes(example.SerializeToString(deterministic=True))
+
+
+def _parsed(serialized: bytes) -> dict[str, Value]:
+    """Returns the features of what `_serialized` made; numbers as flat arrays."""
+    from tensorflow.core.example import example_pb2
+
+    features: dict[str, Value] = {}
+    for name, feature in example_pb2.Example.FromString(serialized).features.feature.items():
+        if feature.WhichOneof("kind") == "bytes_list":
+            features[name] = feature.bytes_list.value[0].decode()
+        elif feature.WhichOneof("kind") == "float_list":
+            features[name] = np.array(feature.float_list.value, np.float32)
+        else:
+            features[name] = np.array(feature.int64_list.value, np.int64)
+    return features

@@ -151,12 +151,13 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         KeyError: If a flag is missing that the release had which wrote them.
     """
     task = flags["task"]
+    is_of_now = flags.get("format", 1) == FORMAT
     options = {
-        field.name: flags[option_flag(task, field)]
+        field.name: flags[flag] if is_of_now else flags.get(flag, field.default)
         for field in dataclasses.fields(TASKS[task].options)
+        for flag in [option_flag(task, field)]
     }
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
-    is_of_now = flags.get("format", 1) == FORMAT
     name, aggregation = values["algorithm"], AGGREGATIONS[values["aggregation"]]
     algorithm = algorithm_of_flag(name)
     return RunSpec(

@@ -39,7 +39,7 @@ from tff_agnostic.tasks.stored import (
 )
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
-_TEXT_ONLY = ("vocabulary_size", "vocabulary", "sequence_length")
+_TEXT_ONLY = ("vocabulary_size", "vocabulary", "sequence_length", "long_sentences")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _text_task(store: Store, options: CustomOptions, build: Any) -> Task:
 
     words = known_words(options, "custom", store.vocabulary)
     corpus = Corpus(store, words, names, DOMAIN)
-    return next_word_task(corpus, options, model)
+    return next_word_task("custom", corpus, options, model)
 
 
 def _features_task(store: Store, options: CustomOptions, build: Any) -> Task:

@@ -1,14 +1,16 @@
 """What the next-word tasks share: sentences of a store, a vocabulary, domains by name."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.data.sentences import SentenceEncoder
-from tff_agnostic.data.store import Store, vocabulary_digest
+from tff_agnostic.data import remarks
+from tff_agnostic.data.sentences import LONG_SENTENCES, SentenceEncoder
+from tff_agnostic.data.store import Store, parse_examples, vocabulary_digest
 from tff_agnostic.data.store_clients import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.errors import UserError
@@ -26,6 +28,8 @@ from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_fla
 
 # How SQLite files begin.
 _SQLITE = b"SQLite format 3\0"
+# Clients that are read to say what is cut, where the store does not say it.
+_SAMPLED_CLIENTS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +45,12 @@ class LanguageOptions:
         "line, the most frequent first. [the store's own]",
         is_path=True,
     )
-    sequence_length: int = setting(
-        20, "T, words of a sentence that are predicted; the rest is cut off."
+    sequence_length: int = setting(20, "T, words of a sentence that are predicted by one example.")
+    long_sentences: str = setting(
+        "cut",
+        "What becomes of the words beyond T: cut leaves them out, chunk continues with them in the "
+        "next example.",
+        choices=LONG_SENTENCES,
     )
     test_split: str = setting("test", TEST_SPLIT_HELP)
 
@@ -130,15 +138,20 @@ def stored_text_task(
         store = open_store(context.data, name, features)
         words = known_words(options, name, store.vocabulary)
         corpus = Corpus(store, words, stored_domains(store), DOMAIN)
-        return next_word_task(corpus, options, lambda size: build(options, size, context.seed))
+        return next_word_task(
+            name, corpus, options, lambda size: build(options, size, context.seed)
+        )
 
     return TaskSpec(summary, options, load, defaults, data=Use.REQUIRED)
 
 
-def next_word_task(corpus: Corpus, options: LanguageOptions, build: Callable[[int], Model]) -> Task:
+def next_word_task(
+    name: str, corpus: Corpus, options: LanguageOptions, build: Callable[[int], Model]
+) -> Task:
     """Returns a task of next-word prediction.
 
     Args:
+        name: Name of the task, for messages.
         corpus: The sentences.
         options: The task's options.
         build: From the size of the vocabulary to the model.
@@ -147,16 +160,18 @@ def next_word_task(corpus: Corpus, options: LanguageOptions, build: Callable[[in
         UserError: If a split has no clients.
     """
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
+    encode = LONG_SENTENCES[options.long_sentences]
+    cuts = options.long_sentences == "cut"
     store = corpus.store
     domains_of = domains_by_name(corpus.domain_names, store.path, corpus.domain_feature)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
-        x, y = encoder.encode(columns[TOKENS])
-        return {"x": x, "y": y, "domain_id": domains_of(client_id, columns)}
+        x, y, sentence = encode(encoder, columns[TOKENS])
+        return {"x": x, "y": y, "domain_id": domains_of(client_id, columns)[sentence]}
 
     def clients(split: str) -> StoreClients:
         features = {TOKENS: Feature("string"), corpus.domain_feature: Feature("string")}
-        return StoreClients(store, split, features, to_examples, corpus.domain_names)
+        return StoreClients(store, split, features, to_examples, corpus.domain_names, cuts)
 
     return Task(
         domain_names=corpus.domain_names,
@@ -165,4 +180,31 @@ def next_word_task(corpus: Corpus, options: LanguageOptions, build: Callable[[in
         model=build(len(corpus.words)),
         # The words first: of two changes that is the one to tell.
         fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
+        remarks=(lambda: _cut_words(name, store, options.sequence_length)) if cuts else tuple,
     )
+
+
+def _cut_words(task: str, store: Store, sequence_length: int) -> list[remarks.Remark]:
+    lengths: Optional[Mapping[int, int]] = store.sentence_lengths(TRAIN_SPLIT)
+    where = TRAIN_SPLIT
+    if lengths is None:
+        lengths, where = _sampled_lengths(store), f"some clients of {TRAIN_SPLIT}"
+    return remarks.cut_words(
+        lengths,
+        sequence_length,
+        f"{task}_sequence_length",
+        f"--{task}_long_sentences=chunk continues them in the next example.",
+        where,
+    )
+
+
+def _sampled_lengths(store: Store) -> Mapping[int, int]:
+    """Returns sentences by their number of words, of clients evenly spaced among the sorted ids."""
+    ids = store.client_ids(TRAIN_SPLIT)
+    lengths: Counter[int] = Counter()
+    for k in np.unique(np.linspace(0, len(ids) - 1, _SAMPLED_CLIENTS).astype(int)):
+        columns = parse_examples(
+            store.read(TRAIN_SPLIT, ids[k]), {TOKENS: Feature("string")}, f"{store.path}: {ids[k]}"
+        )
+        lengths.update(len(sentence.split()) for sentence in columns[TOKENS])
+    return lengths

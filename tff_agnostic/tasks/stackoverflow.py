@@ -64,7 +64,7 @@ def load(options: StackOverflowOptions, context: TaskContext) -> Task:
         )
 
     corpus = Corpus(store, words, _DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
-    return next_word_task(corpus, options, build)
+    return next_word_task("stackoverflow", corpus, options, build)
 
 
 TASK = TaskSpec(

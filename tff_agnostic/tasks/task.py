@@ -2,17 +2,21 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from matplotlib.figure import Figure
 
 from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.remarks import Remark
 from tff_agnostic.models.functional import Model
 
 # In a task's fingerprint: the examples themselves. Weights may be evaluated on others.
 DATA = "data"
+# Whose clients are evaluated, unless a user tunes on others.
+TEST_SPLIT = "test"
+HELDOUT_SPLIT = "heldout"
 
 # Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
 DrawFigure = Callable[["Task", Mapping[str, Any]], Figure]
@@ -33,6 +37,8 @@ class Task:
             metrics.csv.
         fingerprint: What the trained weights depend on beside flags, such as the vocabulary of the
             data, by name; a run is resumed and evaluated only where these are the same.
+        test_split: Which split `test` is: "test", or "heldout" while tuning.
+        remarks: Returns what the task leaves out of its data.
     """
 
     domain_names: tuple[str, ...]
@@ -42,6 +48,8 @@ class Task:
     tracked_weights: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     figures: Mapping[str, DrawFigure] = dataclasses.field(default_factory=dict)
     fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    remarks: Callable[[], Sequence[Remark]] = tuple
+    test_split: str = TEST_SPLIT
 
     @property
     def num_domains(self) -> int:

@@ -1,0 +1,167 @@
+"""Remarks on data: what a user has to know of it before trusting a result.
+
+Imports say them of stores, with `importing.report`, and runs of what they train on, with
+`program.data_remarks`; what is lost is counted here for both.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+# With fewer test examples than these, an accuracy is known to five points at best (one standard
+# deviation).
+FEW_EXAMPLES = 100
+# Names of domains in a sentence.
+_MAX_NAMES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Remark:
+    """One thing to know.
+
+    Attributes:
+        kind: What kind of thing; the same for all that are alike.
+        text: A sentence for people, with the flag that changes it.
+        figures: The numbers and names in it.
+    """
+
+    kind: str
+    text: str
+    figures: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the same as JSON values."""
+        return {"kind": self.kind, "text": self.text, **self.figures}
+
+
+def cut_words(
+    lengths: Mapping[int, int], sequence_length: int, flag: str, mend: str, where: str
+) -> list[Remark]:
+    """Returns what is said of the words that do not fit into an example.
+
+    Args:
+        lengths: Sentences by their number of words.
+        sequence_length: T, the words of a sentence that are predicted.
+        flag: The flag that says T.
+        mend: What keeps the words.
+        where: Whose sentences these are, such as "train".
+    """
+    sentences = sum(lengths.values())
+    words = sum(n * count for n, count in lengths.items())
+    long = sum(count for n, count in lengths.items() if n > sequence_length)
+    cut = sum((n - sequence_length) * count for n, count in lengths.items() if n > sequence_length)
+    if not cut:
+        return []
+    return [
+        Remark(
+            "words_cut",
+            f"{share(cut, words)} of the words of {where} ({cut} of {words}) are cut off: "
+            f"{share(long, sentences)} of the sentences have more than --{flag}={sequence_length} "
+            f"words; {mend}",
+            {
+                "words": words,
+                "words_cut": cut,
+                "sentences": sentences,
+                "sentences_cut": long,
+                "sequence_length": sequence_length,
+            },
+        )
+    ]
+
+
+def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) -> list[Remark]:
+    """Returns what is said of examples that clients have beyond --max_examples.
+
+    Args:
+        sizes: Examples of each client, [clients].
+        max_examples: How many of a client are used; None for all.
+        where: Whose clients these are, such as "train".
+    """
+    if max_examples is None:
+        return []
+    beyond = np.maximum(sizes - max_examples, 0)
+    clients, left_out, total = int(np.sum(beyond > 0)), int(np.sum(beyond)), int(np.sum(sizes))
+    if not left_out:
+        return []
+    return [
+        Remark(
+            "examples_beyond",
+            f"{share(left_out, total)} of the examples of {where} ({left_out} of {total}) are not "
+            f"trained on: {clients} of {len(sizes)} clients have more than "
+            f"--max_examples={max_examples}.",
+            {
+                "examples": total,
+                "examples_left_out": left_out,
+                "clients": len(sizes),
+                "clients_cut": clients,
+                "max_examples": max_examples,
+            },
+        )
+    ]
+
+
+def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
+    """Returns what is said of domains of which a split has no examples at all.
+
+    Args:
+        examples: Examples of each domain in the split.
+        split: Its name.
+    """
+    names = [name for name, n in examples.items() if n == 0]
+    if not names:
+        return []
+    means = {
+        "train": "nothing is learnt of them.",
+        "test": "nothing can be said of them.",
+        "heldout": "tuning is blind to them.",
+    }
+    return [
+        Remark(
+            "domains_without_examples",
+            f"{len(names)} of {len(examples)} domains have no client in {split}: "
+            f"{_some(names)}; {means.get(split, 'nothing can be said of them.')}",
+            {"split": split, "domains": names},
+        )
+    ]
+
+
+def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[Remark]:
+    """Returns what is said of domains of which a split has some examples, but few.
+
+    Args:
+        examples: Examples of each domain in the split.
+        split: Its name.
+        fewest: How many are not few.
+    """
+    names = [name for name, n in examples.items() if 0 < n < fewest]
+    if not names:
+        return []
+    means = {
+        "train": "their weight is learnt of few.",
+        "test": 'the "worst" domain may be one of them by chance.',
+    }
+    listed = [f"{name} ({examples[name]})" for name in sorted(names, key=lambda n: examples[n])]
+    return [
+        Remark(
+            "small_domains",
+            f"{len(names)} of {len(examples)} domains have fewer than {fewest} examples in "
+            f"{split}: {_some(listed)}; {means.get(split, 'their figures are uncertain.')}",
+            {
+                "split": split,
+                "fewest": fewest,
+                "domains": {name: examples[name] for name in names},
+            },
+        )
+    ]
+
+
+def share(part: int, whole: int) -> str:
+    """Returns a share in percent."""
+    return f"{part / max(1, whole):.1%}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
