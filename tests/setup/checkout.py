@@ -1,11 +1,11 @@
 """A copy of `run` and its tools, in a folder where Python and pip are stand-ins."""
 
-import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import time
+
+from tests.processes import default_signals
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 
@@ -154,14 +154,15 @@ class Checkout:
         environment = {**self.environment, **options.pop("environment", {})}
         options.setdefault("cwd", self.home)
         options.setdefault("stdin", subprocess.DEVNULL)
-        return subprocess.Popen(
-            [str(command or self.root / "run"), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            **options,
-        )
+        with default_signals():
+            return subprocess.Popen(
+                [str(command or self.root / "run"), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                **options,
+            )
 
     def run(self, *arguments, text=None, **options):
         if text is not None:
@@ -174,23 +175,6 @@ class Checkout:
     def installs(self):
         calls = self.state / "pip_calls"
         return len(calls.read_text().splitlines()) if calls.exists() else 0
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited 30 s in vain"
-        time.sleep(0.01)
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie has ended; nobody may be there to collect it.
-    status = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def one_line(result):

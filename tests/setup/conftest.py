@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from tests.setup.checkout import FAKE_BAZEL, Checkout, is_alive
+from tests.processes import is_running
+from tests.setup.checkout import FAKE_BAZEL, Checkout
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ def bare(tmp_path):
     checkout = Checkout(tmp_path)
     yield checkout
     pid_file = checkout.state / "pip_pid"
-    if pid_file.exists() and is_alive(int(pid_file.read_text())):
+    if pid_file.exists() and is_running(int(pid_file.read_text())):
         os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 

@@ -115,29 +115,24 @@ def test_every_console_command_has_its_function(wheel):
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+def imported(folder):
+    """Where a folder's modules import from: (file and line, top of the module's name)."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module if not node.level else folder]
+            else:
+                continue
+            for name in names:
+                yield f"{path}:{node.lineno}", name.split(".")[0]
+
+
 def test_binaries_do_not_import_one_another():
     # They are `binaries.train` in a checkout and `tff_agnostic.binaries.train` once installed, and
     # Bazel runs them as files: only what lies in tff_agnostic has one name everywhere.
-    for path in sorted((ROOT / "binaries").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path.name}:{node.lineno}: relative import"
-                assert (node.module or "").split(".")[0] != "binaries", f"{path}:{node.lineno}"
-            elif isinstance(node, ast.Import):
-                roots = {alias.name.split(".")[0] for alias in node.names}
-                assert "binaries" not in roots, f"{path}:{node.lineno}"
-
-
-def test_what_is_installed_does_not_need_the_benchmarks():
-    for folder in ("tff_agnostic", "binaries", "plan_runner"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                names = []
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom) and not node.level:
-                    names = [node.module]
-                assert "benchmarks" not in {name.split(".")[0] for name in names}, path
+    assert [place for place, name in imported("binaries") if name == "binaries"] == []
 
 
 def test_the_list_of_packages_is_complete(project):
@@ -165,24 +160,17 @@ DISTRIBUTIONS = {
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="does not list the standard library")
 def test_every_package_imported_is_asked_for(project):
+    """Also that what is installed needs no benchmarks, which are not."""
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
     for extra in project["project"]["optional-dependencies"].values():
         asked |= {Requirement(text).name for text in extra}
     asked = {canonicalize_name(name) for name in asked}
     own = {"plan_runner", "tff_agnostic"}
-    for folder in ("tff_agnostic", "binaries", "plan_runner"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom) and not node.level:
-                    names = [node.module]
-                else:
-                    continue
-                for top in {name.split(".")[0] for name in names}:
-                    if top not in own and top not in sys.stdlib_module_names:
-                        distribution = canonicalize_name(DISTRIBUTIONS.get(top, top))
-                        assert distribution in asked, f"{path}:{node.lineno}: {top}"
+    for folder in (*own, "binaries"):
+        for place, name in imported(folder):
+            if name not in own and name not in sys.stdlib_module_names:
+                distribution = canonicalize_name(DISTRIBUTIONS.get(name, name))
+                assert distribution in asked, f"{place}: {name}"
 
 
 # --- the lock

@@ -14,10 +14,6 @@ def test_it_is_for_work_on_the_code_and_no_binary(bare):
     assert "\n  benchmark  time rounds beside" in for_developers
 
 
-def test_a_mistyped_name_suggests_it(bare):
-    assert "did you mean benchmark?" in bare.run("benchmrk").stderr
-
-
 def test_its_arguments_and_its_exit_code_pass_through(ready):
     (ready.root / "benchmarks").mkdir()
     # Without it, an installed package of that name would be found first.

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.setup.checkout import is_alive, one_line, wait_until
+from tests.processes import is_running, wait_until
+from tests.setup.checkout import one_line
 
 
 def test_first_use_says_one_line_and_later_uses_say_nothing(checkout):
@@ -52,14 +53,13 @@ def test_a_failed_installation_shows_its_last_lines_and_is_repaired_by_the_next_
 def test_an_interrupted_set_up_ends_pip_and_is_repaired_by_the_next_use(checkout, how):
     (checkout.state / "pip_hangs").touch()
     pid_file = checkout.state / "pip_pid"
-    # As a terminal would start it: with the default actions of all signals.
-    process = checkout.start("train", restore_signals=True)
+    process = checkout.start("train")
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     process.send_signal(how)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + how
     assert "set-up interrupted; the next use starts it again" in errors
-    assert not is_alive(int(pid_file.read_text()))
+    assert not is_running(int(pid_file.read_text()))
     (checkout.state / "pip_hangs").unlink()
     (checkout.root / ".venv" / "half").touch()
     result = checkout.run("train")

@@ -5,7 +5,7 @@ import pytest
 from tests.setup.checkout import one_line
 
 
-@pytest.mark.parametrize("arguments", [(), ("help",), ("-h",), ("--help",)])
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
 def test_help_lists_every_command_and_makes_no_environment(bare, arguments):
     result = bare.run(*arguments)
     assert result.returncode == 0
@@ -20,7 +20,7 @@ def test_help_lists_every_command_and_makes_no_environment(bare, arguments):
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("trian", "train"), ("comp", "compare"), ("tset", "test"), ("Train", "train")],
+    [("comp", "compare"), ("tset", "test"), ("Train", "train"), ("benchmrk", "benchmark")],
 )
 def test_an_unknown_command_names_the_nearest(bare, typed, meant):
     result = bare.run(typed, "--flag")
@@ -29,15 +29,14 @@ def test_an_unknown_command_names_the_nearest(bare, typed, meant):
     assert not (bare.root / ".venv").exists()
 
 
-@pytest.mark.parametrize("typed", ["xyzzy", "_private", "__init__", "../run", "a b", "*", ""])
+@pytest.mark.parametrize("typed", ["_private", "../run", "*", ""])
 def test_a_word_like_no_command_suggests_none(bare, typed):
     result = bare.run(typed)
     assert result.returncode == 2
     assert f"no command '{typed}' (" in one_line(result)
 
 
-@pytest.mark.parametrize("command", ["setup", "lint", "build"])
-def test_commands_without_arguments_refuse_them(bare, command):
-    result = bare.run(command, "--fast")
+def test_a_command_without_arguments_refuses_them(bare):
+    result = bare.run("lint", "--fast")
     assert result.returncode == 2
-    assert f"'{command}' takes no arguments, but got '--fast'" in one_line(result)
+    assert "'lint' takes no arguments, but got '--fast'" in one_line(result)

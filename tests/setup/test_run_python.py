@@ -1,6 +1,5 @@
 """Which Python `run` makes the environment with."""
 
-import pytest
 
 from tests.setup.checkout import one_line
 
@@ -79,10 +78,9 @@ def test_the_same_python_by_another_name_changes_nothing(checkout):
     assert checkout.installs == 1
 
 
-@pytest.mark.parametrize("system", ["Darwin arm64", "Linux aarch64"])
-def test_other_platforms_are_refused(checkout, system):
-    kernel, machine = system.split()
-    checkout.add_script("uname", f"[[ $1 == -s ]] && echo {kernel} || echo {machine}\n")
+def test_other_platforms_are_refused(checkout):
+    system = "Linux aarch64"
+    checkout.add_script("uname", "[[ $1 == -s ]] && echo Linux || echo aarch64\n")
     result = checkout.run("train")
     assert result.returncode == 2
     line = one_line(result)
