@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from unittest import mock
 from absl import flags, logging
 from absl.testing import flagsaver
 
+from tests.processes import default_signals, wait_until
 from tff_agnostic.program.cli import define, exit_status, parse_flags
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 TOY = ("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=3")
 
 _TIMEOUT_SECONDS = 120.0
-_POLL_SECONDS = 0.02
 
 
 class Outcome(NamedTuple):
@@ -146,7 +145,11 @@ class Process:
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
         # Files: a pipe would stay open as long as any child of the process lives.
-        with open(self._folder / "out", "w") as out, open(self._folder / "err", "w") as err:
+        with (
+            default_signals(),
+            open(self._folder / "out", "w") as out,
+            open(self._folder / "err", "w") as err,
+        ):
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._folder,
@@ -190,23 +193,6 @@ class Process:
         status = self._process.wait(_TIMEOUT_SECONDS)
         out, err = ((self._folder / name).read_text() for name in ("out", "err"))
         return Outcome(status, out, err)
-
-
-def wait_until(condition: Any) -> None:
-    """Waits for a condition; gives up after a time that only a hang can take."""
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(_POLL_SECONDS)
-
-
-def is_running(pid: int) -> bool:
-    """Returns whether a process runs; one that only waits to be reaped does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def python_module(binary: str, *arguments: str) -> list[str]:

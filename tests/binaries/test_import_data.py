@@ -13,8 +13,9 @@ import pytest
 from pyarrow import parquet
 
 from binaries import import_data
-from tests.binaries.harness import Caller, Process, python_module, wait_until
+from tests.binaries.harness import Caller, Process, python_module
 from tests.importing.harness import REAL, needs, table
+from tests.processes import wait_until
 from tff_agnostic.importing.registry import FORMATS
 
 _ROW = '<row Id="{0}" PostTypeId="{1}" OwnerUserId="{2}" Body="&lt;p&gt;Hello {0}.&lt;/p&gt;" />\n'

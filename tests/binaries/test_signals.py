@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from binaries import train
-from tests.binaries.harness import (
-    ROOT,
-    TOY,
-    Caller,
-    Process,
-    is_running,
-    python_module,
-    wait_until,
-)
+from tests.binaries.harness import ROOT, TOY, Caller, Process, python_module
+from tests.processes import is_running, wait_until
 
 # Long enough to be stopped in the middle, with a checkpoint now and then.
 _FLAGS = (

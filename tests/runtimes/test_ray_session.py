@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import default_signals
 from tests.runtimes.processes import wait_for
 from tff_agnostic.errors import UserError
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -72,15 +73,16 @@ def folder() -> Iterator[Path]:
 
 
 def _start(script: str, folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        # A process group, as a terminal has it for what runs in its foreground.
-        start_new_session=True,
-    )
+    with default_signals():
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env={**os.environ, "PYTHONPATH": str(_ROOT), "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # A process group, as a terminal has it for what runs in its foreground.
+            start_new_session=True,
+        )
 
 
 def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(folder):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tensorflow_federated as tff
 
+from tests.processes import default_signals, is_running, wait_until
 from tff_agnostic.runtimes.worker import TffWorker
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -26,36 +27,18 @@ with TffWorker() as worker:
 """
 
 
-def _is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    # Orphans are left to process 1, which in a container may never collect them.
-    return state in "ZX"
-
-
-def _wait_until_gone(pid: int) -> bool:
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        if _is_gone(pid):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_it_ends_with_its_context():
     with TffWorker() as worker:
         pid = worker.pid
-        assert not _is_gone(pid)
-    assert _is_gone(pid)
+        assert is_running(pid)
+    assert not is_running(pid)
 
 
 def test_it_ends_on_an_exception():
     with pytest.raises(KeyError), TffWorker() as worker:
         pid = worker.pid
         raise KeyError
-    assert _is_gone(pid)
+    assert not is_running(pid)
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
@@ -65,16 +48,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 def parents() -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
     """A Python process with a worker for each signal, started together to wait only once."""
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    processes = {
-        sent: subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _PARENT],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
-        for sent in _SIGNALS
-    }
+    with default_signals():
+        processes = {
+            sent: subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", _PARENT],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            )
+            for sent in _SIGNALS
+        }
     yield processes
     for process in processes.values():
         process.kill()
@@ -85,10 +69,10 @@ def parents() -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
 def test_it_ends_after_a_signal_to_its_parent(parents, sent):
     parent = parents[sent]
     pid = int(parent.stdout.readline())
-    assert not _is_gone(pid)
+    assert is_running(pid)
     parent.send_signal(sent)
     parent.wait(_DEADLINE_SECONDS)
-    assert _wait_until_gone(pid)
+    wait_until(lambda: not is_running(pid))
 
 
 def test_it_outlives_the_thread_that_started_it():
@@ -99,7 +83,7 @@ def test_it_outlives_the_thread_that_started_it():
     starter.join()
     try:
         time.sleep(0.5)
-        assert not _is_gone(worker.pid)
+        assert is_running(worker.pid)
     finally:
         worker.__exit__(None, None, None)
 
@@ -111,7 +95,7 @@ def test_it_can_be_started_again():
         with worker:
             pids.append(worker.pid)
     assert pids[0] != pids[1]
-    assert _is_gone(pids[1])
+    assert not is_running(pids[1])
 
 
 @pytest.mark.parametrize(

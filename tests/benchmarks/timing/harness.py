@@ -1,7 +1,6 @@
 """What the tests of the benchmarks share."""
 
 import sys
-import time
 from pathlib import Path
 
 from benchmarks.timing.environments import side_environment
@@ -48,20 +47,3 @@ def protocol(folder, rounds=3, repeats=2, round_limit=60.0, said=None):
     """A protocol that is quick."""
     say = (said if said is not None else []).append
     return Protocol(rounds, repeats, round_limit, folder, say)
-
-
-def is_running(pid):
-    """Whether a process runs; one that only waits to be reaped does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(condition):
-    """Waits for a condition; gives up after a time that only a hang can take."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)

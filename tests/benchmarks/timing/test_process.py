@@ -11,7 +11,8 @@ import pytest
 from benchmarks.timing.environments import side_environment
 from benchmarks.timing.process import SideError, last_line
 from benchmarks.timing.process_tree import PeakMemory, descendants, tree_memory_bytes
-from tests.benchmarks.timing.harness import HANG, is_running, process, wait_until
+from tests.benchmarks.timing.harness import HANG, process
+from tests.processes import default_signals, is_running, wait_until
 
 
 def test_a_side_runs_a_round_for_each_line(tmp_path):
@@ -98,10 +99,8 @@ def _sleepers(pid):
 
 
 _DRIVER = """
-import signal, sys
+import sys
 from pathlib import Path
-# A shell that runs tests in the background has SIGINT ignored, by its children too.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.benchmarks.timing.harness import process
 with process("daemon", Path(sys.argv[1])) as side:
     side.ready()
@@ -114,13 +113,14 @@ with process("daemon", Path(sys.argv[1])) as side:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_stays_when_the_driver_is_ended(tmp_path, number):
-    driver = subprocess.Popen(
-        [sys.executable, "-c", _DRIVER, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": side_environment()["PYTHONPATH"]},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    with default_signals():
+        driver = subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": side_environment()["PYTHONPATH"]},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
     with driver:
         guard = int(driver.stdout.readline())
         wait_until(lambda: len(_sleepers(guard)) == 2)

@@ -1,0 +1,49 @@
+"""Processes that tests start: the signals that they obey, and when they have ended."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+# Only a hang can take it, however busy the machine is.
+_TIMEOUT_SECONDS = 120.0
+
+
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """What is started inside obeys Ctrl-C and a hang-up, as what a terminal starts does.
+
+    A shell has its background jobs ignore SIGINT, and `nohup` SIGHUP; both are inherited.
+    """
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    try:
+        for number in ignored:
+            # A signal with a handler gets its default action in a program that is started.
+            signal.signal(number, lambda *_: None)
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether a process runs; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Waits for a condition; gives up after a time that only a hang can take."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
