@@ -24,7 +24,8 @@ from benchmarks.timing.workloads import WORKLOADS
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.run_folder import default_folder, is_new_or_empty
+from tff_agnostic.program.output_folder import claimed_folder
+from tff_agnostic.program.run_folder import is_new_or_empty
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -144,8 +145,8 @@ def output_folder() -> Path:
     Raises:
         UserError: If it holds something already.
     """
-    if not flags.FLAGS.output_dir:
-        return default_folder(_RUNS, "benchmark", resume=False)
+    if flags.FLAGS.output_dir is None:
+        return claimed_folder(_RUNS, "benchmark")
     path = Path(flags.FLAGS.output_dir)
     if not is_new_or_empty(path):
         raise UserError(f"--output_dir: expected a new or empty folder, found {path} with content")

@@ -28,11 +28,12 @@ from tff_agnostic.program.flags import (
     given_task_options,
     overrides,
     parsed_value,
+    path_flag,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
+from tff_agnostic.program.output_folder import output_folder
 from tff_agnostic.program.plots import save
-from tff_agnostic.program.run_folder import default_folder
 from tff_agnostic.program.run_spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -71,16 +72,19 @@ def main(argv: Sequence[str]) -> None:
     runtime_name = next(iter(specs.values()))[0].config.runtime
     options = runtime_options(runtime_name)
     task = flags.FLAGS.task
-    given = flags.FLAGS.output_dir
-    path = Path(given) if given else default_folder(_RUNS, f"compare-{task}", flags.FLAGS.resume)
-    print(f"{', '.join(specs)} on {task}, {flags.FLAGS.trials} trials: {path}")
-    with StopRequest() as stop, RUNTIMES[runtime_name](options) as runtime:
+    given, resume = path_flag("output_dir"), flags.FLAGS.resume
+    with (
+        output_folder(given, _RUNS, f"compare-{task}", resume) as path,
+        StopRequest() as stop,
+        RUNTIMES[runtime_name](options) as runtime,
+    ):
+        print(f"{', '.join(specs)} on {task}, {flags.FLAGS.trials} trials: {path}")
         try:
             comparison = run_trials(
                 specs,
                 path,
                 runtime,
-                flags.FLAGS.resume,
+                resume,
                 stop,
                 labels={name: arm.label for name, arm in arms.items()},
             )

@@ -24,6 +24,7 @@ from tff_agnostic.program.flags import (
     define_task_flags,
     given_settings,
     given_task_options,
+    path_flag,
     runtime_options,
 )
 from tff_agnostic.program.run_folder import find_checkpoint
@@ -56,6 +57,7 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> None:
     """Evaluates, prints a table per domain, and writes JSON if asked to."""
     del argv
+    output = path_flag("output")
     if not flags.FLAGS.checkpoint:
         raise UserError(
             "--checkpoint: expected the folder of a run or a checkpoint file, found none"
@@ -81,14 +83,14 @@ def main(argv: Sequence[str]) -> None:
         if len(reports) > 1:
             print(f"\n{name}")
         print(report.table())
-    if flags.FLAGS.output:
+    if output is not None:
         description = {
             "checkpoint": str(flags.FLAGS.checkpoint),
             "round": checkpoint.round_num,
             "task": spec.task,
             "seed": config.seed,
         }
-        write_json(Path(flags.FLAGS.output), {**description, **reports_to_json(reports)})
+        write_json(output, {**description, **reports_to_json(reports)})
 
 
 def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:

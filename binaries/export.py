@@ -31,6 +31,7 @@ from tff_agnostic.program.flags import (
     define_task_flags,
     given_settings,
     given_task_options,
+    path_flag,
 )
 from tff_agnostic.program.run_folder import find_checkpoint
 from tff_agnostic.program.run_spec import RunSpec, resolve
@@ -75,9 +76,10 @@ def main(argv: Sequence[str]) -> None:
     del argv
     if not flags.FLAGS.output_dir:
         raise UserError("--output_dir: expected the folder to write, found none")
-    folder, clients_dir = Path(flags.FLAGS.output_dir), _path(flags.FLAGS.clients_dir)
+    folder, clients_dir = Path(flags.FLAGS.output_dir), path_flag("clients_dir")
     profile = flags.FLAGS.profile
-    trained = find_checkpoint(Path(flags.FLAGS.checkpoint)) if flags.FLAGS.checkpoint else None
+    checkpoint = path_flag("checkpoint")
+    trained = find_checkpoint(checkpoint) if checkpoint is not None else None
     spec = _spec(_aggregation(profile), trained[0].spec() if trained else None)
     # Before the rest, which takes a while.
     check_clients_per_round(spec.config, spec.build_aggregation())

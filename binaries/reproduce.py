@@ -31,11 +31,13 @@ from tff_agnostic.program.flags import (
     define_runtime_flags,
     given_settings,
     overrides,
+    path_flag,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
+from tff_agnostic.program.output_folder import output_folder
 from tff_agnostic.program.plots import save
-from tff_agnostic.program.run_folder import default_folder
+from tff_agnostic.program.run_folder import is_new_or_empty
 from tff_agnostic.program.run_spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -81,15 +83,19 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"--experiment: expected one of {', '.join(EXPERIMENTS)}, found none")
     experiment = EXPERIMENTS[name]
     trials = _trials(experiment)
-    given = flags.FLAGS.output_dir
-    folder = (
-        Path(given) if given else default_folder(_RUNS, f"reproduce-{name}", flags.FLAGS.resume)
-    )
+    given, resume = path_flag("output_dir"), flags.FLAGS.resume
+    with output_folder(given, _RUNS, f"reproduce-{name}", resume) as folder:
+        _reproduce(experiment, trials, folder)
+
+
+def _reproduce(experiment: Experiment, trials: int, folder: Path) -> None:
+    page = path_flag("page")
     store = store_path(experiment, data_dir(), data(), folder)
     specs = trial_specs(experiment, trials, store)
     # Before anything is imported: what is wrong with a flag or the folder is better found now.
     check_folder(specs, folder, flags.FLAGS.resume, _OTHER_FILES)
-    print(f"{name}, {trials} trials of {', '.join(experiment.arms)}: {folder}")
+    names = ", ".join(experiment.arms)
+    print(f"{flags.FLAGS.experiment}, {trials} trials of {names}: {folder}")
     prepare(experiment, data_dir(), store)
     runtime_name = next(iter(specs.values()))[0].config.runtime
     options = runtime_options(runtime_name)
@@ -110,7 +116,8 @@ def main(argv: Sequence[str]) -> None:
             raise e.with_command(resume_command("reproduce", folder)) from None
         finally:
             seconds = _add_seconds(folder, time.monotonic() - started)
-    report(experiment, comparison, specs, folder, store, seconds)
+    targets = [folder / "page.md", *([page] if page is not None else [])]
+    report(experiment, comparison, specs, targets, store, seconds)
 
 
 def trial_specs(
@@ -147,15 +154,15 @@ def report(
     experiment: Experiment,
     comparison: Comparison,
     specs: Mapping[str, Sequence[RunSpec]],
-    folder: Path,
+    targets: Sequence[Path],
     store: Optional[Path],
     seconds: float,
 ) -> None:
-    """Prints the tables and writes compare.json, page.md and the figure."""
+    """Prints the tables and writes compare.json beside the first of the pages, and the pages."""
     for measure in experiment.measures:
         print(f"\n{measure}")
         print(pages.table(experiment, comparison, measure, "simple"))
-    write_json(folder / "compare.json", comparison.to_json())
+    write_json(targets[0].with_name("compare.json"), comparison.to_json())
     record = pages.Record(
         command=shlex.join(["./run", "reproduce", *sys.argv[1:]]),
         data=data_lines(store),
@@ -173,7 +180,6 @@ def report(
     differences = pages.settings_that_differ(
         {arm: runs[0] for arm, runs in specs.items()}, paper, labels
     )
-    targets = [folder / "page.md", *([Path(flags.FLAGS.page)] if flags.FLAGS.page else [])]
     for target in targets:
         image = target.parent / "images" / f"{flags.FLAGS.experiment}.png"
         make_folder(image.parent)
@@ -200,7 +206,7 @@ def _trials(experiment: Experiment) -> int:
 def _shortened(experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, int]:
     scale = flags.FLAGS.scale
     if not 0 < scale < float("inf"):
-        raise UserError(f"--scale: expected a positive number, found {scale}")
+        raise UserError(f"--scale: expected a finite positive number, found {scale}")
     full = resolve(experiment.task, dict(settings), experiment.task_options).config.rounds
     rounds = max(1, round(full * scale))
     return {"rounds": rounds, "evaluate_every": max(1, rounds // _EVALUATIONS)}
@@ -209,7 +215,7 @@ def _shortened(experiment: Experiment, settings: Mapping[str, Any]) -> dict[str,
 def _add_seconds(folder: Path, seconds: float) -> float:
     """Adds to the time that earlier sessions of the same trials took."""
     path = folder / "seconds.json"
-    if not folder.is_dir():
+    if is_new_or_empty(folder):
         return seconds
     total = seconds + (float(read_json(path)["seconds"]) if path.exists() else 0.0)
     write_json(path, {"seconds": total})

@@ -14,11 +14,13 @@ from tff_agnostic.program.flags import (
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
+    path_flag,
     run_spec_from_flags,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
-from tff_agnostic.program.run_folder import RunFolder, default_folder
+from tff_agnostic.program.output_folder import output_folder
+from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -43,13 +45,15 @@ def main(argv: Sequence[str]) -> None:
     del argv
     spec = run_spec_from_flags()
     options = runtime_options(spec.config.runtime)
-    given = flags.FLAGS.output_dir
+    given, resume = path_flag("output_dir"), flags.FLAGS.resume
     algorithm = algorithm_label(spec.config.algorithm)
-    name = f"{spec.task}-{algorithm}"
-    path = Path(given) if given else default_folder(_RUNS, name, flags.FLAGS.resume)
-    print(f"{algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
-    with StopRequest() as stop, RUNTIMES[spec.config.runtime](options) as runtime:
-        run = TrainingRun(spec, RunFolder(path), runtime, flags.FLAGS.resume)
+    with (
+        output_folder(given, _RUNS, f"{spec.task}-{algorithm}", resume) as path,
+        StopRequest() as stop,
+        RUNTIMES[spec.config.runtime](options) as runtime,
+    ):
+        print(f"{algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
+        run = TrainingRun(spec, RunFolder(path), runtime, resume)
         if run.security is not None:
             print(f"secure aggregation: {run.security.summary()}")
         try:

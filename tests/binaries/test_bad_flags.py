@@ -135,6 +135,10 @@ _VALUES = [
         "flag --shuffle=maybe: ('Non-boolean argument to boolean flag', 'maybe')",
     ),
     (["--task"], "Missing value for flag --task"),
+    *(
+        ([f"--{name}="], f"--{name}: expected a path, found an empty one")
+        for name in ("output_dir", "data_dir", "data")
+    ),
     (
         ["--initial_domain_weights=a,b"],
         "--initial_domain_weights: expected numbers separated by commas, found 'a,b'",

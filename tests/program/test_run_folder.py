@@ -11,10 +11,10 @@ import pytest
 
 from tests.program.harness import as_nobody
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.output_folder import claimed_folder
 from tff_agnostic.program.run_folder import (
     RunFolder,
     algorithm_of_checkpoint,
-    default_folder,
     is_new_or_empty,
 )
 from tff_agnostic.program.run_spec import FORMAT, RunSpec, resolve
@@ -250,7 +250,7 @@ def test_a_folder_of_somebody_else(tmp_path):
         with pytest.raises(UserError) as error:
             folder.check(_spec(), resume=True)
         with pytest.raises(UserError) as parent_error:
-            default_folder(tmp_path / "private", "digits", resume=False)
+            claimed_folder(tmp_path / "private", "digits")
     assert str(error.value) == f"{folder.path}: cannot write: Permission denied"
     assert str(parent_error.value).endswith("cannot write: Permission denied")
 
@@ -263,16 +263,3 @@ def test_new_or_empty(tmp_path):
     (tmp_path / "a").write_text("")
     assert not is_new_or_empty(tmp_path)
     assert not is_new_or_empty(tmp_path / "a")
-
-
-def test_default_folders_are_numbered(tmp_path):
-    runs = tmp_path / "runs"
-    assert default_folder(runs, "digits-fed_avg", resume=False) == runs / "digits-fed_avg-001"
-    assert default_folder(runs, "digits-fed_avg", resume=True) == runs / "digits-fed_avg-001"
-    for name in ("digits-fed_avg-001", "digits-fed_avg-009", "digits-fed_avg-x", "other-050"):
-        (runs / name).mkdir(parents=True)
-    assert default_folder(runs, "digits-fed_avg", resume=False).name == "digits-fed_avg-010"
-    assert default_folder(runs, "digits-fed_avg", resume=True).name == "digits-fed_avg-009"
-    (runs / "digits-fed_avg-1000").mkdir()
-    assert default_folder(runs, "digits-fed_avg", resume=False).name == "digits-fed_avg-1001"
-    assert default_folder(runs, "digits", resume=True).name == "digits-001"

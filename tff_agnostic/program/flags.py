@@ -132,12 +132,12 @@ def given_settings() -> dict[str, Any]:
 
 def data_dir() -> Optional[Path]:
     """Returns the folder of --data_dir, if it was given."""
-    return _path(flags.FLAGS.data_dir)
+    return path_flag("data_dir")
 
 
 def data() -> Optional[Path]:
     """Returns the client store of --data, if it was given."""
-    return _path(flags.FLAGS.data)
+    return path_flag("data")
 
 
 def parsed_value(name: str, value: Any) -> Any:
@@ -170,8 +170,17 @@ def given_task_options(task: str) -> dict[str, Any]:
     return options
 
 
-def _path(text: Optional[str]) -> Optional[Path]:
-    return Path(text) if text is not None else None
+def path_flag(name: str) -> Optional[Path]:
+    """Returns the path that a flag gives, None if it was not given.
+
+    Raises:
+        UserError: If it is empty, as where a variable of the shell is: it would be the current
+            folder.
+    """
+    text = flags.FLAGS[name].value
+    if text == "":
+        raise UserError(f"--{name}: expected a path, found an empty one")
+    return None if text is None else Path(text)
 
 
 def _help(setting: Setting) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -234,25 +233,6 @@ def is_new_or_empty(path: Path) -> bool:
     if not path.exists():
         return True
     return path.is_dir() and all(map(is_temporary, path.iterdir()))
-
-
-def default_folder(parent: Path, name: str, resume: bool) -> Path:
-    """Returns the folder to use where the user named none: parent/name-001, -002 and so on.
-
-    Args:
-        parent: Where runs are collected.
-        name: Name of this kind of run.
-        resume: Whether to return the newest folder of that name, if there is one.
-
-    Raises:
-        UserError: If `parent` cannot be read.
-    """
-    pattern = re.compile(re.escape(name) + r"-(\d+)")
-    with write_errors(parent):
-        siblings = list(parent.iterdir()) if parent.is_dir() else []
-    numbers = [int(m[1]) for m in (pattern.fullmatch(p.name) for p in siblings) if m]
-    newest = max(numbers, default=0)
-    return parent / f"{name}-{newest if resume and newest else newest + 1:03d}"
 
 
 def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:

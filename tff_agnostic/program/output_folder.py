@@ -1,0 +1,77 @@
+"""Folders for what a command writes where the user named none: parent/NAME-001, -002 and so on."""
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.files import make_folder, write_errors
+
+
+@contextlib.contextmanager
+def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) -> Iterator[Path]:
+    """Yields the folder for what is written while entered.
+
+    Commands that start at the same time have different ones. One in which nothing was written is
+    taken away again.
+
+    Args:
+        given: The folder that the user named, if they did: it is yielded as it is.
+        parent: Where folders without a name of their own are collected.
+        name: Name of this kind of folder.
+        resume: Whether to go on in the newest folder of that name, if there is one.
+
+    Raises:
+        UserError: If `parent` cannot be read, or the folder cannot be made.
+    """
+    newest = _newest_used(parent, name) if resume and given is None else None
+    if given is not None or newest is not None:
+        yield given or newest
+        return
+    had_parent = parent.exists()
+    path = claimed_folder(parent, name)
+    try:
+        yield path
+    finally:
+        # Only empty folders can be removed so.
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            if not had_parent:
+                parent.rmdir()
+
+
+def claimed_folder(parent: Path, name: str) -> Path:
+    """Makes and returns the folder after the last one of a name: nobody else gets the same.
+
+    Raises:
+        UserError: If that is not possible.
+    """
+    for number in itertools.count(max(_numbered(parent, name), default=0) + 1):
+        path = parent / f"{name}-{number:03d}"
+        make_folder(parent)
+        with write_errors(path):
+            try:
+                path.mkdir()
+            except (FileExistsError, FileNotFoundError):
+                # Somebody else was faster: to make this folder, or to remove their own parent.
+                continue
+            return path
+    raise AssertionError("counting does not end")
+
+
+def _newest_used(parent: Path, name: str) -> Optional[Path]:
+    """Returns the newest folder in which there is something."""
+    numbered = _numbered(parent, name)
+    with write_errors(parent):
+        used = [n for n, path in numbered.items() if path.is_dir() and any(path.iterdir())]
+    return numbered[max(used)] if used else None
+
+
+def _numbered(parent: Path, name: str) -> dict[int, Path]:
+    pattern = re.compile(re.escape(name) + r"-(\d+)")
+    with write_errors(parent):
+        siblings = list(parent.iterdir()) if parent.is_dir() else []
+    found = ((pattern.fullmatch(path.name), path) for path in siblings)
+    return {int(match[1]): path for match, path in found if match}
