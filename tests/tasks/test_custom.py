@@ -58,6 +58,37 @@ _NEXT_WORD = """
 """
 
 
+_OF_CATEGORY_IDS = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert data.x_shape == {"x": (2,), "job": (), "town": ()}, data.x_shape
+        inputs = {
+            name: tf.keras.Input(shape, dtype=data.x_dtype[name])
+            for name, shape in data.x_shape.items()
+        }
+        vectors = [
+            tf.keras.layers.Embedding(len(data.categories[name]) + 1, 2)(inputs[name])
+            for name in ("job", "town")
+        ]
+        joined = tf.keras.layers.Concatenate()([inputs["x"], *vectors])
+        loss = tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(joined)), loss
+"""
+_TEXT_CLASSIFIER = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert not data.predicts_next_words
+        assert (data.num_classes, data.sequence_length, data.num_ids) == (3, 4, 7)
+        x = tf.keras.Input(data.x_shape, dtype=data.x_dtype)
+        vectors = tf.keras.layers.Embedding(data.num_ids, 2, mask_zero=True)(x)
+        state = tf.keras.layers.GRU(2)(vectors)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return tf.keras.Model(x, tf.keras.layers.Dense(data.num_classes)(state)), loss
+"""
+
+
 def _model(folder: Path, text: str) -> Path:
     path = folder / "my_model.py"
     path.write_text(dedent(text))
@@ -128,7 +159,8 @@ def test_labels_that_are_real_numbers(tmp_path):
     task = _load(_model(tmp_path, _REGRESSION), data)
     y = task.train.read("a")["y"]
     assert (y.dtype, y.tolist()) == (np.float32, [0.5, -2.0, 1e3])
-    assert task.model.metrics == ()
+    names = [metric.name for metric in task.model.metrics]
+    assert names == ["mean_absolute_error", "root_mean_squared_error"]
 
 
 def test_labels_of_a_table_that_are_real_numbers(tmp_path):
@@ -262,3 +294,139 @@ def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, option):
     data = text_store(tmp_path / "s.sqlite")
     message = _error(_model(tmp_path, _NEXT_WORD), data, **{option: 0})
     assert message == f"--custom_{option}: expected at least 1, found 0"
+
+
+def _people(path, jobs=("baker", "cook"), towns=("Rome",), **features):
+    def person(split, job, town, label):
+        x = {"x": np.array([label, 5], np.float32), **features}
+        return split, Record("a", "web", {**x, "job": job, "town": town, "label": label})
+
+    rows = [
+        person("train", "cook", "Rome", 1),
+        person("train", "", "Rome", 0),
+        person("train", "baker", "Oslo", 1),
+        person("test", "clerk", "Rome", 0),
+    ]
+    # In this order, not in that of the alphabet.
+    return write_store(path, rows, "features", categories={"town": towns, "job": jobs})
+
+
+def test_categories_are_entries_of_the_vector(tmp_path):
+    task = _load(_model(tmp_path, _CLASSIFIER), _people(tmp_path / "s.sqlite"))
+    # x, then Rome, then baker and cook; what is missing or not known is none of them.
+    x = task.train.read("a")["x"]
+    np.testing.assert_array_equal(x, [[1, 5, 1, 0, 1], [0, 5, 1, 0, 0], [1, 5, 0, 1, 0]])
+    assert x.dtype == np.float32
+    np.testing.assert_array_equal(task.test.read("a")["x"], [[0, 5, 1, 0, 0]])
+
+
+def test_categories_beside_several_inputs_are_an_input(tmp_path):
+    data = _people(tmp_path / "s.sqlite", place=np.array([1, 2], np.float32))
+    model = _model(tmp_path, "def build_model(data):\n    raise TypeError(data.x_shape)")
+    assert "TypeError: {'place': (2,), 'x': (2,), 'categories': (3,)}" in _error(model, data)
+
+
+def test_categories_as_ids(tmp_path):
+    data = _people(tmp_path / "s.sqlite")
+    task = _load(_model(tmp_path, _OF_CATEGORY_IDS), data, categories="ids")
+    examples = task.train.read("a")
+    assert examples["x"]["job"].tolist() == [2, 0, 1]
+    assert examples["x"]["town"].tolist() == [1, 1, 0]
+    assert examples["x"]["job"].dtype == np.int32
+    assert [metric.name for metric in task.model.metrics] == ["accuracy"]
+    assert task.test.read("a")["x"]["job"].tolist() == [0]
+
+
+def test_the_fingerprint_holds_the_categories_and_they_may_be_those_of_another_store(tmp_path):
+    model = _model(tmp_path, _CLASSIFIER)
+    first = _people(tmp_path / "s.sqlite")
+    other = _people(tmp_path / "o.sqlite", jobs=("baker", "clerk"))
+    of_first, of_other = _load(model, first).fingerprint, _load(model, other)
+    assert of_first["categories"] != of_other.fingerprint["categories"]
+    with_those_of_first = _load(model, other, vocabulary=str(first))
+    assert with_those_of_first.fingerprint["categories"] == of_first["categories"]
+    np.testing.assert_array_equal(of_other.test.read("a")["x"][:, 3:], [[0, 1]])
+    np.testing.assert_array_equal(with_those_of_first.test.read("a")["x"][:, 3:], [[0, 0]])
+    points = _points(tmp_path / "p.sqlite")
+    assert _error(model, other, vocabulary=str(points)) == (
+        "--custom_vocabulary: expected a store with the categories of town, found those of no "
+        f"column in {points}"
+    )
+    missing = tmp_path / "none.sqlite"
+    assert _error(model, other, vocabulary=str(missing)) == (
+        f"--custom_vocabulary: expected a client store, found no file at {missing}"
+    )
+
+
+def _reviews(path, labels=(0, 2, 1), **more):
+    rows = [
+        (split, Record("a", "web", {"tokens": tokens, "label": label}))
+        for split in ("train", "test")
+        for tokens, label in zip(("the cat", "sat", "dog the the cat sat"), labels)
+    ]
+    words = {"the": 9, "cat": 5, "sat": 3}
+    return write_store(path, rows, "text", vocabulary=words, **more)
+
+
+def test_texts_with_labels(tmp_path):
+    data = _reviews(tmp_path / "s.sqlite", class_names=["bad", "good", "odd"])
+    task = _load(_model(tmp_path, _TEXT_CLASSIFIER), data, sequence_length=4)
+    examples = task.train.read("a")
+    # the, cat, sat are 1 to 3, other words 4; padding 0 after them, neither begin nor end.
+    np.testing.assert_array_equal(examples["x"], [[1, 2, 0, 0], [3, 0, 0, 0], [4, 1, 1, 2]])
+    assert examples["y"].tolist() == [0, 2, 1]
+    assert {column.dtype for column in examples.values()} == {np.dtype(np.int32)}
+    assert [metric.name for metric in task.model.metrics] == ["accuracy"]
+    assert list(task.fingerprint) == ["model", "vocabulary", "classes", "data"]
+    assert [remark.kind for remark in task.remarks()] == ["words_cut"]
+
+
+def test_the_next_word_of_texts_with_labels(tmp_path):
+    data = _reviews(tmp_path / "s.sqlite")
+    options = {"sequence_length": 4, "predict": "next_word"}
+    task = _load(_model(tmp_path, _NEXT_WORD), data, **options)
+    np.testing.assert_array_equal(task.train.read("a")["y"][1], [3, 6, 0, 0])
+    assert "perplexity" in [metric.name for metric in task.model.metrics]
+
+
+def test_texts_with_labels_that_are_numbers(tmp_path):
+    data = _reviews(tmp_path / "s.sqlite", labels=(0.5, 4.0, 3.0))
+    model = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert data.label_range == (0.5, 4.0)
+        x = tf.keras.Input(data.x_shape)
+        vectors = tf.keras.layers.Embedding(data.num_ids, 1)(x)
+        score = tf.keras.layers.Dense(1)(tf.keras.layers.Flatten()(vectors))
+        return tf.keras.Model(x, score), tf.keras.losses.MeanAbsoluteError(reduction="none")
+    """
+    task = _load(_model(tmp_path, model), data, sequence_length=2)
+    assert task.train.read("a")["y"].dtype == np.float32
+    names = [metric.name for metric in task.model.metrics]
+    assert names == ["mean_absolute_error", "root_mean_squared_error"]
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "message"),
+    [
+        (_people, {"sequence_length": 5}, "--custom_sequence_length has no effect: "),
+        (_people, {"predict": "label"}, "--custom_predict has no effect: "),
+        (_points, {"categories": "ids"}, "--custom_categories has no effect: "),
+        (_points, {"vocabulary": "w.txt"}, "--custom_vocabulary has no effect: "),
+        (_reviews, {"categories": "ids"}, "--custom_categories has no effect: "),
+        (
+            _reviews,
+            {"long_sentences": "chunk"},
+            "--custom_long_sentences has no effect: labels are of whole texts",
+        ),
+        (_reviews, {"predict": "topic"}, "--custom_predict: unknown thing to predict 'topic': "),
+        (_people, {"categories": "hot"}, "--custom_categories: unknown encoding of categories "),
+        (text_store, {"predict": "label"}, "{data}: expected examples with a label, found "),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, store, options, message):
+    data = store(tmp_path / "s.sqlite")
+    found = _error(_model(tmp_path, _CLASSIFIER), data, **options)
+    assert found.startswith(message.format(data=data))
+    assert "\n" not in found

@@ -8,6 +8,9 @@ import numpy as np
 from tff_agnostic.data.text_ids import TokenIds
 from tff_agnostic.registry import Registry
 
+# T, if nobody says otherwise: that of TFF's Stack Overflow baseline.
+SEQUENCE_LENGTH = 20
+
 
 class EncodedSentences(NamedTuple):
     """Examples of a next-word model.

@@ -9,6 +9,11 @@ from tff_agnostic.models.logistic import logistic_regression
 from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import Metric, accuracy
 from tff_agnostic.models.next_word_lstm import next_word_lstm, two_layer_lstm
+from tff_agnostic.models.number_metrics import (
+    binary_accuracy,
+    mean_absolute_error,
+    root_mean_squared_error,
+)
 from tff_agnostic.models.sentences import SentenceLoss
 from tff_agnostic.models.text_metrics import text_metrics
 from tff_agnostic.models.user_model import ModelData, load_user_model
@@ -22,12 +27,15 @@ __all__ = [
     "ModelData",
     "SentenceLoss",
     "accuracy",
+    "binary_accuracy",
     "emnist_cnn",
     "keyboard_cifg",
     "load_user_model",
     "logistic_regression",
+    "mean_absolute_error",
     "model_from_keras",
     "next_word_lstm",
+    "root_mean_squared_error",
     "text_metrics",
     "two_layer_lstm",
 ]

@@ -11,6 +11,11 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.metrics import Metric, accuracy
+from tff_agnostic.models.number_metrics import (
+    binary_accuracy,
+    mean_absolute_error,
+    root_mean_squared_error,
+)
 from tff_agnostic.models.precision import as_float32
 from tff_agnostic.models.text_metrics import text_metrics
 from tff_agnostic.models.user_file import UserFile
@@ -36,11 +41,15 @@ class ModelData:
     Attributes:
         x_spec: Spec of "x" with a first dimension of None: one, or a mapping of them by name. Of
             texts int32 [n, T]: ids.
-        y_spec: Spec of "y" with a first dimension of None. Of texts int32 [n, T]: the ids that
-            follow.
+        y_spec: Spec of "y" with a first dimension of None: one label per example. Where the next
+            words of texts are predicted int32 [n, T]: the ids that follow.
         domain_names: Names of the domains.
         num_classes: Labels are in [0, num_classes), or None if they are no classes.
         vocabulary_size: Of texts the number of words; None for other data.
+        label_range: Smallest and largest label of training clients, where labels are real numbers
+            and that is known.
+        categories: The known values of each categorical column; value k has the id k + 1, and 0 is
+            the id of any other.
     """
 
     x_spec: Any
@@ -48,6 +57,13 @@ class ModelData:
     domain_names: tuple[str, ...]
     num_classes: Optional[int] = None
     vocabulary_size: Optional[int] = None
+    label_range: Optional[tuple[float, float]] = None
+    categories: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def predicts_next_words(self) -> bool:
+        """Whether labels are the words that follow those of x."""
+        return self.vocabulary_size is not None and bool(self.y_shape)
 
     @property
     def x_shape(self) -> Shapes:
@@ -81,7 +97,7 @@ class ModelData:
     @property
     def sequence_length(self) -> Optional[int]:
         """Of texts T; None for other data."""
-        return None if self.vocabulary_size is None else self.y_shape[0]
+        return None if self.vocabulary_size is None else self.x_spec.shape[1]
 
 
 def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
@@ -103,8 +119,10 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     - loss: a Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n]. Of
       texts `SentenceLoss` is one. Where an example has one label and one output, a Keras loss is
       given both as columns [n, 1];
-    - metrics: `Metric` objects. Without them accuracy is measured where labels are classes, and
-      of texts `text_metrics`.
+    - metrics: `Metric` objects. Without them accuracy is measured where labels are classes (of one
+      output where the loss says what it is, as `BinaryCrossentropy` does), mean absolute and root
+      mean squared error of one output where labels are real numbers with a known range, and
+      `text_metrics` where they are next words.
 
     Modules next to the file can be imported.
 
@@ -125,11 +143,12 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     x, y = _rows(data.x_spec, 0), _rows(data.y_spec, _largest_label(data))
     with file.running(f"the model, called with x {described(data.x_spec)},"):
         output = tf.nest.map_structure(as_float32, keras_model(x))
-        check_output(output, data.y_spec, data.num_classes, data.num_ids)
+        num_ids = data.num_ids if data.predicts_next_words else None
+        check_output(output, data.y_spec, data.num_classes, num_ids)
+    metrics = _default_metrics(data, output, loss) if metrics is None else metrics
     loss = _of_each_example(loss, data, output)
     with file.running(f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"):
-        check_loss(loss(y, output), is_text=data.vocabulary_size is not None)
-    metrics = _default_metrics(data, output) if metrics is None else metrics
+        check_loss(loss(y, output), is_text=data.predicts_next_words)
     for metric in metrics:
         with file.running(f"the metric {metric.name}"):
             check_metric(metric.name, metric.per_example(y, output))
@@ -157,7 +176,8 @@ def _rows(spec: Any, value: int) -> Any:
 
 def _largest_label(data: ModelData) -> int:
     # What fits it fits the others.
-    return (data.num_ids or data.num_classes or 1) - 1
+    largest = data.num_ids if data.predicts_next_words else data.num_classes
+    return (largest or 1) - 1
 
 
 def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
@@ -165,8 +185,7 @@ def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
 
     Its losses of real numbers are means over the last axis, which of [n] is a single number.
     """
-    has_one_output = tf.is_tensor(output) and output.shape[1:] in ([], [1])
-    if not isinstance(loss, tf.keras.losses.Loss) or data.y_shape or not has_one_output:
+    if not isinstance(loss, tf.keras.losses.Loss) or data.y_shape or not _is_one(output):
         return loss
 
     def of_columns(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
@@ -175,10 +194,30 @@ def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
     return of_columns
 
 
-def _default_metrics(data: ModelData, output: Any) -> Sequence[Metric]:
-    if data.vocabulary_size is not None and data.sequence_length is not None:
+def _default_metrics(data: ModelData, output: Any, loss: Any) -> Sequence[Metric]:
+    if data.predicts_next_words:
+        assert data.vocabulary_size is not None and data.sequence_length is not None
         return text_metrics(TokenIds(data.vocabulary_size), data.sequence_length)
-    are_classes = data.y_spec.dtype.is_integer and not data.y_shape
-    if are_classes and tf.is_tensor(output) and output.shape.rank == 2 and output.shape[1] > 1:
+    if data.y_shape or not tf.is_tensor(output):
+        return []
+    if not data.y_spec.dtype.is_integer:
+        return _errors(data.label_range) if _is_one(output) else []
+    if output.shape.rank == 2 and output.shape[1] > 1:
         return [accuracy()]
+    from_logits = getattr(loss, "from_logits", None)
+    has_two_classes = data.num_classes is not None and data.num_classes <= 2
+    if has_two_classes and _is_one(output) and isinstance(from_logits, bool):
+        return [binary_accuracy(from_logits)]
     return []
+
+
+def _errors(label_range: Optional[tuple[float, float]]) -> Sequence[Metric]:
+    if label_range is None or label_range[0] == label_range[1]:
+        return []
+    size = label_range[1] - label_range[0]
+    return [mean_absolute_error(size), root_mean_squared_error(size)]
+
+
+def _is_one(output: Any) -> bool:
+    """Returns whether outputs are a number for each example, [n] or [n, 1]."""
+    return tf.is_tensor(output) and output.shape[1:] in ([], [1])

@@ -1,16 +1,16 @@
 """Your own model on your own data: a Python file with `build_model`, and a client store.
 
 `--model` names the file, see `models.user_model.build_user_model`; `--data` the store, as
-`import_data` makes it of tables, images or texts. Of texts the task is to predict the next word.
+`import_data` makes it of tables, images or texts. Of texts with labels the task is to tell the
+label, of others to predict the next word.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Callable, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.data.clients import checked_examples
 from tff_agnostic.data.store import Store
@@ -21,7 +21,10 @@ from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.sentences import sentence_spec
 from tff_agnostic.models.user_file import UserFile
 from tff_agnostic.models.user_model import ModelData, build_user_model
+from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
+from tff_agnostic.tasks.labelled_texts import labelled_text_task, text_spec
+from tff_agnostic.tasks.labels import StoredLabels
 from tff_agnostic.tasks.language import (
     Corpus,
     LanguageOptions,
@@ -33,13 +36,23 @@ from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     data_fingerprint,
     domains_by_name,
-    labels_of,
     open_store,
     stored_domains,
 )
+from tff_agnostic.tasks.stored_inputs import CATEGORY_ENCODINGS, StoredInputs
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
-_TEXT_ONLY = ("vocabulary_size", "vocabulary", "sequence_length", "long_sentences")
+_OF_SENTENCES = ("long_sentences",)
+_OF_WORDS = ("vocabulary_size", "sequence_length", *_OF_SENTENCES)
+_OF_TEXTS = (*_OF_WORDS, "predict")
+_OF_CATEGORIES = ("categories", "vocabulary")
+
+Build = Callable[[ModelData], Model]
+
+# What is learnt of texts; the entries are what help texts say.
+PREDICTIONS: Registry[str] = Registry(
+    "thing to predict", {"label": "the text's label", "next_word": "each next word"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +61,17 @@ class CustomOptions(LanguageOptions):
 
     model: Optional[str] = setting(
         None, "Python file with a function build_model.", flag="model", is_path=True
+    )
+    predict: Optional[str] = setting(
+        None,
+        "What is learnt of texts: label or next_word. [label, if they have one]",
+        choices=PREDICTIONS,
+    )
+    categories: str = setting(
+        "one_hot",
+        "What categories are to the model: one_hot entries of a vector, or ids, an input for each "
+        "column.",
+        choices=CATEGORY_ENCODINGS,
     )
 
 
@@ -69,70 +93,83 @@ def load(options: CustomOptions, context: TaskContext) -> Task:
     of_model = {"model": digests["file"]}
     if "imports" in digests:
         of_model["files that the model imports"] = digests["imports"]
-    fingerprint = {**of_model, **_classes(store), **task.fingerprint}
-    return dataclasses.replace(task, fingerprint=fingerprint)
+    return dataclasses.replace(task, fingerprint={**of_model, **task.fingerprint})
 
 
-def _text_task(store: Store, options: CustomOptions, build: Any) -> Task:
+def _text_task(store: Store, options: CustomOptions, build: Build) -> Task:
     check_sizes("custom", options)
-    spec = sentence_spec(options.sequence_length)
+    _refuse(options, ("categories",), f"{store.path} holds texts")
+    has_labels = LABEL in store.description.features
+    predicted = options.predict or ("label" if has_labels else "next_word")
+    words = known_words(options, "custom", store.vocabulary)
     names = stored_domains(store)
+    corpus = Corpus(store, words, names, DOMAIN)
+    if predicted == "label":
+        return _labelled_text_task(corpus, options, build)
+    spec = sentence_spec(options.sequence_length)
 
     def model(vocabulary_size: int) -> Model:
-        built: Model = build(
-            ModelData(spec["x"], spec["y"], names, vocabulary_size=vocabulary_size)
-        )
-        return built
+        return build(ModelData(spec["x"], spec["y"], names, vocabulary_size=vocabulary_size))
 
-    words = known_words(options, "custom", store.vocabulary)
-    corpus = Corpus(store, words, names, DOMAIN)
-    return next_word_task("custom", corpus, options, model)
+    task = next_word_task("custom", corpus, options, model)
+    if not has_labels:
+        return task
+    return dataclasses.replace(
+        task, fingerprint={**StoredLabels(store).fingerprint(), **task.fingerprint}
+    )
 
 
-def _features_task(store: Store, options: CustomOptions, build: Any) -> Task:
-    for field in dataclasses.fields(LanguageOptions):
-        if field.name in _TEXT_ONLY and getattr(options, field.name) != field.default:
-            raise UserError(
-                f"--{option_flag('custom', field)} has no effect: {store.path} holds no text"
-            )
+def _labelled_text_task(corpus: Corpus, options: CustomOptions, build: Build) -> Task:
+    _refuse(options, _OF_SENTENCES, "labels are of whole texts")
+    labels = StoredLabels(corpus.store)
+    data = ModelData(
+        text_spec(options.sequence_length),
+        labels.spec,
+        corpus.domain_names,
+        num_classes=labels.num_classes,
+        vocabulary_size=len(corpus.words),
+        label_range=corpus.store.description.label_range,
+    )
+    return labelled_text_task(
+        "custom", corpus, labels, options.sequence_length, options.test_split, lambda: build(data)
+    )
+
+
+def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
+    _refuse(options, _OF_TEXTS, f"{store.path} holds no text")
+    if not store.description.categories:
+        _refuse(options, _OF_CATEGORIES, f"{store.path} holds neither texts nor categories")
     names = stored_domains(store)
-    features = {
-        name: feature
-        for name, feature in store.description.features.items()
-        if feature.dtype != "string" and name != LABEL
-    }
-    label = store.description.features.get(LABEL)
-    if label is None or not features:
+    if LABEL not in store.description.features:
         raise UserError(
             f"{store.path}: --task=custom needs texts ({TOKENS}), or a {LABEL} and numbers, found "
             f"{', '.join(store.description.features)}"
         )
-    num_classes = store.description.num_classes
-    x_spec: Any = {name: _spec(feature) for name, feature in sorted(features.items())}
-    is_single = len(x_spec) == 1
-    if is_single:
-        (x_spec,) = x_spec.values()
-    data = ModelData(x_spec, _spec(label), names, num_classes=num_classes)
-    model: Model = build(data)
+    labels = StoredLabels(store)
+    inputs = StoredInputs(store, options.categories, _known_categories(store, options))
+    data = ModelData(
+        inputs.spec,
+        labels.spec,
+        names,
+        num_classes=labels.num_classes,
+        label_range=store.description.label_range,
+        categories=inputs.categories,
+    )
+    model = build(data)
     domains_of = domains_by_name(names, store.path)
     client_spec = model.client_data_spec()
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{store.path}: client {client_id}"
-        x: Any = {name: _column(columns, name, where) for name in sorted(features)}
-        if num_classes is None:
-            y = _column(columns, LABEL, where)
-        else:
-            y = labels_of(columns, num_classes, where)
         examples = {
-            "x": next(iter(x.values())) if is_single else x,
-            "y": y,
+            "x": inputs.x_of(columns, where),
+            "y": labels.y_of(columns, where),
             "domain_id": domains_of(client_id, columns),
         }
         return checked_examples(examples, client_spec, len(names), where)
 
     def clients(split: str) -> StoreClients:
-        wanted = {**features, LABEL: label, DOMAIN: Feature("string")}
+        wanted = {**inputs.features, LABEL: labels.feature, DOMAIN: Feature("string")}
         return StoreClients(store, split, wanted, to_examples, names)
 
     return Task(
@@ -140,32 +177,38 @@ def _features_task(store: Store, options: CustomOptions, build: Any) -> Task:
         train=clients(TRAIN_SPLIT),
         test=clients(options.test_split),
         model=model,
-        fingerprint=data_fingerprint(store),
+        fingerprint={
+            **labels.fingerprint(),
+            **inputs.fingerprint(),
+            **data_fingerprint(store),
+        },
     )
 
 
-def _spec(feature: Feature) -> tf.TensorSpec:
-    # Whole numbers are int32 to models, as to TensorFlow's embeddings and losses.
-    dtype = tf.int32 if feature.dtype == "int64" else tf.float32
-    return tf.TensorSpec([None, *feature.shape], dtype)
+def _known_categories(
+    store: Store, options: CustomOptions
+) -> Optional[Mapping[str, tuple[str, ...]]]:
+    """Returns the categories of the store that --custom_vocabulary names, if it names one."""
+    if options.vocabulary is None:
+        return None
+    path = Path(options.vocabulary)
+    if not path.is_file():
+        raise UserError(f"--custom_vocabulary: expected a client store, found no file at {path}")
+    found = Store(path).description.categories
+    for column in store.description.categories:
+        if column not in found:
+            raise UserError(
+                f"--custom_vocabulary: expected a store with the categories of {column}, found "
+                f"those of {', '.join(found) or 'no column'} in {path}"
+            )
+    return found
 
 
-def _column(columns: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
-    values = columns[name]
-    if values.dtype != np.int64:
-        return values
-    narrow = values.astype(np.int32)
-    if not np.array_equal(narrow, values):
-        row = int(np.argwhere(narrow != values)[0][0])
-        raise UserError(
-            f"{where}: {name}: expected whole numbers of 32 bits, found a larger one in row {row}"
-        )
-    return narrow
-
-
-def _classes(store: Store) -> dict[str, str]:
-    names = store.description.class_names
-    return {} if names is None else {"classes": ", ".join(names)}
+def _refuse(options: CustomOptions, names: tuple[str, ...], why: str) -> None:
+    """Raises a `UserError` if one of these options was given, which has no effect."""
+    for field in dataclasses.fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise UserError(f"--{option_flag('custom', field)} has no effect: {why}")
 
 
 TASK = TaskSpec(

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.data import remarks
-from tff_agnostic.data.sentences import LONG_SENTENCES, SentenceEncoder
+from tff_agnostic.data.sentences import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder
 from tff_agnostic.data.store import Store, parse_examples, vocabulary_digest
 from tff_agnostic.data.store_clients import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
@@ -45,7 +45,9 @@ class LanguageOptions:
         "line, the most frequent first. [the store's own]",
         is_path=True,
     )
-    sequence_length: int = setting(20, "T, words of a sentence that are predicted by one example.")
+    sequence_length: int = setting(
+        SEQUENCE_LENGTH, "T, words of a sentence that are predicted by one example."
+    )
     long_sentences: str = setting(
         "cut",
         "What becomes of the words beyond T: cut leaves them out, chunk continues with them in the "
@@ -162,6 +164,7 @@ def next_word_task(
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
     encode = LONG_SENTENCES[options.long_sentences]
     cuts = options.long_sentences == "cut"
+    in_chunks = f"--{name}_long_sentences=chunk continues them in the next example."
     store = corpus.store
     domains_of = domains_by_name(corpus.domain_names, store.path, corpus.domain_feature)
 
@@ -180,11 +183,21 @@ def next_word_task(
         model=build(len(corpus.words)),
         # The words first: of two changes that is the one to tell.
         fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
-        remarks=(lambda: _cut_words(name, store, options.sequence_length)) if cuts else tuple,
+        remarks=(
+            (lambda: cut_words(name, store, options.sequence_length, in_chunks)) if cuts else tuple
+        ),
     )
 
 
-def _cut_words(task: str, store: Store, sequence_length: int) -> list[remarks.Remark]:
+def cut_words(task: str, store: Store, sequence_length: int, mend: str) -> list[remarks.Remark]:
+    """Returns what is said of the words of the training clients that are cut off.
+
+    Args:
+        task: Name of the task.
+        store: Its sentences or texts.
+        sequence_length: T, how many words of each are not.
+        mend: What keeps them.
+    """
     lengths: Optional[Mapping[int, int]] = store.sentence_lengths(TRAIN_SPLIT)
     where = TRAIN_SPLIT
     if lengths is None:
@@ -193,7 +206,7 @@ def _cut_words(task: str, store: Store, sequence_length: int) -> list[remarks.Re
         lengths,
         sequence_length,
         f"{task}_sequence_length",
-        f"--{task}_long_sentences=chunk continues them in the next example.",
+        mend,
         where,
     )
 

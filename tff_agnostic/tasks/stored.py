@@ -8,12 +8,12 @@ import numpy as np
 
 from tff_agnostic.data.clients import check_labels
 from tff_agnostic.data.store import Store
-from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
+from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import DATA
 
-TRAIN_SPLIT = "train"
+TRAIN_SPLIT = TRAIN
 # Help text of the option that every such task has.
 TEST_SPLIT_HELP = "Split to evaluate on: test, or heldout while tuning."
 

@@ -1,0 +1,86 @@
+"""Metrics of models with one output, against NumPy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.models.user_files import FEATURES, INT, REGRESSION, returning
+from tff_agnostic.models import (
+    Metric,
+    ModelData,
+    binary_accuracy,
+    load_user_model,
+    mean_absolute_error,
+    root_mean_squared_error,
+)
+
+
+def _value(metric: Metric, labels: Any, predictions: Any) -> float:
+    numerator, denominator = metric.per_example(tf.constant(labels), tf.constant(predictions))
+    assert numerator.dtype == denominator.dtype == tf.float32
+    assert numerator.shape == denominator.shape == [len(labels)]
+    return float(metric.value(np.sum(numerator, dtype=np.float64) / np.sum(denominator)))
+
+
+@pytest.mark.parametrize("shape", [[7], [7, 1]])
+@pytest.mark.parametrize("unit", [1.0, 1e5])
+def test_errors_are_those_of_the_labels_unit(shape, unit):
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=7).astype(np.float32) * unit
+    found = rng.normal(size=7).astype(np.float32) * unit
+    errors = (found - y).astype(np.float64)
+    label_range = float(y.max() - y.min())
+    predictions = found.reshape(shape)
+    mae = _value(mean_absolute_error(label_range), y, predictions)
+    rmse = _value(root_mean_squared_error(label_range), y, predictions)
+    assert mae == pytest.approx(np.mean(np.abs(errors)), rel=1e-5)
+    assert rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-5)
+
+
+def test_an_error_of_the_labels_range_is_the_bound_of_a_secure_sum():
+    for metric in (mean_absolute_error(8.0), root_mean_squared_error(8.0)):
+        numerator, _ = metric.per_example(tf.constant([-4.0, 4.0]), tf.constant([4.0, 4.0]))
+        assert numerator.numpy().tolist() == [metric.max_numerator, 0]
+
+
+@pytest.mark.parametrize("label_range", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_range_that_is_none(label_range):
+    with pytest.raises(ValueError, match="label_range: expected a positive finite number, found"):
+        mean_absolute_error(label_range)
+
+
+@pytest.mark.parametrize("shape", [[4], [4, 1]])
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_accuracy_of_one_output(shape, from_logits):
+    predictions = np.array([-3.0, 0.4, 0.6, 2.0], np.float32).reshape(shape)
+    right = {True: [0, 1, 1, 1], False: [0, 0, 1, 1]}[from_logits]
+    metric = binary_accuracy(from_logits)
+    labels = np.array(right, np.int32)
+    assert _value(metric, labels, predictions) == 1
+    labels[2] = 0
+    assert _value(metric, labels, predictions) == 0.75
+
+
+_TWO_CLASSES = ModelData(FEATURES.x_spec, INT, ("a",), 2)
+_RANGED = ModelData(REGRESSION.x_spec, REGRESSION.y_spec, ("a",), label_range=(-1.0, 3.0))
+_ERRORS = ["mean_absolute_error", "root_mean_squared_error"]
+
+
+@pytest.mark.parametrize(
+    ("data", "units", "loss", "names"),
+    [
+        (_TWO_CLASSES, 1, "losses.BinaryCrossentropy(from_logits=True, ", ["accuracy"]),
+        (_TWO_CLASSES, 1, "losses.BinaryFocalCrossentropy(", ["accuracy"]),
+        # Nobody can tell what its outputs mean.
+        (_TWO_CLASSES, 1, "losses.Hinge(", []),
+        (_RANGED, 1, "losses.Huber(", _ERRORS),
+        (REGRESSION, 1, "losses.Huber(", []),
+    ],
+)
+def test_what_is_measured_where_nothing_is_said(tmp_path, data, units, loss, names):
+    path = returning(
+        tmp_path, f"tf.keras.Sequential([layers.Dense({units})])", f'{loss}reduction="none")'
+    )
+    assert [metric.name for metric in load_user_model(path, data).metrics] == names

@@ -1,0 +1,73 @@
+"""Texts with a label: x are the ids of a text's words, y is its class, or its number."""
+
+from collections.abc import Mapping
+from typing import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.data.store import vocabulary_digest
+from tff_agnostic.data.store_clients import StoreClients
+from tff_agnostic.data.store_format import LABEL, TOKENS, Feature
+from tff_agnostic.data.texts import TextEncoder
+from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.tasks.labels import StoredLabels
+from tff_agnostic.tasks.language import Corpus, cut_words
+from tff_agnostic.tasks.stored import TRAIN_SPLIT, data_fingerprint, domains_by_name
+from tff_agnostic.tasks.task import Task
+
+
+def text_spec(sequence_length: int) -> tf.TensorSpec:
+    """Returns the spec of x: ids of `TokenIds`, int32 [n, T]; 0 is padding, after the words."""
+    return tf.TensorSpec([None, sequence_length], tf.int32)
+
+
+def labelled_text_task(
+    name: str,
+    corpus: Corpus,
+    labels: StoredLabels,
+    sequence_length: int,
+    test_split: str,
+    model: Callable[[], Model],
+) -> Task:
+    """Returns a task of texts with labels.
+
+    Args:
+        name: Name of the task, for messages.
+        corpus: The texts.
+        labels: Their labels.
+        sequence_length: T.
+        test_split: Split to evaluate on.
+        model: Builds the model.
+
+    Raises:
+        UserError: If a split has no clients.
+    """
+    store, names = corpus.store, corpus.domain_names
+    encoder = TextEncoder(corpus.words, sequence_length)
+    domains_of = domains_by_name(names, store.path, corpus.domain_feature)
+
+    def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
+        return {
+            "x": encoder.encode(columns[TOKENS]),
+            "y": labels.y_of(columns, f"{store.path}: client {client_id}"),
+            "domain_id": domains_of(client_id, columns),
+        }
+
+    def clients(split: str) -> StoreClients:
+        text = Feature("string")
+        features = {TOKENS: text, LABEL: labels.feature, corpus.domain_feature: text}
+        return StoreClients(store, split, features, to_examples, names)
+
+    return Task(
+        domain_names=names,
+        train=clients(TRAIN_SPLIT),
+        test=clients(test_split),
+        model=model(),
+        fingerprint={
+            "vocabulary": vocabulary_digest(corpus.words),
+            **labels.fingerprint(),
+            **data_fingerprint(store),
+        },
+        remarks=lambda: cut_words(name, store, sequence_length, "a larger one keeps them."),
+    )

@@ -1,0 +1,209 @@
+"""What models see of stores of features: arrays of numbers, and categories as numbers."""
+
+import abc
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.data.store import Store
+from tff_agnostic.data.store_format import LABEL, Feature
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest
+from tff_agnostic.registry import Registry
+
+# The one-hot categories, where they are no part of the only vector.
+CATEGORIES = "categories"
+
+
+class CategoryEncoding(abc.ABC):
+    """How categories are numbers. An id is 0 where the value is missing or not known.
+
+    Args:
+        categories: The known values of each categorical column; value k has the id k + 1.
+    """
+
+    def __init__(self, categories: Mapping[str, Sequence[str]]) -> None:
+        self._categories = categories
+        self._ids = {
+            column: {value.encode(): k for k, value in enumerate(values, start=1)}
+            for column, values in categories.items()
+        }
+
+    @abc.abstractmethod
+    def specs(self, others: Mapping[str, tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
+        """Returns the specs of all inputs, given those that hold no categories."""
+
+    @abc.abstractmethod
+    def inputs(
+        self, columns: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Returns all inputs, given a client's categories as bytes [n], and its other inputs."""
+
+    def ids(self, columns: Mapping[str, np.ndarray], column: str) -> np.ndarray:
+        """Returns the ids of a column's values, int32 [n]."""
+        known = self._ids[column]
+        return np.array([known.get(value, 0) for value in columns[column]], np.int32)
+
+
+class CategoryIds(CategoryEncoding):
+    """Each column is an input int32 [n] of ids, for an embedding of its own."""
+
+    def specs(self, others: Mapping[str, tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
+        """Returns the others', and one called as each column."""
+        return {**others, **{name: tf.TensorSpec([None], tf.int32) for name in self._categories}}
+
+    def inputs(
+        self, columns: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Returns the others, and the ids of each column."""
+        return {**others, **{name: self.ids(columns, name) for name in self._categories}}
+
+
+class OneHot(CategoryEncoding):
+    """All columns are one vector, with an entry for each known value, in the columns' order.
+
+    It follows the numbers where these are a vector and the only other input, as one vector; and is
+    an input of its own otherwise.
+    """
+
+    def specs(self, others: Mapping[str, tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
+        """Returns the others', or the only one's, with the entries of the categories."""
+        size = sum(map(len, self._categories.values()))
+        name = _only_vector(others)
+        if name is None:
+            return {**others, CATEGORIES: tf.TensorSpec([None, size], tf.float32)}
+        return {name: tf.TensorSpec([None, others[name].shape[1] + size], tf.float32)}
+
+    def inputs(
+        self, columns: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Returns the others, or the only one, with the entries of the categories."""
+        parts = [self._one_hot(columns, column) for column in self._categories]
+        name = _only_vector(others)
+        if name is None:
+            return {**others, CATEGORIES: np.concatenate(parts, axis=1)}
+        return {name: np.concatenate([others[name], *parts], axis=1)}
+
+    def _one_hot(self, columns: Mapping[str, np.ndarray], column: str) -> np.ndarray:
+        ids = self.ids(columns, column)
+        known = np.arange(1, len(self._categories[column]) + 1)
+        return (ids[:, np.newaxis] == known).astype(np.float32)
+
+
+CATEGORY_ENCODINGS: Registry[type[CategoryEncoding]] = Registry(
+    "encoding of categories", {"one_hot": OneHot, "ids": CategoryIds}
+)
+
+
+class StoredInputs:
+    """The inputs of a model, from a store of features.
+
+    Args:
+        store: The store.
+        encoding: A name of `CATEGORY_ENCODINGS`.
+        categories: The known values of each categorical column; the store's own if None.
+
+    Attributes:
+        features: The features to read.
+        categories: The known values of each categorical column.
+        spec: Spec of x with a first dimension of None: one, or a mapping of them by name.
+
+    Raises:
+        UserError: If the store has no feature that is an input, or an input is called as another.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        encoding: str,
+        categories: Optional[Mapping[str, Sequence[str]]] = None,
+    ) -> None:
+        found = store.description.features
+        columns = store.description.categories
+        self.categories = {name: tuple((categories or columns)[name]) for name in columns}
+        self._numbers = {
+            name: feature
+            for name, feature in sorted(found.items())
+            if feature.dtype != "string" and name != LABEL
+        }
+        self.features = {**self._numbers, **{name: Feature("string") for name in columns}}
+        if not self.features:
+            raise UserError(
+                f"{store.path}: --task=custom needs texts (tokens), or a {LABEL} and numbers, "
+                f"found {', '.join(found)}"
+            )
+        self._encoding = CATEGORY_ENCODINGS[encoding](self.categories)
+        specs = {name: spec_of(feature) for name, feature in self._numbers.items()}
+        if columns:
+            if CATEGORIES in specs:
+                raise UserError(
+                    f"{store.path}: expected no other input called {CATEGORIES}, found one"
+                )
+            specs = self._encoding.specs(specs)
+        self._is_single = len(specs) == 1
+        self.spec: Any = next(iter(specs.values())) if self._is_single else specs
+
+    def x_of(self, columns: Mapping[str, np.ndarray], where: str) -> Any:
+        """Returns x of a client's examples.
+
+        Args:
+            columns: Their features.
+            where: Which client, for messages.
+
+        Raises:
+            UserError: If a whole number needs more than 32 bits.
+        """
+        x = {name: in_32_bits(columns[name], name, where) for name in self._numbers}
+        if self.categories:
+            x = self._encoding.inputs(columns, x)
+        return next(iter(x.values())) if self._is_single else x
+
+    def fingerprint(self) -> dict[str, str]:
+        """Returns what a `Task.fingerprint` says of the categories, if there are any."""
+        if not self.categories:
+            return {}
+        # In the columns' order, which that of the inputs follows.
+        return {CATEGORIES: digest(json.dumps(list(self.categories.items())).encode())}
+
+
+def spec_of(feature: Feature) -> tf.TensorSpec:
+    """Returns the spec of a feature of numbers.
+
+    Whole numbers are int32 to models, as to TensorFlow's embeddings and losses.
+    """
+    dtype = tf.int32 if feature.dtype == "int64" else tf.float32
+    return tf.TensorSpec([None, *feature.shape], dtype)
+
+
+def in_32_bits(values: np.ndarray, name: str, where: str) -> np.ndarray:
+    """Returns whole numbers as int32, and others as they are.
+
+    Args:
+        values: The numbers.
+        name: Of their feature, for messages.
+        where: Whose they are, for messages.
+
+    Raises:
+        UserError: If one does not fit.
+    """
+    if values.dtype != np.int64:
+        return values
+    narrow = values.astype(np.int32)
+    if not np.array_equal(narrow, values):
+        row = int(np.argwhere(narrow != values)[0][0])
+        raise UserError(
+            f"{where}: {name}: expected whole numbers of 32 bits, found a larger one in row {row}"
+        )
+    return narrow
+
+
+def _only_vector(others: Mapping[str, Any]) -> Optional[str]:
+    """Returns the name of the only input, if that is a vector of real numbers for each example."""
+    if len(others) != 1:
+        return None
+    ((name, other),) = others.items()
+    is_real = other.dtype in (tf.float32, np.float32)
+    return name if is_real and len(other.shape) == 2 else None
