@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import sqlite3
 import threading
@@ -51,7 +52,9 @@ class Store:
 
     def splits(self) -> tuple[str, ...]:
         """Returns the names of the splits, sorted."""
-        rows = self._query("SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name")
+        rows = self._query(
+            "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name", kinds=(str,)
+        )
         return tuple(row[0] for row in rows)
 
     def client_ids(self, split: str) -> list[str]:
@@ -61,7 +64,7 @@ class Store:
             UserError: If there are none.
         """
         rows = self._query(
-            "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", [split]
+            "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", [split], (str,)
         )
         if not rows:
             raise UserError(
@@ -78,6 +81,7 @@ class Store:
         for client, domain, n in self._query(
             "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
             [split],
+            (str, str, int),
         ):
             counts.setdefault(client, {})[domain] = n
         return counts
@@ -91,6 +95,7 @@ class Store:
                 "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "
                 "GROUP BY words ORDER BY words",
                 [split],
+                (int, int),
             )
         )
 
@@ -106,7 +111,9 @@ class Store:
         if self.description.kind is None:
             raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
         rows = self._query(
-            "SELECT word FROM vocabulary ORDER BY rank LIMIT ?", [-1 if size is None else size]
+            "SELECT word FROM vocabulary ORDER BY rank LIMIT ?",
+            [-1 if size is None else size],
+            (str,),
         )
         if not rows:
             raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
@@ -121,6 +128,7 @@ class Store:
         rows = self._query(
             "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?",
             [client_id, split],
+            (bytes,),
         )
         self._check_unchanged()
         return [row[0] for row in rows]
@@ -135,9 +143,20 @@ class Store:
         self._check_unchanged()
         return found
 
-    def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    def _query(
+        self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
+    ) -> list[Any]:
         with self._errors():
-            return self._connection().execute(sql, parameters).fetchall()
+            rows = self._connection().execute(sql, parameters).fetchall()
+        # SQLite lets a column hold values of any type.
+        for row in rows:
+            for value, kind in zip(row, kinds):
+                if type(value) is not kind:
+                    raise UserError(
+                        f"{self.path}: expected a client store with {kind.__name__} where it has "
+                        f"{value!r:.60} ({type(value).__name__})"
+                    )
+        return rows
 
     def _connection(self) -> sqlite3.Connection:
         # SQLite's connections must not be carried into another thread, or through a fork.
@@ -190,14 +209,14 @@ class Store:
     def _read_description(self) -> StoreDescription:
         is_ours = self._query("SELECT name FROM sqlite_master WHERE name = 'tff_agnostic'")
         if is_ours:
-            rows = self._query("SELECT description FROM tff_agnostic")
+            rows = self._query("SELECT description FROM tff_agnostic", kinds=(str,))
             if not rows:
                 raise UserError(f"{self.path}: expected a complete store, found one half-written")
             try:
                 return description_from_json(rows[0][0])
             except ValueError as e:
                 raise UserError(f"{self.path}: {e}") from e
-        first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1")
+        first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1", kinds=(bytes,))
         if not first:
             raise UserError(f"{self.path}: expected examples, found none")
         return StoreDescription(kind=None, features=_features_of(first[0][0], self.path))
@@ -219,6 +238,15 @@ def parse_examples(
     Raises:
         UserError: If an example is damaged, or lacks a feature in that type and shape.
     """
+    expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
+    smallest = min(map(len, serialized), default=0)
+    for name, feature in features.items():
+        # TensorFlow reserves what a shape needs before it looks; a value takes at least a byte.
+        if serialized and math.prod(feature.shape) > smallest:
+            raise UserError(
+                f"{where}: expected examples with {expected}, found one of {smallest} bytes, which "
+                f"cannot hold {name}"
+            )
     spec = {
         name: tf.io.FixedLenFeature(feature.shape, tf.as_dtype(feature.dtype))
         for name, feature in features.items()
@@ -229,7 +257,6 @@ def parse_examples(
             columns = tf.io.parse_example(tf.constant(list(serialized), tf.string), spec)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as e:
         message = " ".join(str(getattr(e, "message", e)).split())
-        expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
         raise UserError(f"{where}: expected examples with {expected}, found: {message}") from e
     return {name: column.numpy() for name, column in columns.items()}
 

@@ -70,6 +70,12 @@ class StoreClients:
         counts = self._store.domain_counts(self._split)
         if counts is None:
             return None
+        unknown = next((client for client in self._ids if client not in counts), None)
+        if unknown is not None:
+            raise UserError(
+                f"{self._store.path}: expected the domains of every client in split {self._split}, "
+                f"found none of client {unknown}"
+            )
         return np.array(
             [[counts[client].get(name, 0) for name in self._domain_names] for client in self._ids],
             np.int64,

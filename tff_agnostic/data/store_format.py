@@ -13,7 +13,8 @@ these modules read TFF's, which lack our tables:
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 FORMAT_VERSION = 1
@@ -29,6 +30,7 @@ TRAIN = "train"
 TEXT = "text"
 FEATURES = "features"
 KINDS = (TEXT, FEATURES)
+_DTYPES = ("string", "int64", "float32")
 
 TFF_TABLES = """
 CREATE TABLE examples (
@@ -112,14 +114,19 @@ def description_from_json(text: str) -> StoreDescription:
     Raises:
         ValueError: If it is of another version, or not a description.
     """
-    value: Any = json.loads(text)
+    try:
+        value: Any = json.loads(text)
+        # JSON can write half a character, which no text can hold.
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as e:
+        raise ValueError(f"expected the description of a store, found another one ({e})") from e
     version = value.get("version") if isinstance(value, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(f"expected a store of version {FORMAT_VERSION}, found {version!r}")
     try:
         names = value["class_names"]
         label_range = value.get("label_range")
-        return StoreDescription(
+        description = StoreDescription(
             kind=value["kind"],
             features={
                 name: Feature(feature["dtype"], tuple(feature["shape"]))
@@ -134,3 +141,40 @@ def description_from_json(text: str) -> StoreDescription:
         )
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise ValueError(f"expected the description of a store, found another one ({e!r})") from e
+    _check_types(description)
+    return description
+
+
+def _check_types(found: StoreDescription) -> None:
+    """Raises a `ValueError` that names a part of a description that is of another type."""
+    has_right_type = {
+        "kind": found.kind in KINDS,
+        "features": all(
+            feature.dtype in _DTYPES and all(map(_is_count, feature.shape))
+            for feature in found.features.values()
+        ),
+        "domains": _are_texts(found.domains),
+        "num_classes": found.num_classes is None or _is_count(found.num_classes),
+        "class_names": found.class_names is None or _are_texts(found.class_names),
+        "source": _are_texts([found.source]),
+        "categories": all(map(_are_texts, [list(found.categories), *found.categories.values()])),
+        "label_range": found.label_range is None or all(map(_is_number, found.label_range)),
+    }
+    for name, is_right in has_right_type.items():
+        if not is_right:
+            raise ValueError(
+                "expected the description of a store, found another one "
+                f"({name}: {getattr(found, name)!r:.100})"
+            )
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and -math.inf < value < math.inf
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
