@@ -129,7 +129,7 @@ def check_effective(settings: Any, given: Iterable[str]) -> None:
             other_flag = flag_of(fields[other])
             raise UserError(
                 f"--{flag_of(fields[name])} has no effect with --{other_flag}={found}: it needs "
-                f"--{other_flag}={' or '.join(wanted)}"
+                f"--{other_flag}={' or '.join(map(str, wanted))}"
             )
 
 

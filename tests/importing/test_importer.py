@@ -63,13 +63,15 @@ def test_a_store_holds_every_row_once(tmp_path):
     assert sum(split.total.examples for split in report.splits.values()) == 300
 
 
+@pytest.mark.parametrize("stratify", [True, False])
 @pytest.mark.parametrize("split_by", ["client", "example"])
-def test_the_order_of_rows_changes_no_clients_split(tmp_path, split_by):
+def test_the_order_of_rows_changes_no_clients_split(tmp_path, split_by, stratify):
     rows = _rows(300)
     found = []
+    options = {**_NUMBERS, "split_by": split_by, "stratify": stratify}
     for order in (rows, rows[::-1]):
         store = tmp_path / f"{len(found)}.sqlite"
-        job("csv", _csv(tmp_path, order), store, split_by=split_by, **_NUMBERS).run(ReadLog())
+        job("csv", _csv(tmp_path, order), store, **options).run(ReadLog())
         found.append(_clients(store))
     by_split = {
         name: {client for split, client in found[0] if split == name}
@@ -165,7 +167,7 @@ def test_what_ends_an_import_leaves_nothing(tmp_path, rows, options, message):
 
 def test_a_source_that_gives_no_training_client(tmp_path):
     path = _csv(tmp_path, ["a,x,1,2,0,t"])
-    options = {**_NUMBERS, "split": ("train:0.000001", "test:0.999999")}
+    options = {**_NUMBERS, "split": ("train:0.000001", "test:0.999999"), "stratify": False}
     with pytest.raises(UserError, match="expected clients to train on, found none: all 1 exampl"):
         job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog())
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]

@@ -27,6 +27,7 @@ def _report(folder: Path, rows: list[str]) -> ImportReport:
         domain_column="where",
         text_column="text",
         split=("train:1",),
+        min_domain_examples=4,
         vocabulary_size=1,
     ).run(ReadLog(skip_bad=True))
 
@@ -66,6 +67,18 @@ def test_a_report_in_full(tmp_path):
         },
         "categories": {},
         "missing": {},
+        "client_sizes": dict(count=4, total=8, median=1, most=3, nearly_all=3, largest=3),
+        "sentence_lengths": dict(count=8, total=24, median=3, most=3, nearly_all=3, largest=3),
+        "remarks": [
+            {
+                "kind": "small_domains",
+                "text": "2 of 3 domains have fewer than 4 examples in train: y (2), z (2); their "
+                "weight is learnt of few.",
+                "split": "train",
+                "fewest": 4,
+                "domains": {"y": 2, "z": 2},
+            },
+        ],
     }
     json.dumps(report.to_json())
 
@@ -73,9 +86,15 @@ def test_a_report_in_full(tmp_path):
 def test_a_report_for_people(tmp_path):
     lines = [" ".join(line.split()) for line in _report(tmp_path, _ROWS).text().splitlines()]
     for line in (
-        "split domain clients examples share",
-        "train x 3 4 50.0%",
-        "train all 4 8",
+        "split domain clients examples of the split of the domain",
+        "train x 3 4 50.0% 100.0%",
+        "train all 4 8 100.0%",
+        "4 clients of train have 8 examples: half of them at most 1, nine in ten 3, 99% 3, the "
+        "largest 3.",
+        "8 sentences of train have 24 words: half of them at most 3, nine in ten 3, 99% 3, the "
+        "largest 3.",
+        "Note: 2 of 3 domains have fewer than 4 examples in train: y (2), z (2); their weight is "
+        "learnt of few.",
         "2 of the 4 clients of train have examples of more than one domain.",
         "x 3 2 1",
         "y 2 2 1",
@@ -87,16 +106,17 @@ def test_a_report_for_people(tmp_path):
         "has a count of 16.",
     ):
         assert line in lines
-    assert lines[-1].startswith(
+    skewed = lines[-3]
+    assert skewed.startswith(
         "Skewness s(Lambda || m) on the training split: 4.0; 3 domains of equal size would have 3. "
     )
-    assert "only as good as the 2 examples of y make it" in lines[-1]
+    assert "only as good as the 2 examples of y make it" in skewed
 
 
 def test_one_domain_has_no_overlap(tmp_path):
     text = _report(tmp_path, ["a,x", "b,x"]).text()
     assert "more than one domain" not in text
-    assert text.endswith("\n\nThere is one domain, x: nothing to weigh against one another.")
+    assert "\n\nThere is one domain, x: nothing to weigh against one another.\n" in text
     assert "Left out" not in text
 
 

@@ -22,7 +22,7 @@ _EXAMPLES = [_example(client, number) for client in range(2000) for number in ra
 
 def _assigned(examples, by: str, seed: int = 0) -> dict[str, str]:
     splits = Splits(_SHARES, by, seed)
-    return {example.place: splits.split_of(example) for example in examples}
+    return {example.place: splits.split_of(example)[0] for example in examples}
 
 
 @pytest.mark.parametrize("by", ["client", "group", "example"])
@@ -51,7 +51,7 @@ def test_what_is_kept_together():
         splits = Splits(_SHARES, by, 0)
         for example in _EXAMPLES:
             name = example.group if key == "group" else example.record.client
-            found.setdefault(str(name), set()).add(splits.split_of(example))
+            found.setdefault(str(name), set()).add(splits.split_of(example)[0])
         assert all(len(names) == 1 for names in found.values())
     by_example = _assigned(_EXAMPLES, "example")
     assert any(by_example[f"p{k}#0"] != by_example[f"p{k}#1"] for k in range(2000))
@@ -64,14 +64,15 @@ def test_seeds_differ():
 def test_the_sources_own_splits():
     own = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
     kept = Splits(_SHARES, "client", 0)
-    assert all(kept.split_of(example) == example.record.split for example in own)
+    assert all(kept.split_of(example) == (example.record.split, None) for example in own)
     divided = Splits({"train": 0.5, "heldout": 0.5}, "client", 0, {"split"})
-    found = Counter((example.record.split, divided.split_of(example)) for example in own)
+    found = Counter((example.record.split, divided.split_of(example)[0]) for example in own)
     assert set(found) == {("train", "train"), ("train", "heldout"), ("test", "test")}
     with pytest.raises(UserError, match="the source says itself what is for test; expected sha"):
         Splits(_SHARES, "client", 0, {"split"}).split_of(own[1])
-    with pytest.raises(UserError, match="--split_by has no effect without --split"):
-        Splits(_SHARES, "client", 0, {"split_by"}).split_of(own[0])
+    for name in ("split_by", "stratify", "min_per_split"):
+        with pytest.raises(UserError, match=f"--{name} has no effect without --split"):
+            Splits(_SHARES, "client", 0, {name}).split_of(own[0])
 
 
 def test_shares_from_text():

@@ -73,8 +73,8 @@ class SentenceEncoder:
                 row = ids[start : start + length + 1]
                 rows.append(row + [pad] * (length + 1 - len(row)))
                 owners.append(k)
-        ids = np.array(rows, np.int32).reshape(-1, length + 1)
-        return EncodedSentences(ids[:, :-1], ids[:, 1:], np.array(owners, np.int64))
+        chunks = np.array(rows, np.int32).reshape(-1, length + 1)
+        return EncodedSentences(chunks[:, :-1], chunks[:, 1:], np.array(owners, np.int64))
 
     def _after_begin(self, sentence: bytes) -> list[int]:
         oov, id_of = self.ids.oov, self._id_of

@@ -43,5 +43,5 @@ STACKOVERFLOW = Experiment(
     measures=("perplexity", "in_vocab_accuracy"),
     columns=("answer", "question", DIFFERENCE),
     curve="in_vocab_accuracy",
-    raw_data=ImportOptions(format="stackexchange"),
+    raw_data=ImportOptions(format="stackexchange", stratify=False),
 )

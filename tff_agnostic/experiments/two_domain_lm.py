@@ -54,5 +54,6 @@ TWO_DOMAIN_LM = Experiment(
         punctuation="drop",
         sentences_per_client=30,
         split_by="group",
+        stratify=False,
     ),
 )

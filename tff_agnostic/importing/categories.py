@@ -59,6 +59,15 @@ class CategoryCounts:
                 splits.setdefault(split, WordCounts()).add([value])
                 self._examples[column][split] += 1
 
+    def move(self, old: str, new: str, record: Record) -> None:
+        """Counts a record that was counted in one split in another one instead."""
+        for column, splits in self._counts.items():
+            value = str(record.features[column])
+            if value != NO_CATEGORY:
+                splits[old].remove([value])
+                self._examples[column][old] -= 1
+        self.add(new, record)
+
     def known(self, size: int) -> dict[str, tuple[str, ...]]:
         """Returns the most frequent values of each column among training clients, sorted.
 

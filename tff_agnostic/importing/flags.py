@@ -35,7 +35,9 @@ def _help(field: dataclasses.Field) -> str:
         choices = field.metadata["choices"].items()
         text += " One of: " + "; ".join(f"{name}: {meaning}" for name, meaning in choices) + "."
     if "only_with" in field.metadata:
-        text += f" Only with {', '.join(field.metadata['only_with'][1])}."
+        other, values = field.metadata["only_with"]
+        needed = values if other == "format" else [f"--{other}={value}" for value in values]
+        text += f" Only with {', '.join(needed)}."
     default = field.default
     if default in (None, "", ()):
         return text

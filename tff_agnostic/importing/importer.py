@@ -19,6 +19,7 @@ from tff_agnostic.importing.reading import ReadLog, RecordError
 from tff_agnostic.importing.registry import FORMATS
 from tff_agnostic.importing.report import ImportReport, VocabularySummary, summarise
 from tff_agnostic.importing.splits import TRAIN, Splits, parse_shares
+from tff_agnostic.importing.strata import moves, strata_of
 from tff_agnostic.importing.vocabulary import WordCounts
 from tff_agnostic.settings import check_effective
 
@@ -57,18 +58,29 @@ class Import:
         categories = CategoryCounts(self.options.categorical_columns)
         kind = None
         with StoreWriter(self.output) as writer:
-            for split, record, place in self._records(log):
+            for split, unit, record, place in self._records(log):
                 if kind is None:
                     kind = self._kind(record)
                 if kind == TEXT and split == TRAIN:
                     words.add(str(record.features[TOKENS]).split(" "))
                 categories.add(split, record)
                 try:
-                    writer.add(split, record)
+                    writer.add(split, record, unit)
                 except UserError:
                     raise
                 except ValueError as e:
                     raise UserError(f"{place}: {e}") from e
+
+            def count_moved(old: str, new: str, record: Record) -> None:
+                if kind == TEXT and TRAIN in (old, new):
+                    count = words.add if new == TRAIN else words.remove
+                    count(str(record.features[TOKENS]).split(" "))
+                categories.move(old, new, record)
+
+            strata = strata_of(writer.units())
+            if self.options.stratify:
+                shares = parse_shares(self.options.split)
+                writer.reassign(moves(strata, shares, self.options.min_per_split), count_moved)
             self._check_result(writer, log)
             log.say("sorting by client")
             vocabulary = words.top(self.options.vocabulary_size) if kind == TEXT else None
@@ -85,16 +97,19 @@ class Import:
             summary = VocabularySummary.of(vocabulary, words)
         return summarise(
             self.output,
-            self.options.format,
+            self.options,
             log,
             summary,
             categories.summaries(known_categories),
+            strata,
         )
 
-    def _records(self, log: ReadLog) -> Iterator[tuple[str, Record, str]]:
+    def _records(self, log: ReadLog) -> Iterator[tuple[str, Optional[int], Record, str]]:
         options = self.options
         splits = Splits(parse_shares(options.split), options.split_by, options.seed, self.given)
         domains = DomainNames(options.domain_names)
+        # There are as many units as examples, and nothing is done with them.
+        is_counted = options.stratify or options.split_by != "example"
         for example in self.format.read(options, self.paths, log):
             if options.max_records is not None and log.num_records > options.max_records:
                 log.num_records = options.max_records
@@ -105,7 +120,8 @@ class Import:
                 log.bad(e, example.record.client)
                 continue
             log.keep(record.client)
-            yield splits.split_of(example), record, example.place
+            split, unit = splits.split_of(example)
+            yield split, unit if is_counted else None, record, example.place
 
     def _kind(self, record: Record) -> str:
         if TOKENS in record.features:

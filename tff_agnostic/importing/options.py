@@ -4,6 +4,7 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic import settings
+from tff_agnostic.data.remarks import FEW_EXAMPLES
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
@@ -87,6 +88,23 @@ class ImportOptions:
         "rest, and all of it is for training if they are not given.",
     )
     split_by: str = setting("client", "What is kept together.", choices=SPLIT_BY)
+    stratify: bool = setting(
+        True,
+        "Keep the shares of the splits in each domain; otherwise on average only, but then what is "
+        "kept together stays in its split whatever else the input holds.",
+    )
+    min_per_split: int = setting(
+        1,
+        "What is kept together, at least so many of each domain in test, and then in heldout, as "
+        "far as one is left to train on.",
+        at_least=0,
+        only_with=("stratify", (True,)),
+    )
+    min_domain_examples: int = setting(
+        FEW_EXAMPLES,
+        "The report names domains with fewer examples than these to train on, or to test on.",
+        at_least=1,
+    )
     vocabulary_size: int = setting(
         10000,
         "K: how many words of the training clients are kept.",

@@ -5,17 +5,34 @@ import dataclasses
 import itertools
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from tabulate import tabulate
 
+from tff_agnostic.data.remarks import Remark
 from tff_agnostic.importing.categories import CategorySummary
+from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import ReadLog
-from tff_agnostic.importing.splits import TRAIN
+from tff_agnostic.importing.sizes import Sizes
+from tff_agnostic.importing.splits import TRAIN, parse_shares
+from tff_agnostic.importing.store_remarks import (
+    domain_remarks,
+    large_units,
+    markup_remarks,
+    sentence_remarks,
+)
+from tff_agnostic.importing.strata import Stratum
 from tff_agnostic.importing.vocabulary import WordCounts
 
+_ALIGNED = ("left", "left", "right", "right", "right", "right")
+_CLIENT_SIZES = (
+    "SELECT num_examples, COUNT(*) FROM client_metadata WHERE split_name = ? GROUP BY num_examples"
+)
+_SENTENCE_LENGTHS = (
+    "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? GROUP BY words"
+)
 # A larger matrix cannot be read any more; the JSON report has it all.
 _MAX_MATRIX = 12
 
@@ -131,6 +148,9 @@ class ImportReport:
         vocabulary: Of a text store.
         categories: What became of the values of each categorical column.
         missing: How many examples lack the value of a column, by column.
+        client_sizes: Examples of the training clients.
+        sentence_lengths: Words of the sentences to train on, in a text store.
+        remarks: What to know before training on it.
     """
 
     store: Path
@@ -143,6 +163,9 @@ class ImportReport:
     vocabulary: Optional[VocabularySummary]
     categories: Mapping[str, CategorySummary]
     missing: Mapping[str, int]
+    client_sizes: Sizes
+    sentence_lengths: Optional[Sizes]
+    remarks: Sequence[Remark]
 
     def text(self) -> str:
         """Returns tables and sentences for people."""
@@ -159,7 +182,12 @@ class ImportReport:
         if self.vocabulary is not None:
             parts.append(self.vocabulary.text())
         parts += self._about_columns()
-        parts.append(self.skewness.meaning())
+        sizes = [self.client_sizes.text("clients of train", "examples")]
+        if self.sentence_lengths is not None:
+            sizes.append(self.sentence_lengths.text("sentences of train", "words"))
+        parts += ["\n".join(sizes), self.skewness.meaning()]
+        if self.remarks:
+            parts.append("\n".join(f"Note: {remark.text}" for remark in self.remarks))
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -177,6 +205,9 @@ class ImportReport:
                 column: dataclasses.asdict(summary) for column, summary in self.categories.items()
             },
             "missing": dict(self.missing),
+            "client_sizes": dataclasses.asdict(self.client_sizes),
+            "sentence_lengths": self.sentence_lengths and dataclasses.asdict(self.sentence_lengths),
+            "remarks": [remark.to_json() for remark in self.remarks],
         }
 
     def _about_columns(self) -> Iterator[str]:
@@ -192,15 +223,27 @@ class ImportReport:
         return sorted({domain for split in self.splits.values() for domain in split.domains})
 
     def _counts_table(self) -> str:
+        of_domain = Counter[str]()
+        for split in self.splits.values():
+            of_domain.update({domain: n.examples for domain, n in split.domains.items()})
+        everything = sum(of_domain.values())
         rows: list[list[Any]] = []
         for name, split in self.splits.items():
-            total = split.total
             rows += [
-                [name, domain, n.clients, n.examples, f"{n.examples / total.examples:.1%}"]
+                [
+                    name,
+                    domain,
+                    *(n.clients, n.examples),
+                    f"{n.examples / split.total.examples:.1%}",
+                    f"{n.examples / of_domain[domain]:.1%}",
+                ]
                 for domain, n in split.domains.items()
             ]
-            rows.append([name, "all", total.clients, total.examples, ""])
-        return tabulate(rows, headers=["split", "domain", "clients", "examples", "share"])
+            total = split.total
+            share = f"{total.examples / everything:.1%}"
+            rows.append([name, "all", total.clients, total.examples, "", share])
+        headers = ["split", "domain", "clients", "examples", "of the split", "of the domain"]
+        return tabulate(rows, headers=headers, colalign=_ALIGNED)
 
     def _overlap_table(self) -> str:
         domains = self._domains()
@@ -221,21 +264,46 @@ class ImportReport:
 
 def summarise(
     store: Path,
-    format_: str,
+    options: ImportOptions,
     log: ReadLog,
     vocabulary: Optional[VocabularySummary],
     categories: Mapping[str, CategorySummary],
+    strata: Mapping[str, Stratum],
 ) -> ImportReport:
-    """Returns the report of a finished store."""
+    """Returns the report of a finished store.
+
+    Args:
+        store: The store.
+        options: Of the import.
+        log: What the reader told.
+        vocabulary: What became of the words, in a text store.
+        categories: What became of the values of each categorical column.
+        strata: What the splits kept together, by domain.
+    """
     with contextlib.closing(
         sqlite3.connect(store.absolute().as_uri() + "?mode=ro", uri=True)
     ) as db:
         names = [row[0] for row in db.execute("SELECT DISTINCT split_name FROM client_metadata")]
         ordered = sorted(names, key=lambda name: (name != TRAIN, name))
         splits = {name: _summary_of(db, name) for name in ordered}
+        sizes = dict(db.execute(_CLIENT_SIZES, [TRAIN]))
+        lengths = dict(db.execute(_SENTENCE_LENGTHS, [TRAIN]))
+        words = dict(db.execute("SELECT word, count FROM vocabulary"))
+    examples = {
+        name: {domain: n.examples for domain, n in split.domains.items()}
+        for name, split in splits.items()
+    }
+    # Only what is divided here has shares to keep.
+    wanted = list(parse_shares(options.split)) if strata else []
+    remarks = [
+        *domain_remarks(examples, wanted, options.min_domain_examples),
+        *large_units(strata, options),
+        *sentence_remarks(lengths),
+        *markup_remarks(words, options),
+    ]
     return ImportReport(
         store=store,
-        format=format_,
+        format=options.format,
         num_records=log.num_records,
         splits=splits,
         skipped=dict(log.skipped.most_common()),
@@ -244,6 +312,9 @@ def summarise(
         vocabulary=vocabulary,
         categories=categories,
         missing=dict(log.missing.most_common()),
+        client_sizes=Sizes.of(sizes),
+        sentence_lengths=Sizes.of(lengths) if lengths else None,
+        remarks=remarks,
     )
 
 

@@ -1,4 +1,8 @@
-"""Which split an example belongs to: a seeded hash of what is to stay together."""
+"""Which split an example belongs to: a seeded hash of what is to stay together, its unit.
+
+That is the split for good with --nostratify. Otherwise it is a first guess, made while reading;
+`importing.strata` moves the units that are too many or too few in a domain.
+"""
 
 import itertools
 from collections.abc import Container, Mapping, Sequence
@@ -9,7 +13,10 @@ from tff_agnostic.importing.distinct import hash64
 from tff_agnostic.importing.options import SPLIT_NAMES
 from tff_agnostic.importing.reading import SourceExample
 
-TRAIN = "train"
+TRAIN, HELDOUT, TEST = SPLIT_NAMES
+# Options that say how a source is divided which does not say it itself.
+_OF_DIVISION = ("split_by", "stratify", "min_per_split")
+_HALF = 2**63
 _TOLERANCE = 1e-6
 
 
@@ -40,6 +47,20 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
     return shares
 
 
+def split_of_unit(unit: int, shares: Mapping[str, float]) -> str:
+    """Returns the split that a unit's hash alone gives it.
+
+    Args:
+        unit: The hash less 2**63, a signed number of 64 bits.
+        shares: Share of each split.
+    """
+    fraction = (unit + _HALF) / 2**64
+    for name, limit in zip(shares, itertools.accumulate(shares.values())):
+        if fraction < limit:
+            return name
+    return list(shares)[-1]
+
+
 class Splits:
     """Assigns examples to splits; an example's split depends on nothing but itself and the seed.
 
@@ -54,17 +75,16 @@ class Splits:
     def __init__(
         self, shares: Mapping[str, float], by: str, seed: int, given: Container[str] = ()
     ) -> None:
+        self._shares = shares
         self._by = by
         self._seed = seed
         self._divide_train = "split" in given
-        self._by_is_given = "split_by" in given
-        self._names = list(shares)
-        self._limits = list(itertools.accumulate(shares.values()))
+        self._of_division = [name for name in _OF_DIVISION if name in given]
         self._last_key: Optional[str] = None
-        self._last_split = ""
+        self._last: tuple[str, int] = ("", 0)
 
-    def split_of(self, example: SourceExample) -> str:
-        """Returns the split of an example.
+    def split_of(self, example: SourceExample) -> tuple[str, Optional[int]]:
+        """Returns the split of an example and its unit, None where the source says the split.
 
         Raises:
             UserError: If the source's own split leaves no place for one that was asked for.
@@ -73,12 +93,13 @@ class Splits:
         if own is not None:
             self._check_room(own)
             if own != TRAIN or not self._divide_train:
-                return own
+                return own, None
         key = self._key(example)
         # Sources often have one client's records one after another.
         if key != self._last_key:
-            self._last_key, self._last_split = key, self._draw(key)
-        return self._last_split
+            unit = hash64(f"{self._seed} {self._by} {key}") - _HALF
+            self._last_key, self._last = key, (split_of_unit(unit, self._shares), unit)
+        return self._last
 
     def _key(self, example: SourceExample) -> str:
         if self._by == "group":
@@ -86,19 +107,13 @@ class Splits:
             return example.group
         return example.record.client if self._by == "client" else example.place
 
-    def _draw(self, key: str) -> str:
-        fraction = hash64(f"{self._seed} {self._by} {key}") / 2**64
-        for name, limit in zip(self._names, self._limits):
-            if fraction < limit:
-                return name
-        return self._names[-1]
-
     def _check_room(self, own: str) -> None:
-        if self._by_is_given and not self._divide_train:
+        if self._of_division and not self._divide_train:
             raise UserError(
-                "--split_by has no effect without --split: the source says itself what is for what"
+                f"--{self._of_division[0]} has no effect without --split: the source says itself "
+                "what is for what"
             )
-        if self._divide_train and own != TRAIN and own in self._names:
+        if self._divide_train and own != TRAIN and own in self._shares:
             raise UserError(
                 f"--split: the source says itself what is for {own}; expected shares of its "
                 f"training part without {own}, e.g. train:0.9,heldout:0.1"

@@ -30,6 +30,14 @@ class WordCounts:
         if len(self._counts) > self._max_words:
             self._forget()
 
+    def remove(self, words: Iterable[str]) -> None:
+        """Takes words back that were counted; those that were forgotten meanwhile stay at zero."""
+        for word, count in Counter(words).items():
+            if self._counts[word] > count:
+                self._counts[word] -= count
+            else:
+                del self._counts[word]
+
     def top(self, size: int) -> dict[str, int]:
         """Returns the most frequent words with their counts, ties in alphabetical order."""
         order = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
