@@ -34,6 +34,7 @@ from tff_agnostic.tasks.task import DATA
 
 _SETTINGS = (
     "seed",
+    "worst_min_examples",
     "runtime",
     "aggregation",
     "secure_max_examples",
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     models = checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint)
     with RUNTIMES[config.runtime](options) as runtime:
         evaluate = runtime.evaluation(task.model, task.num_domains, aggregation)
-        evaluator = Evaluator(task, evaluate)
+        evaluator = Evaluator(task, evaluate, worst_min_examples=config.worst_min_examples)
         reports = {name: evaluator(weights, on_all=True) for name, weights in models.items()}
     algorithm = algorithm_label(config.algorithm)
     print(f"{algorithm} after round {checkpoint.round_num}, on {spec.task}")

@@ -31,10 +31,10 @@ _DOMAINS = [str(c) for c in range(10)]
 
 
 @pytest.fixture(scope="module")
-def digits(call: Caller, tmp_path_factory) -> tuple[Path, str]:
+def digits(call_that_draws: Caller, tmp_path_factory) -> tuple[Path, str]:
     """Two rounds of digits, and what was printed."""
     path = tmp_path_factory.mktemp("digits") / "run"
-    outcome = call(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
+    outcome = call_that_draws(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
     assert outcome.status == 0, outcome
     return path, outcome.out
 
@@ -60,11 +60,15 @@ def test_the_result(digits):
         "runtime",
         "seed",
         "rounds",
+        "split",
+        "percentiles",
         "domains",
         "overall",
         "worst_domain",
         "worst",
         "difference",
+        "worst_min_examples",
+        "not_counted",
         "clients",
         "domain_weights",
     ]
@@ -149,8 +153,8 @@ def test_a_table_per_domain_is_printed(digits):
     assert lines[-1] == f"result: {path / 'result.json'}, plots: {path / 'plots'}"
 
 
-def test_the_toy_task_draws_its_figure(call, folder):
-    outcome = call(train, *TOY, "--rounds=2", "--output_dir=run")
+def test_the_toy_task_draws_its_figure(call_that_draws, folder):
+    outcome = call_that_draws(train, *TOY, "--rounds=2", "--output_dir=run")
     assert outcome.status == 0, outcome
     assert is_png((folder / "run" / "plots" / "toy_regression.png").read_bytes())
     columns = read_history(folder / "run" / "metrics.csv")

@@ -82,7 +82,7 @@ def make_report(
 
 
 def make_evaluation(
-    losses: Mapping[str, float], clipped: Optional[Mapping[str, int]] = None
+    losses: Mapping[str, float], clipped: Optional[Mapping[str, int]] = None, split: str = "test"
 ) -> EvaluationReport:
     """Returns a report of domains with these losses, and accuracies of the same values."""
 
@@ -96,6 +96,7 @@ def make_evaluation(
         measures=measures("loss", "accuracy"),
         clients={"evaluated": 2, "empty": 0, "non_finite": 0},
         clipped=clipped or {},
+        split=split,
     )
 
 

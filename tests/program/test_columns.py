@@ -111,6 +111,28 @@ def test_a_domain_without_test_examples_has_empty_cells():
     assert values["test/worst loss"] == 1.0
 
 
+def test_columns_say_which_split_was_evaluated():
+    report = make_evaluation({"phone": 1.0}, {"sums": 2}, split="heldout")
+    clipped = {"sums": Quantity("sums", "values of sums")}
+    columns = EvaluationColumns(
+        ("main", "average"), measures("loss"), clipped, ["phone"], "heldout"
+    )
+    reports = {"main": report, "average": report}
+    assert list(columns.values(reports)) == [
+        *("heldout/loss/phone", "heldout/loss", "heldout/worst loss", "heldout/clipped sums"),
+        *("heldout[average]/loss/phone", "heldout[average]/loss", "heldout[average]/worst loss"),
+        "heldout[average]/clipped sums",
+    ]
+    labels = [column.quantity.label for column in columns.columns if "average" not in column.name]
+    assert [label for label in labels if "test" in label] == []
+    assert labels[0] == "loss on the heldout clients"
+    # Every split was called so by the first release, whose runs go on and are compared.
+    earlier = [name for column in columns.columns for name in column.earlier_names]
+    assert earlier[:2] == ["test/loss/phone", "test/loss"]
+    assert columns.columns[0].find({"test/loss/phone": np.array([3.0])}).tolist() == [3.0]
+    assert columns.columns[0].find({"heldout/loss/phone": np.array([4.0])}).tolist() == [4.0]
+
+
 def test_awkward_names_of_domains_stay_apart():
     training = TrainingColumns(QUANTITIES, {}, AWKWARD_NAMES).columns
     evaluation = EvaluationColumns(("model",), measures("loss"), {}, AWKWARD_NAMES).columns

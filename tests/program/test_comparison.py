@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,18 @@ _MEASURES = measures("loss", "accuracy")
 _COLUMNS = [Column(Quantity(name, name)) for name in ("test/worst loss", "test/worst accuracy")]
 
 
-def _run(path: Path, losses: list[Any], accuracies: list[Any], overall: float = 0.5) -> RunFolder:
+def _run(
+    path: Path,
+    losses: list[Any],
+    accuracies: list[Any],
+    overall: float = 0.5,
+    counts: Sequence[int] = (5, 5),
+) -> RunFolder:
     folder = RunFolder(path)
     path.mkdir(parents=True)
     domains = {
-        name: {"loss": loss, "accuracy": accuracy, "num_examples": 1}
-        for name, loss, accuracy in zip(_NAMES, losses, accuracies)
+        name: {"loss": loss, "accuracy": accuracy, "num_examples": count}
+        for name, loss, accuracy, count in zip(_NAMES, losses, accuracies, counts)
     }
     result = result_json(domains, {"loss": overall, "accuracy": overall})
     folder.result.write_text(json.dumps(result))
@@ -44,8 +51,8 @@ def comparison(tmp_path) -> Comparison:
         _run(tmp_path / "1", [3.0, 2.5], [0.7, 0.8], overall=0.4),
         _run(tmp_path / "2", [2.0, 3.0], [0.8, 0.2], overall=0.9),
     ]
-    trials = collect(folders, _NAMES, _MEASURES)
-    single = collect(folders[:1], _NAMES, _MEASURES)
+    trials = collect(folders, _NAMES, _MEASURES, [1] * 3)
+    single = collect(folders[:1], _NAMES, _MEASURES, [1])
     return Comparison(_NAMES, _MEASURES, {"agnostic_fed_avg": trials, "fed_avg": single})
 
 
@@ -83,12 +90,31 @@ def test_json_has_the_layout_of_the_design(comparison):
 
 
 def test_a_domain_without_test_examples_is_null_and_not_the_worst(tmp_path):
-    trials = collect([_run(tmp_path / "0", [1.0, None], [0.9, None])], _NAMES, _MEASURES)
+    run = _run(tmp_path / "0", [1.0, None], [0.9, None], counts=(5, 0))
+    trials = collect([run], _NAMES, _MEASURES, [1])
     comparison = Comparison(_NAMES, _MEASURES, {"fed_avg": trials})
     found = comparison.to_json()["fed_avg"]
     assert found["tablet"]["loss"] == {"mean": None, "std": None, "trials": [None]}
     assert found["(worst)"]["loss"]["mean"] == 1.0
     assert found["(difference)"]["accuracy"]["mean"] == 0.0
+    assert comparison.not_counted == ("tablet",)
+
+
+def test_domains_with_few_test_examples_are_not_the_worst_of_their_trial(tmp_path):
+    folders = [
+        _run(tmp_path / "0", [1.0, 2.0], [0.9, 0.5], counts=(30, 9)),
+        _run(tmp_path / "1", [3.0, 2.5], [0.7, 0.8], counts=(30, 10)),
+        _run(tmp_path / "2", [3.0, 2.5], [0.7, 0.8], counts=(3, 0)),
+    ]
+    trials = collect(folders, _NAMES, _MEASURES, [10] * 3)
+    np.testing.assert_array_equal(trials.values["(worst)"]["loss"], [1.0, 3.0, np.nan])
+    np.testing.assert_array_equal(trials.values["(worst)"]["accuracy"], [0.9, 0.7, np.nan])
+    np.testing.assert_array_equal(trials.values["(difference)"]["loss"], [0.0, 0.5, np.nan])
+    assert set(trials.not_counted) == set(_NAMES)
+    # Each trial as it was run: one of an earlier release counted every domain with an example.
+    trials = collect(folders, _NAMES, _MEASURES, [1, 10, 1])
+    assert trials.values["(worst)"]["loss"].tolist() == [2.0, 3.0, 3.0]
+    assert set(trials.not_counted) == {"tablet"}
 
 
 def _specs(**given: Any) -> dict[str, list[RunSpec]]:

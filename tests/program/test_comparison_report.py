@@ -1,5 +1,6 @@
 """Tables laid out like the paper's."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.program.harness import AWKWARD_NAMES, is_png, measures
 from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.comparison import SUMMARIES, Comparison, Trials
-from tff_agnostic.program.comparison_report import figure, markdown, table
+from tff_agnostic.program.comparison_report import figure, markdown, notes, table
 from tff_agnostic.program.plots import save
 from tff_agnostic.quantities import Unit
 
@@ -104,7 +105,7 @@ def test_a_domain_without_test_examples_has_no_best_algorithm():
         },
     )
     cells = _cells(table(comparison, "loss", "github"))
-    assert [row[1] for row in cells[1:]] == ["nan", "nan"]
+    assert [row[1] for row in cells[1:]] == ["-", "-"]
     assert [row[2].startswith("**") for row in cells[1:]] == [False, True]
 
 
@@ -119,7 +120,8 @@ def test_the_markdown_page():
     lines = page.splitlines()
     assert lines[0] == "# Comparison on digits"
     assert "`./run compare --task=digits`" in lines
-    assert "Mean and standard deviation of 2 trials." in lines
+    assert "Mean and standard deviation of 2 trials, on the test clients." in lines
+    assert "counted" not in page
     assert "## Loss (lower is better)" in lines
     assert "## Accuracy, percent (higher is better)" in lines
     assert page.count("| AgnosticFedAvg") == 2
@@ -136,5 +138,26 @@ def test_the_figure_has_a_curve_and_bars_for_each_algorithm(tmp_path, names):
         len(names),
         len(names),
     ]
+    assert "test clients" in curves.get_ylabel() and "test clients" in bars.get_ylabel()
     save(result, tmp_path / "compare_loss.png")
     assert is_png((tmp_path / "compare_loss.png").read_bytes())
+
+
+def test_what_is_not_counted_and_which_split_it_was_are_told():
+    trials = dataclasses.replace(_trials({"a": [0.5], "b": [0.1]}, [0.5]), not_counted={"b"})
+    comparison = Comparison(
+        ("a", "b"), measures("loss"), {"fed_avg": trials}, split="heldout", worst_min_examples=7
+    )
+    line = (
+        "not counted in worst and difference, having less than --worst_min_examples=7 heldout "
+        "examples in every trial: b"
+    )
+    assert notes(comparison) == [line]
+    page = markdown(comparison, "title", "command")
+    assert f"\nN{line[1:]}.\n" in page
+    assert "of 1 trials, on the heldout clients." in page
+    # Whose columns have the name that the first release gave to all splits.
+    curves, bars = figure(comparison, "loss").axes
+    assert len(curves.lines[0].get_xdata()) == 2
+    assert "heldout" in curves.get_ylabel() and "heldout" in bars.get_ylabel()
+    assert [tick.get_text() for tick in bars.get_xticklabels()] == ["a", "b\n(not counted)"]

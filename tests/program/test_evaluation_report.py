@@ -18,7 +18,7 @@ from tff_agnostic.computations.evaluation import (
 from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.text_metrics import perplexity
-from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
+from tff_agnostic.program.evaluation_report import EvaluationReport, SetReport, evaluation_report
 
 _NAMES = ("phone", "tablet", "watch")
 _MODEL = logistic_regression(2, 3)
@@ -83,10 +83,10 @@ def test_the_distribution_over_clients(report):
     accuracy = report.domains["phone"].measures["accuracy"]
     assert accuracy.num_clients == 2
     assert accuracy.mean == pytest.approx(0.75)
-    assert (accuracy.p10, accuracy.p50, accuracy.p90) == pytest.approx((0.5, 0.5, 1.0))
+    assert (accuracy.p10, accuracy.p50, accuracy.p90) == pytest.approx((0.55, 0.75, 0.95))
     loss = report.overall.measures["loss"]
     assert loss.mean == pytest.approx(1.125)
-    assert (loss.p10, loss.p90) == pytest.approx((0.25, 2.0), rel=0.03)
+    assert (loss.p10, loss.p90) == pytest.approx((0.425, 1.825), rel=0.03)
 
 
 def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
@@ -94,6 +94,7 @@ def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
     assert watch.num_clients == 0
     assert all(map(math.isnan, (watch.value, watch.mean, watch.p10, watch.p50, watch.p90)))
     assert report.worst_domain("loss") == report.worst_domain("accuracy") == "tablet"
+    assert report.not_counted == ("watch",)
     assert report.worst("loss") == 1.5
     assert report.worst("accuracy") == 0.25
 
@@ -101,13 +102,19 @@ def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
 def test_json_has_null_for_what_is_undefined(report):
     found: Any = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert list(found) == [
+        "split",
+        "percentiles",
         "domains",
         "overall",
         "worst_domain",
         "worst",
         "difference",
+        "worst_min_examples",
+        "not_counted",
         "clients",
     ]
+    assert (found["split"], found["percentiles"]) == ("test", "interpolated")
+    assert (found["worst_min_examples"], found["not_counted"]) == (1, ["watch"])
     assert list(found["domains"]) == list(_NAMES)
     phone = found["domains"]["phone"]
     assert {k: v for k, v in phone.items() if k != "over_clients"} == {
@@ -136,20 +143,87 @@ def test_json_has_null_for_what_is_undefined(report):
 
 def test_the_table_has_a_row_per_domain(report):
     lines = report.table({"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull").splitlines()
-    assert len(lines) == 2 + 3 + 2
     assert lines[0].split()[-1] == "pull"
+    assert "test examples" in lines[0]
     assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
     assert lines[3].split()[:3] == ["tablet", "(worst)", "6"]
     assert lines[3].split()[-1] == "0.700"
-    assert lines[-1].split()[:2] == ["all", "10"]
+    # Nobody has a watch: there is no number, and no NaN.
+    assert lines[4].split() == ["watch", "0", "-", "-", "-", "-", "0.200"]
+    assert lines[6].split()[:2] == ["all", "10"]
+    assert lines[7:] == [
+        "mean (p10, p50, p90): of the clients' values; percentiles are interpolated",
+        "not counted in worst and difference, having less than --worst_min_examples=1 test "
+        "examples: watch",
+    ]
     assert "pull" not in report.table()
 
 
 def test_shares_are_in_percent(report):
     lines = report.table().splitlines()
     assert "accuracy, %" in lines[0] and "loss, %" not in lines[0]
-    assert "75.00 75.0 (50.0, 50.0, 100.0)" in " ".join(lines[2].split())
-    assert lines[-2].split() == ["difference", "1.0000", "50.00"]
+    assert "75.00 75.0 (55.0, 75.0, 95.0)" in " ".join(lines[2].split())
+    assert lines[5].split() == ["difference", "1.0000", "50.00"]
+
+
+@pytest.mark.parametrize(
+    ("fewest", "worst", "left_out", "difference"),
+    [
+        (1, "tablet", ["watch"], 1.0),
+        (4, "tablet", ["watch"], 1.0),
+        (5, "tablet", ["phone", "watch"], 0.0),
+        (7, None, ["phone", "tablet", "watch"], None),
+    ],
+)
+def test_a_domain_with_few_examples_is_not_counted_and_listed(
+    report, fewest, worst, left_out, difference
+):
+    found = dataclasses.replace(report, worst_min_examples=fewest)
+    assert found.worst_domain() == found.worst_domain("accuracy") == worst
+    values = found.to_json()
+    assert values["worst_domain"] == values["worst"]["loss"]["domain"] == worst
+    assert values["worst"]["loss"]["value"] == (1.5 if worst else None)
+    assert values["difference"]["loss"] == difference
+    assert (values["worst_min_examples"], values["not_counted"]) == (fewest, left_out)
+    lines = found.table().splitlines()
+    assert lines[-1].endswith(f"--worst_min_examples={fewest} test examples: {', '.join(left_out)}")
+    assert [line.split()[0] for line in lines if "(worst)" in line] == ([worst] if worst else [])
+    # Its own numbers are there all the same.
+    assert lines[2].split()[1:3] == ["4", "0.5000"]
+    assert lines[5].split()[1] == ("-" if difference is None else f"{difference:.4f}")
+
+
+def test_a_wide_table_is_one_for_each_measure(report):
+    names = ("loss", "accuracy_in_vocabulary", "accuracy_without_end")
+
+    def wide(one: SetReport) -> SetReport:
+        return dataclasses.replace(one, measures=dict.fromkeys(names, one.measures["accuracy"]))
+
+    several = dataclasses.replace(
+        report,
+        measures={n: dataclasses.replace(report.measures["accuracy"], name=n) for n in names},
+        domains={name: wide(one) for name, one in report.domains.items()},
+        overall=wide(report.overall),
+        worst_min_examples=5,
+    )
+    weights = dict.fromkeys(_NAMES, 1 / 3)
+    assert "\n\n" not in report.table(weights, "pull")
+    tables = several.table(weights, "pull").split("\n\n")
+    assert len(tables) == len(names)
+    for name, table in zip(names, tables):
+        lines = table.splitlines()
+        assert max(map(len, lines)) <= 120
+        assert f" {name}, %" in lines[0] and lines[0].endswith("pull")
+        assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
+    # Told once.
+    assert [len(table.splitlines()) for table in tables] == [7, 7, 9]
+
+
+def test_the_split_is_named(report):
+    heldout = dataclasses.replace(report, split="heldout")
+    assert heldout.to_json()["split"] == "heldout"
+    assert "test" not in heldout.table()
+    assert "heldout examples" in heldout.table().splitlines()[0]
 
 
 def test_what_was_clipped_is_told(report):
@@ -199,7 +273,8 @@ def test_everything_about_perplexity_is_a_perplexity():
     # The geometric mean of 50 and 200, of the words and of the clients.
     assert phone.value == pytest.approx(100, rel=1e-6)
     assert phone.mean == pytest.approx(100, rel=1e-6)
-    assert (phone.p10, phone.p90) == pytest.approx((50, 200), rel=0.01)
+    # Percentiles are interpolated between cross-entropies.
+    assert (phone.p10, phone.p90) == pytest.approx((50 * 4**0.1, 50 * 4**0.9), rel=0.01)
     assert report.domains["tablet"].measures["perplexity"].value == pytest.approx(1000, rel=1e-6)
     assert report.overall.measures["perplexity"].value == pytest.approx(1e7 ** (1 / 3), rel=1e-6)
     assert report.worst_domain("perplexity") == "tablet"
@@ -209,7 +284,8 @@ def test_everything_about_perplexity_is_a_perplexity():
     assert found["overall"]["over_clients"]["perplexity"]["p50"] == pytest.approx(200, rel=0.01)
     # The loss is the plain ratio.
     assert report.domains["tablet"].measures["loss"].value == pytest.approx(math.log(1000))
-    assert "100.00 (50.40, 50.40, 200.34)" in " ".join(report.table().split())
+    percentiles = f"({phone.p10:.2f}, {phone.p50:.2f}, {phone.p90:.2f})"
+    assert f" 100.00 100.00 {percentiles}" in " ".join(report.table().split())
 
 
 def test_a_perplexity_beyond_all_numbers_is_infinite():

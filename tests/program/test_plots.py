@@ -34,9 +34,10 @@ def test_a_figure_for_every_quantity_that_is_to_be_drawn(tmp_path):
 
 def test_a_task_adds_its_own_figures(tmp_path):
     def draw(task, columns):
+        # Of what a column was called before, nothing is drawn.
+        assert "lambda/phone" not in columns
         figure = Figure()
-        # As the column was called before.
-        figure.subplots().plot(columns["round"], columns["lambda/phone"])
+        figure.subplots().plot(columns["round"], columns["pull/phone"])
         return figure
 
     task = dataclasses.replace(make_task(("phone", "tablet")), figures={"own": draw})

@@ -13,9 +13,10 @@ from tabulate import tabulate
 
 from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
 from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.cells import shown, with_percent
+from tff_agnostic.program.cells import UNDEFINED, shown, with_percent
 from tff_agnostic.program.columns import ROUND, Column, tested
 from tff_agnostic.program.comparison import OVERALL, Comparison, Trials
+from tff_agnostic.program.comparison_report import notes
 from tff_agnostic.program.plots import plot_known
 from tff_agnostic.program.run_spec import RunSpec
 
@@ -78,6 +79,7 @@ def page(
     if record.scale != 1:
         facts.append(f"- Shortened: {record.scale:g} times the task's rounds.")
     facts += [f"- {line}" for line in differences]
+    facts += [f"- {line[0].upper()}{line[1:]}." for line in notes(comparison)]
     parts = [
         f"# {experiment.title}",
         f"```sh\n{record.command}\n```",
@@ -92,9 +94,9 @@ def page(
         f"Ours: mean (standard deviation) of {record.trials} trials. "
         f"Paper: {experiment.paper.source}.",
         f"![{experiment.curve} of the harder domain over rounds]({image})",
-        f"*{experiment.curve} of {harder_domain(experiment, comparison)} on the test clients that "
-        "evaluations between rounds use, after the last round on all; mean and standard deviation "
-        "over the trials.*",
+        f"*{experiment.curve} of {harder_domain(experiment, comparison)} on the "
+        f"{comparison.split} clients that evaluations between rounds use, after the last round on "
+        "all; mean and standard deviation over the trials.*",
         REMARKS_HEADING,
         remarks or _NO_REMARKS,
     ]
@@ -117,7 +119,7 @@ def table(experiment: Experiment, comparison: Comparison, measure: str, table_fo
         for column in columns:
             printed = experiment.paper.cell(measure, name, column)
             ours = _ours(comparison.trials[name], column, comparison.measures[measure])
-            row += [ours, printed or "-"]
+            row += [ours, printed or UNDEFINED]
         rows.append(row)
     headers = [""]
     for column in columns:
@@ -130,11 +132,11 @@ def curve(experiment: Experiment, comparison: Comparison) -> Figure:
     result = Figure(figsize=(7, 4.5), layout="constrained")
     axes = result.subplots()
     domain = harder_domain(experiment, comparison)
-    course = Column(tested(comparison.measures[experiment.curve]), domain)
+    course = Column(tested(comparison.measures[experiment.curve], comparison.split), domain)
     for i, (name, arm) in enumerate(experiment.arms.items()):
         histories = comparison.trials[name].histories
         rounds = histories[0][ROUND]
-        by_trial = np.array([history[course.name] for history in histories])
+        by_trial = np.array([course.find(history) for history in histories])
         mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
         plot_known(axes, rounds, mean, color=f"C{i}", label=arm.label)
         known = ~np.isnan(mean)
@@ -199,8 +201,10 @@ def _columns(experiment: Experiment, comparison: Comparison) -> list[str]:
 
 def _ours(trials: Trials, column: str, measure: Measure) -> str:
     if column not in trials.values:
-        return "-"
+        return UNDEFINED
     mean, std = trials.mean(column, measure.name), trials.std(column, measure.name)
+    if math.isnan(mean):
+        return UNDEFINED
     spread = "" if math.isnan(std) else f" ({shown(std, measure.unit):.1f})"
     return f"{shown(mean, measure.unit):.1f}{spread}"
 

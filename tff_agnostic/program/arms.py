@@ -13,6 +13,8 @@ from tff_agnostic.algorithms.user_algorithm import (
 from tff_agnostic.errors import UserError
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
+# Settings that all rows of a comparison share, or it would compare something else.
+OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples")
 # Becomes the name of a folder, beside what a comparison has there itself.
 _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = ("plots", "images", "compare.json", "compare.md", "comparison.json")
@@ -72,7 +74,7 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
             values = {flag: parse(flag, value) for flag, value in settings.items()}
         except UserError as e:
             raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
-        fixed = sorted({"algorithm", "runtime", "seed"} & values.keys())
+        fixed = sorted({"algorithm", *OF_ALL_ROWS} & values.keys())
         if fixed:
             raise UserError(f"--arms: {name}: expected settings of its training, found {fixed[0]}")
         arms[name] = Arm(label or spec.label, {**values, "algorithm": algorithm})

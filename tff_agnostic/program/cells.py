@@ -1,6 +1,11 @@
 """How numbers stand in tables."""
 
+import math
+
 from tff_agnostic.quantities import Unit
+
+# What stands in a table where there is no number.
+UNDEFINED = "-"
 
 _DECIMALS_OF_FACTORS = 2
 
@@ -11,13 +16,15 @@ def shown(value: float, unit: Unit) -> float:
 
 
 def cell(value: float, unit: Unit, decimals: int) -> str:
-    """Returns a number as text: shares in percent, factors with few decimals.
+    """Returns a number as text: shares in percent, factors with few decimals, "-" for NaN.
 
     Args:
         value: The number.
         unit: What it is.
         decimals: Of a plain number; a share has as many before it is in percent.
     """
+    if math.isnan(value):
+        return UNDEFINED
     if unit is Unit.SHARE:
         decimals -= 2
     elif unit is Unit.FACTOR:

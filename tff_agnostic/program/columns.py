@@ -12,6 +12,7 @@ from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.evaluation_report import EvaluationReport
 from tff_agnostic.quantities import Quantities, Quantity, Role, Unit, flattened, paired
+from tff_agnostic.tasks.task import TEST_SPLIT
 
 ROUND = "round"
 
@@ -38,6 +39,15 @@ class Column:
     def earlier_names(self) -> tuple[str, ...]:
         """What earlier releases called it."""
         return tuple(map(self._of_domain, self.quantity.formerly))
+
+    def find(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns its values among those of a metrics.csv, which an earlier release may have made.
+
+        Raises:
+            KeyError: If they are not there.
+        """
+        names = (self.name, *self.earlier_names)
+        return values[next((name for name in names if name in values), self.name)]
 
     def _of_domain(self, name: str) -> str:
         return name if self.domain is None else f"{name}/{self.domain}"
@@ -104,6 +114,7 @@ class EvaluationColumns:
         measures: The models' measures, by name.
         clipped: What secure sums count that exceeded its bound, by the field of clients' answers.
         domain_names: Names of the domains.
+        split: Whose clients are evaluated.
 
     Attributes:
         columns: For each model and measure one per domain, that of all examples together, and that
@@ -116,7 +127,9 @@ class EvaluationColumns:
         measures: Mapping[str, Measure],
         clipped: Mapping[str, Quantity],
         domain_names: Sequence[str],
+        split: str = TEST_SPLIT,
     ) -> None:
+        self._split = split
         self._models = models
         self._measures = measures
         self._clipped = clipped
@@ -144,21 +157,32 @@ class EvaluationColumns:
     def _of_model(self, index: int) -> Iterable[Column]:
         further = self._models[index] if index > 0 else None
         for measure in self._measures.values():
-            quantity = tested(measure, further)
+            quantity = tested(measure, self._split, further)
             yield from _columns(quantity, self._domain_names)
             yield Column(quantity)
-            yield Column(tested_worst(measure, further))
+            yield Column(tested_worst(measure, self._split, further))
         for field, quantity in self._clipped.items():
-            name = f"{_prefix(further)}/clipped {field}"
-            yield Column(Quantity(name, f"{quantity.label}, in evaluations", unit=quantity.unit))
+            yield Column(
+                _of_evaluations(
+                    f"clipped {field}",
+                    self._split,
+                    further,
+                    label=f"{quantity.label}, in evaluations",
+                    unit=quantity.unit,
+                )
+            )
 
 
-def tested(measure: Measure, further_model: Optional[str] = None) -> Quantity:
-    """Returns a measure on the test clients, of the run's main model or of a further one."""
+def tested(
+    measure: Measure, split: str = TEST_SPLIT, further_model: Optional[str] = None
+) -> Quantity:
+    """Returns a measure on the clients of a split, of the run's main model or of a further one."""
     whose = "" if further_model is None else f" of {further_model}"
-    return Quantity(
-        name=f"{_prefix(further_model)}/{measure.name}",
-        label=f"{measure.name}{whose} on the test clients",
+    return _of_evaluations(
+        measure.name,
+        split,
+        further_model,
+        label=f"{measure.name}{whose} on the {split} clients",
         per_domain=True,
         unit=measure.unit,
         higher_is_better=measure.higher_is_better,
@@ -166,14 +190,27 @@ def tested(measure: Measure, further_model: Optional[str] = None) -> Quantity:
     )
 
 
-def tested_worst(measure: Measure, further_model: Optional[str] = None) -> Quantity:
-    """Returns the same of whichever domain is worst."""
-    return Quantity(
-        name=f"{_prefix(further_model)}/worst {measure.name}",
-        label=f"{measure.name} of the worst domain",
+def tested_worst(
+    measure: Measure, split: str = TEST_SPLIT, further_model: Optional[str] = None
+) -> Quantity:
+    """Returns the same of whichever domain is worst, of those that are counted."""
+    return _of_evaluations(
+        f"worst {measure.name}",
+        split,
+        further_model,
+        label=f"{measure.name} of the worst domain on the {split} clients",
         unit=measure.unit,
         higher_is_better=measure.higher_is_better,
     )
+
+
+def _of_evaluations(
+    name: str, split: str, further_model: Optional[str], **described: Any
+) -> Quantity:
+    model = "" if further_model is None else f"[{further_model}]"
+    # Release 0.1.0 called every split so.
+    formerly = () if split == TEST_SPLIT else (f"{TEST_SPLIT}{model}/{name}",)
+    return Quantity(f"{split}{model}/{name}", formerly=formerly, **described)
 
 
 def with_role(quantities: Iterable[Quantity], role: Role) -> Optional[Quantity]:
@@ -218,10 +255,6 @@ def _example_counts(quantities: Iterable[Quantity]) -> Optional[Quantity]:
             "which domains are present in a round, found none"
         )
     return found
-
-
-def _prefix(further_model: Optional[str]) -> str:
-    return "test" if further_model is None else f"test[{further_model}]"
 
 
 def _defined(value: Any) -> Any:

@@ -12,12 +12,14 @@ from tqdm import tqdm
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_temporary, make_folder, read_json, write_errors, write_json
 from tff_agnostic.models.measures import Measure, measures_of
+from tff_agnostic.program.evaluation_report import domains_below
 from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.run_folder import RunFolder, is_new_or_empty
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.tasks.task import TEST_SPLIT
 
 # Rows of a comparison that are not a domain; parentheses keep them apart from domains' names.
 OVERALL = "(overall)"
@@ -41,10 +43,12 @@ class Trials:
             "(overall)", "(worst)" (the worst domain of each trial) and "(difference)" (the best
             domain's value against the worst's in each trial).
         histories: The columns of metrics.csv of each trial.
+        not_counted: Domains that had too few test examples in a trial to be its worst or best.
     """
 
     values: Mapping[str, Mapping[str, np.ndarray]]
     histories: Sequence[Mapping[str, np.ndarray]]
+    not_counted: Collection[str] = ()
 
     def mean(self, domain: str, measure: str) -> float:
         """Returns the mean over the trials."""
@@ -65,12 +69,23 @@ class Comparison:
         measures: What was measured, by name.
         trials: The trials of each row, by its name.
         labels: What tables and figures call the rows; their names where none is given.
+        split: Whose clients were evaluated: "test", or "heldout".
+        worst_min_examples: How many of their examples a domain needs to be counted in what is said
+            of the worst domain, and of its difference from the best.
     """
 
     domain_names: tuple[str, ...]
     measures: Mapping[str, Measure]
     trials: Mapping[str, Trials]
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    split: str = TEST_SPLIT
+    worst_min_examples: int = 1
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """The domains that are not counted in at least one trial."""
+        found = {name for trials in self.trials.values() for name in trials.not_counted}
+        return tuple(name for name in self.domain_names if name in found)
 
     def label(self, row: str) -> str:
         """Returns what tables and figures call a row."""
@@ -194,11 +209,10 @@ def run_trials(
     """
     check_folder(specs, folder, resume, other_files)
     trials: dict[str, Trials] = {}
-    domain_names: tuple[str, ...] = ()
-    measures: Mapping[str, Measure] = {}
+    comparison = Comparison((), {}, trials, labels or {})
     with tqdm(total=sum(map(len, specs.values())), disable=None, unit="trial") as bar:
         for row, row_specs in specs.items():
-            folders = []
+            folders, fewest = [], []
             for k, spec in enumerate(row_specs):
                 bar.set_postfix_str(f"{row}, trial {k + 1}")
                 run_folder = _trial_folder(folder, row, k)
@@ -210,20 +224,42 @@ def run_trials(
                         run.run(stop, show_progress=False)
                     except UserError as e:
                         raise UserError(f"{row}, trial {k + 1}: {e}") from e
-                domain_names, measures = run.task.domain_names, measures_of(run.task.model)
                 folders.append(run_folder)
+                fewest.append(run.spec.config.worst_min_examples)
+                comparison = dataclasses.replace(
+                    comparison,
+                    domain_names=run.task.domain_names,
+                    measures=measures_of(run.task.model),
+                    split=run.task.test_split,
+                    worst_min_examples=max(comparison.worst_min_examples, fewest[-1]),
+                )
                 bar.update()
                 if bar.n < bar.total:
                     stop.check(f"trial {k + 1} of {row}")
-            trials[row] = collect(folders, domain_names, measures)
-    return Comparison(domain_names, measures, trials, labels or {})
+            trials[row] = collect(folders, comparison.domain_names, comparison.measures, fewest)
+    return comparison
 
 
 def collect(
-    folders: Sequence[RunFolder], domain_names: Sequence[str], measures: Mapping[str, Measure]
+    folders: Sequence[RunFolder],
+    domain_names: Sequence[str],
+    measures: Mapping[str, Measure],
+    worst_min_examples: Sequence[int],
 ) -> Trials:
-    """Returns the trials of one row from the files that its runs left."""
+    """Returns the trials of one row from the files that its runs left.
+
+    Args:
+        folders: The folder of each trial.
+        domain_names: Names of the domains.
+        measures: What was measured, by name.
+        worst_min_examples: Of each trial; see `Comparison`.
+    """
     results = [read_json(folder.result) for folder in folders]
+    left_out = [
+        domains_below({d: r["domains"][d]["num_examples"] for d in domain_names}, fewest)
+        for r, fewest in zip(results, worst_min_examples)
+    ]
+    is_counted = np.array([[d not in names for d in domain_names] for names in left_out])
     by_domain = {
         name: np.array([[_number(r["domains"][d][name]) for d in domain_names] for r in results])
         for name in measures
@@ -235,11 +271,15 @@ def collect(
     for summary in SUMMARIES:
         values[summary] = {}
     for name, measure in measures.items():
-        low, high = np.nanmin(by_domain[name], axis=1), np.nanmax(by_domain[name], axis=1)
+        known = is_counted & ~np.isnan(by_domain[name])
+        low = np.min(by_domain[name], axis=1, where=known, initial=np.inf)
+        high = np.max(by_domain[name], axis=1, where=known, initial=-np.inf)
+        low[~known.any(axis=1)] = high[~known.any(axis=1)] = np.nan
         values[WORST][name] = low if measure.higher_is_better else high
         values[DIFFERENCE][name] = high - low
         values[OVERALL][name] = np.array([_number(r["overall"][name]) for r in results])
-    return Trials(values, [read_history(folder.metrics) for folder in folders])
+    histories = [read_history(folder.metrics) for folder in folders]
+    return Trials(values, histories, {name for names in left_out for name in names})
 
 
 def _number(value: Any) -> float:

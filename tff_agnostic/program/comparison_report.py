@@ -11,6 +11,7 @@ from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.cells import cell, with_percent
 from tff_agnostic.program.columns import ROUND, Column, tested_worst
 from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials
+from tff_agnostic.program.evaluation_report import not_counted_line
 from tff_agnostic.program.plots import plain_text, plot_known, scale_axis
 
 # Of plain numbers.
@@ -51,7 +52,12 @@ def table(comparison: Comparison, measure: str, table_format: str) -> str:
 def markdown(comparison: Comparison, title: str, command: str) -> str:
     """Returns every measure's table as a Markdown page."""
     count = len(next(iter(comparison.trials.values())).histories)
-    parts = [f"# {title}", f"`{command}`", f"Mean and standard deviation of {count} trials."]
+    parts = [
+        f"# {title}",
+        f"`{command}`",
+        f"Mean and standard deviation of {count} trials, on the {comparison.split} clients.",
+        *(f"{line[0].upper()}{line[1:]}." for line in notes(comparison)),
+    ]
     for name, measure in comparison.measures.items():
         direction = "higher" if measure.higher_is_better else "lower"
         heading = with_percent(_title(name), measure.unit, "percent")
@@ -60,17 +66,25 @@ def markdown(comparison: Comparison, title: str, command: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def notes(comparison: Comparison) -> list[str]:
+    """Returns a line that says which domains are not counted, if any are not."""
+    if not comparison.not_counted:
+        return []
+    what = f"{comparison.split} examples in every trial"
+    return [not_counted_line(comparison.not_counted, comparison.worst_min_examples, what)]
+
+
 def figure(comparison: Comparison, measure: str) -> Figure:
     """Returns the worst domain's measure over rounds, and every domain's at the end."""
     result = Figure(figsize=(12, 4.5), layout="constrained")
     curves, bars = result.subplots(1, 2)
     positions = np.arange(len(comparison.domain_names))
     width = 0.8 / len(comparison.trials)
-    course = Column(tested_worst(comparison.measures[measure]))
+    course = Column(tested_worst(comparison.measures[measure], comparison.split))
     for i, (name, trials) in enumerate(comparison.trials.items()):
         label = comparison.label(name)
         rounds = trials.histories[0][ROUND]
-        by_trial = np.array([history[course.name] for history in trials.histories])
+        by_trial = np.array([course.find(history) for history in trials.histories])
         with np.errstate(invalid="ignore"):  # The spread of what is infinite, as perplexity may be.
             mean, std = by_trial.mean(axis=0), by_trial.std(axis=0)
         plot_known(curves, rounds, mean, color=f"C{i}", label=label)
@@ -85,11 +99,20 @@ def figure(comparison: Comparison, measure: str) -> Figure:
     curves.set(xlabel="round", ylabel=course.quantity.label, title="Worst domain")
     scale_axis(curves, course.quantity.unit)
     curves.grid(alpha=0.3)
-    bars.set(xlabel="domain", ylabel=measure, title="Every domain after the last round")
-    bars.set_xticks(positions, [plain_text(name) for name in comparison.domain_names])
+    bars.set(
+        xlabel="domain",
+        ylabel=f"{measure} on the {comparison.split} clients",
+        title="Every domain after the last round",
+    )
+    bars.set_xticks(positions, [_tick(comparison, name) for name in comparison.domain_names])
     bars.grid(alpha=0.3, axis="y")
     curves.legend()
     return result
+
+
+def _tick(comparison: Comparison, domain: str) -> str:
+    text = plain_text(domain)
+    return f"{text}\n(not counted)" if domain in comparison.not_counted else text
 
 
 def _heading(domain: str, table_format: str) -> str:

@@ -55,5 +55,12 @@ class RunConfig(Settings):
         "given. The one after the last round uses all.",
         at_least=1,
     )
+    worst_min_examples: int = setting(
+        10,
+        "Examples that a domain of the evaluated clients needs to be counted in what is said of "
+        "the worst domain, and of its difference from the best; the others are listed.",
+        at_least=1,
+        as_before=1,
+    )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1)
     keep_checkpoints: int = setting(2, "How many of the newest checkpoints stay.", at_least=1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -17,7 +17,13 @@ from tff_agnostic.computations.histogram import Grid, quantile
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.models.metrics import Metric
-from tff_agnostic.program.cells import cell, with_percent
+from tff_agnostic.program.cells import UNDEFINED, cell, with_percent
+from tff_agnostic.tasks.task import TEST_SPLIT
+
+# Characters of a line; a table that is wider becomes one for each measure.
+_MAX_WIDTH = 120
+_PERCENTILES = "interpolated"
+_OVER_CLIENTS = "mean (p10, p50, p90)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +37,10 @@ class Measured:
         num_clients: Clients with examples of the set.
         mean: Mean of the clients' values; of a metric with a transform, the transform of the mean
             of their ratios: of perplexity the geometric mean.
-        p10: 10th percentile of the clients' values.
-        p50: Median of the clients' values.
-        p90: 90th percentile of the clients' values.
+        p10: 10th percentile of the clients' values; see `histogram.quantile`. Of a metric with a
+            transform, the transform of their ratios' percentile.
+        p50: Their median, in the same way.
+        p90: Their 90th percentile, in the same way.
     """
 
     value: float
@@ -77,6 +84,9 @@ class EvaluationReport:
         clients: Clients evaluated, without examples, and with values that are not finite.
         clipped: Of secure sums, how many values of each field of the clients' answers exceeded
             their bounds; empty for plain sums.
+        split: Whose clients were evaluated: "test", or "heldout".
+        worst_min_examples: How many examples a domain needs to be counted in what is said of the
+            worst domain, and of its difference from the best.
     """
 
     domains: Mapping[str, SetReport]
@@ -84,33 +94,46 @@ class EvaluationReport:
     measures: Mapping[str, Measure]
     clients: Mapping[str, int]
     clipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    split: str = TEST_SPLIT
+    worst_min_examples: int = 1
 
-    def worst_domain(self, measure: str = "loss") -> str:
-        """Returns the name of the domain that is worst in `measure`."""
-        sign = 1.0 if self.measures[measure].higher_is_better else -1.0
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """The names of the domains that have too few examples to be the worst or the best."""
+        return domains_below(
+            {name: report.num_examples for name, report in self.domains.items()},
+            self.worst_min_examples,
+        )
 
-        def goodness(name: str) -> float:
-            value = self.domains[name].measures[measure].value
-            return math.inf if math.isnan(value) else sign * value
-
-        return min(self.domains, key=goodness)
+    def worst_domain(self, measure: str = "loss") -> Optional[str]:
+        """Returns the name of the counted domain that is worst in `measure`; None if none is."""
+        values = self._counted_values(measure)
+        pick = min if self.measures[measure].higher_is_better else max
+        return pick(values, key=lambda name: values[name]) if values else None
 
     def worst(self, measure: str) -> float:
-        """Returns the value of the worst domain."""
-        return self.domains[self.worst_domain(measure)].measures[measure].value
+        """Returns the value of the worst domain; NaN if no domain is counted."""
+        name = self.worst_domain(measure)
+        return math.nan if name is None else self.domains[name].measures[measure].value
 
     def difference(self, measure: str) -> float:
         """Returns by how much the values of the best and the worst domain differ; at least 0.
 
-        Domains without examples have no part in it; NaN if none has any.
+        Only domains that are counted have a part in it; NaN if none is.
         """
-        values = [report.measures[measure].value for report in self.domains.values()]
-        known = [value for value in values if not math.isnan(value)]
-        return max(known) - min(known) if known else math.nan
+        values = self._counted_values(measure).values()
+        return max(values) - min(values) if values else math.nan
+
+    def _counted_values(self, measure: str) -> dict[str, float]:
+        values = {name: report.measures[measure].value for name, report in self.domains.items()}
+        left_out = self.not_counted
+        return {n: v for n, v in values.items() if n not in left_out and not math.isnan(v)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the parts of result.json that an evaluation gives."""
         return {
+            "split": self.split,
+            "percentiles": _PERCENTILES,
             "domains": {name: report.to_json() for name, report in self.domains.items()},
             "overall": self.overall.to_json(),
             "worst_domain": self.worst_domain(),
@@ -122,6 +145,8 @@ class EvaluationReport:
                 for name in self.measures
             },
             "difference": {name: _finite_or_none(self.difference(name)) for name in self.measures},
+            "worst_min_examples": self.worst_min_examples,
+            "not_counted": list(self.not_counted),
             "clients": dict(self.clients),
             **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
@@ -131,41 +156,59 @@ class EvaluationReport:
     ) -> str:
         """Returns a table for the terminal: a row per domain, their difference, all examples.
 
-        A line below it says what was clipped, if anything was.
+        Where that would be too wide, it is a table for each measure. Lines below say how
+        percentiles were made, which domains are not counted, and what was clipped, if anything was.
 
         Args:
             domain_weights: The weight of each domain, to stand beside it.
             weights_name: What the weights are called.
         """
+        weights = Weights(weights_name, domain_weights) if domain_weights else None
+        whole = self._table_of(list(self.measures), weights)
+        if max(map(len, whole.splitlines())) > _MAX_WIDTH:
+            whole = "\n\n".join(self._table_of([name], weights) for name in self.measures)
+        return "\n".join([whole, *self._notes()])
+
+    def _table_of(self, names: Sequence[str], weights: Optional["Weights"]) -> str:
         worst = self.worst_domain()
-        weights = domain_weights or {}
         rows = [
             [
                 f"{name} (worst)" if name == worst else name,
-                *self._cells(report),
-                *([f"{weights[name]:.3f}"] if name in weights else []),
+                str(report.num_examples),
+                *self._cells(report, names),
+                *([weights.cell(name)] if weights else []),
             ]
             for name, report in self.domains.items()
         ]
         if len(rows) > 1:
-            differences = [cell(self.difference(n), m.unit, 4) for n, m in self.measures.items()]
+            differences = [cell(self.difference(n), self.measures[n].unit, 4) for n in names]
             rows.append(["difference", "", *(text for d in differences for text in (d, ""))])
-        rows.append(["all", *self._cells(self.overall)])
-        headers = ["domain", "examples"]
-        for name, measure in self.measures.items():
-            title = with_percent(name, measure.unit)
-            headers += [title, "over clients: mean (p10, p50, p90)"]
-        headers += [weights_name] if weights else []
+        rows.append(["all", str(self.overall.num_examples), *self._cells(self.overall, names)])
+        headers = ["domain", f"{self.split} examples"]
+        for name in names:
+            headers += [with_percent(name, self.measures[name].unit), _OVER_CLIENTS]
+        headers += [weights.name] if weights else []
         table: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
-        return "\n".join([table, *self._clipping()])
+        return table
 
-    def _cells(self, report: SetReport) -> list[str]:
-        cells = [str(report.num_examples)]
-        for name, measure in self.measures.items():
-            m, unit = report.measures[name], measure.unit
+    def _cells(self, report: SetReport, names: Sequence[str]) -> list[str]:
+        cells = []
+        for name in names:
+            m, unit = report.measures[name], self.measures[name].unit
             quantiles = ", ".join(cell(q, unit, 3) for q in (m.p10, m.p50, m.p90))
-            cells += [cell(m.value, unit, 4), f"{cell(m.mean, unit, 3)} ({quantiles})"]
+            over_clients = f"{cell(m.mean, unit, 3)} ({quantiles})" if m.num_clients else UNDEFINED
+            cells += [cell(m.value, unit, 4), over_clients]
         return cells
+
+    def _notes(self) -> list[str]:
+        notes = [f"{_OVER_CLIENTS}: of the clients' values; percentiles are {_PERCENTILES}"]
+        if self.not_counted:
+            notes.append(
+                not_counted_line(
+                    self.not_counted, self.worst_min_examples, f"{self.split} examples"
+                )
+            )
+        return [*notes, *self._clipping()]
 
     def _clipping(self) -> list[str]:
         counts = [f"{count} of {field}" for field, count in self.clipped.items() if count]
@@ -174,11 +217,49 @@ class EvaluationReport:
         return [f"values beyond the bounds of secure sums, which were clipped: {', '.join(counts)}"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The weights of domains, to stand beside them in a table.
+
+    Attributes:
+        name: What they are called.
+        by_domain: The weight of each domain.
+    """
+
+    name: str
+    by_domain: Mapping[str, float]
+
+    def cell(self, domain: str) -> str:
+        """Returns the weight of a domain as text."""
+        return f"{self.by_domain[domain]:.3f}" if domain in self.by_domain else UNDEFINED
+
+
+def domains_below(num_examples: Mapping[str, int], least: int) -> tuple[str, ...]:
+    """Returns the domains with fewer examples than `least`, or with none."""
+    return tuple(name for name, count in num_examples.items() if count < max(1, least))
+
+
+def not_counted_line(names: Iterable[str], least: int, what: str) -> str:
+    """Returns the line that says which domains are not counted, and why.
+
+    Args:
+        names: The domains.
+        least: --worst_min_examples.
+        what: What a domain needs so many of, such as "test examples".
+    """
+    return (
+        f"not counted in worst and difference, having less than --worst_min_examples={least} "
+        f"{what}: {', '.join(names)}"
+    )
+
+
 def evaluation_report(
     model: Model,
     domain_names: tuple[str, ...],
     summed: EvaluationOutput,
     clipped: Optional[Mapping[str, int]] = None,
+    split: str = TEST_SPLIT,
+    worst_min_examples: int = 1,
 ) -> EvaluationReport:
     """Returns the report of an evaluation.
 
@@ -187,6 +268,8 @@ def evaluation_report(
         domain_names: Names of the domains.
         summed: The sum of the clients' answers.
         clipped: Of secure sums, how many values of each field exceeded their bounds.
+        split: Whose clients were evaluated.
+        worst_min_examples: See `EvaluationReport`.
     """
     sums = summed.sums
     ratios = {"loss": (sums.losses, sums.counts)}
@@ -218,6 +301,8 @@ def evaluation_report(
         measures=measures,
         clients={name: int(count) for name, count in summed.clients.items()},
         clipped={field: int(count) for field, count in (clipped or {}).items()},
+        split=split,
+        worst_min_examples=worst_min_examples,
     )
 
 

@@ -31,13 +31,20 @@ class Evaluator:
         evaluate: A runtime's evaluation of the task's model.
         sample: How many clients evaluations between rounds use, the same in all; all if None.
         seed: Seeds the draw of these clients.
+        worst_min_examples: See `EvaluationReport`.
     """
 
     def __init__(
-        self, task: Task, evaluate: Evaluation, sample: Optional[int] = None, seed: int = 0
+        self,
+        task: Task,
+        evaluate: Evaluation,
+        sample: Optional[int] = None,
+        seed: int = 0,
+        worst_min_examples: int = 1,
     ) -> None:
         self._task = task
         self._evaluate = evaluate
+        self._worst_min_examples = worst_min_examples
         self._sample = _sample(task.test.client_ids, sample, seed)
 
     def __call__(self, weights: ModelWeights, on_all: bool) -> EvaluationReport:
@@ -54,7 +61,12 @@ class Evaluator:
         ids = test.client_ids if on_all else self._sample
         evaluated = self._evaluate(weights, _parts(test.read(client_id) for client_id in ids))
         return evaluation_report(
-            self._task.model, self._task.domain_names, evaluated.output, evaluated.clipped
+            self._task.model,
+            self._task.domain_names,
+            evaluated.output,
+            evaluated.clipped,
+            self._task.test_split,
+            self._worst_min_examples,
         )
 
 

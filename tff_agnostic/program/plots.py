@@ -42,10 +42,8 @@ def draw_run(folder: Path, task: Task, columns: Sequence[Column], values: Values
         # Beside the domains' curves, that of all examples together would be one more to tell apart.
         curves = [c for c in of_it if (c.domain is not None) == quantity.per_domain]
         save(figure_of(quantity, curves, values), folder / f"{_file_name(quantity)}.png")
-    # Tasks ask for columns by name, and algorithms may call theirs differently by now.
-    earlier = {name: values[c.name] for c in columns for name in c.earlier_names}
     for file_name, draw in task.figures.items():
-        save(draw(task, {**earlier, **values}), folder / f"{file_name}.png")
+        save(draw(task, values), folder / f"{file_name}.png")
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -50,6 +50,7 @@ class TrainingRun:
         resume: Go on with the run in `folder`, if there is one.
 
     Attributes:
+        spec: The run as it goes on in the folder; see `RunFolder.adopted`.
         task: The task, loaded.
         security: What reaches the server, where secure sums were asked for.
     """
@@ -57,7 +58,7 @@ class TrainingRun:
     def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, resume: bool) -> None:
         # Before the rest, which takes a while.
         folder.check(spec, resume)
-        self._spec = spec = folder.adopted(spec)
+        self.spec = spec = folder.adopted(spec)
         self._folder = folder
         self._resume = resume
         config = spec.config
@@ -76,7 +77,13 @@ class TrainingRun:
         evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
         self._evaluations = RunEvaluations(
             self._algorithm,
-            Evaluator(self.task, evaluation, config.evaluation_clients, config.seed),
+            Evaluator(
+                self.task,
+                evaluation,
+                config.evaluation_clients,
+                config.seed,
+                config.worst_min_examples,
+            ),
             config.evaluate_every,
             config.rounds,
         )
@@ -90,6 +97,7 @@ class TrainingRun:
             measures_of(self.task.model),
             aggregation.quantities(EvaluationOutput._fields).get("clipped", {}),
             names,
+            self.task.test_split,
         )
         self._history = History(
             folder.metrics,
@@ -114,14 +122,14 @@ class TrainingRun:
         """
         with self._folder.locked():
             # Again: another process may have been faster.
-            self._folder.check(self._spec, self._resume)
+            self._folder.check(self.spec, self._resume)
             state, reports = self._start()
             if self._history.rows:
                 # Before the config, which says that rows of a shorter run fit this one by now.
                 self._history.write()
             for line in self._folder.changes_of_execution(self._execution):
                 print(line)
-            self._folder.write_config(self._spec, self._fingerprint, self._execution)
+            self._folder.write_config(self.spec, self._fingerprint, self._execution)
             reports = self._rounds(state, reports, stop, show_progress)
             self._finish(reports)
         return next(iter(reports.values()))
@@ -130,7 +138,7 @@ class TrainingRun:
         self, state: RunState, reports: Optional[Reports], stop: StopRequest, show_progress: bool
     ) -> Reports:
         """Runs the rounds that are left; returns the evaluation after the last one."""
-        config, names = self._spec.config, self.task.domain_names
+        config, names = self.spec.config, self.task.domain_names
         total, completed = config.rounds, int(state.round_num)
         clients, find_strata = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
         strata = find_strata(clients, self.task.num_domains) if find_strata else None
@@ -168,8 +176,8 @@ class TrainingRun:
         """
         if not self._folder.result.exists():
             return False
-        self._folder.check(self._spec, resume=True)
-        return bool(read_json(self._folder.result)["rounds"] == self._spec.config.rounds)
+        self._folder.check(self.spec, resume=True)
+        return bool(read_json(self._folder.result)["rounds"] == self.spec.config.rounds)
 
     def _start(self) -> tuple[RunState, Optional[Reports]]:
         """Returns the state to go on from, and its evaluation if no rounds are left."""
@@ -187,7 +195,7 @@ class TrainingRun:
         A shorter run was evaluated after its last round, and on all test clients, where this one
         may not be, or on some of them.
         """
-        config, completed = self._spec.config, int(state.round_num)
+        config, completed = self.spec.config, int(state.round_num)
         nothing = self._evaluation_columns.values(None)
         for round_num in range(1, completed + 1):
             if not self._evaluations.are_due(round_num):
@@ -223,13 +231,13 @@ class TrainingRun:
     def _finish(self, reports: Reports) -> None:
         values = self._history.values()
         plots.draw_run(self._folder.plots, self.task, self._history.columns, values)
-        config, weights = self._spec.config, self.domain_weights()
+        config, weights = self.spec.config, self.domain_weights()
         (_, report), *further = reports.items()
         # Last: where it is, the run is complete.
         write_json(
             self._folder.result,
             {
-                "task": self._spec.task,
+                "task": self.spec.task,
                 "algorithm": config.algorithm,
                 "runtime": config.runtime,
                 "seed": config.seed,

@@ -15,7 +15,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models.logistic import logistic_regression
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.adult_columns import CATEGORIES, COLUMNS
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
+from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext, TaskSpec, Use
 
 _DOMAIN_NAMES = ("doctorate", "non-doctorate")
 _LABELS = {"<=50K": 0, ">50K": 1}
@@ -64,6 +64,7 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
         train=_clients(train, train_path, "num_clients", options.num_clients, "train", rng),
         test=_clients(test, test_path, "num_test_clients", options.num_test_clients, "test", rng),
         model=logistic_regression(num_features, len(_LABELS)),
+        test_split=HELDOUT_SPLIT if options.heldout_share else TEST_SPLIT,
     )
 
 
