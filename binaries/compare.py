@@ -141,10 +141,12 @@ def report(comparison: Comparison, task: str, path: Path) -> None:
     )
     make_folder(path / "plots")
     for measure in comparison.measures:
-        print(f"\n{measure}")
+        print(f"\n{measure} on the {comparison.split} clients")
         print(comparison_report.table(comparison, measure, "simple"))
         figure = comparison_report.figure(comparison, measure)
         save(figure, path / "plots" / f"compare_{measure}.png")
+    for line in comparison_report.notes(comparison):
+        print(f"\n{line}")
     print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
 
 

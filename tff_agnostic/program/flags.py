@@ -13,6 +13,7 @@ from absl import flags
 
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.arms import OF_ALL_ROWS
 from tff_agnostic.program.run_settings import run_settings
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.registry import Registry
@@ -61,7 +62,7 @@ def overrides(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     for text in flags.FLAGS.override:
         owner, _, assignment = text.partition(":")
         name, equals, value = assignment.partition("=")
-        if not equals or owner not in given or name in ("algorithm", "seed", "runtime"):
+        if not equals or owner not in given or name in ("algorithm", *OF_ALL_ROWS):
             raise UserError(
                 f"--override: expected NAME:FLAG=VALUE with one of {', '.join(names)} "
                 f"and a flag of its training, found {text!r}"
