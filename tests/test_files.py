@@ -92,7 +92,9 @@ def test_json_comes_back(tmp_path):
     assert read_json(tmp_path / "a.json") == value
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"\xff", pytest.param(b"[" * 100_000, id="deep")]
+)
 def test_json_that_cannot_be_read(tmp_path, content):
     path = tmp_path / "a.json"
     if content is not None:
@@ -100,6 +102,13 @@ def test_json_that_cannot_be_read(tmp_path, content):
     with pytest.raises(UserError) as error:
         read_json(path)
     assert str(error.value).startswith(f"{path}: expected a JSON file, cannot read it (")
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '"a"'])
+def test_json_that_is_no_object(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(UserError, match=r"a.json: expected a JSON object, found \w+$"):
+        read_json(tmp_path / "a.json")
 
 
 def test_only_files_of_our_making_are_temporary():

@@ -59,16 +59,19 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file.
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file that holds an object.
 
     Raises:
-        UserError: If it is missing, unreadable or not JSON.
+        UserError: If it is missing, unreadable or not JSON, or holds something else.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
         raise UserError(f"{path}: expected a JSON file, cannot read it ({e})") from e
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
 
 
 def make_folder(path: Path) -> None:

@@ -14,8 +14,10 @@ _EXPECTED: dict[type, str] = {
     bool: "true or false",
     float: "a number",
     int: "a whole number",
+    str: "a text",
     tuple: "numbers separated by commas",
 }
+_TYPES: dict[type, Any] = {bool: bool, float: (int, float), int: int, str: str}
 _DEFINE: dict[type, Any] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
@@ -86,10 +88,34 @@ def parsed(setting: Setting, value: Any) -> Any:
         return setting.kind(value)
     except (ValueError, KeyError):
         found = ",".join(value) if isinstance(value, list) else value
-        expected = _EXPECTED[setting.kind]
-        if setting.item is int and setting.kind is tuple:
-            expected = "whole numbers separated by commas"
-        raise UserError(f"--{setting.flag}: expected {expected}, found {found!r}") from None
+        raise UserError(
+            f"--{setting.flag}: expected {_expected(setting)}, found {found!r}"
+        ) from None
+
+
+def check_type(setting: Setting, value: Any) -> None:
+    """Checks that a value, read from a file, is of a setting's type.
+
+    Raises:
+        UserError: If it is not; None is right where it is the default.
+    """
+    if value is None and setting.field.default is None:
+        return
+    is_tuple = isinstance(value, tuple)
+    items = value if is_tuple else (value,)
+    are_right = is_tuple == (setting.kind is tuple) and all(
+        # Python takes True for a number.
+        isinstance(item, _TYPES[setting.item]) and isinstance(item, bool) == (setting.item is bool)
+        for item in items
+    )
+    if not are_right:
+        raise UserError(f"--{setting.flag}: expected {_expected(setting)}, found {value!r:.100}")
+
+
+def _expected(setting: Setting) -> str:
+    if setting.kind is tuple and setting.item is int:
+        return "whole numbers separated by commas"
+    return _EXPECTED[setting.kind]
 
 
 def _item_of(options: type, field: dataclasses.Field) -> type:

@@ -202,8 +202,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
             model: tuple(arrays[name] for name in names)
             for model, names in header.get("models", {}).items()
         }
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as e:
         raise UserError(f"{path}: expected a checkpoint, found other arrays ({e})") from e
+    if round_num < 0:
+        raise UserError(f"{path}: expected a checkpoint, found one of round {round_num}")
     if file_format == _FORMAT_OF_ONE_MODEL:
         return Checkpoint(round_num, leaves)
     if file_format != _FORMAT:

@@ -164,7 +164,10 @@ def _read_whole_lines(path: Path) -> list[Row]:
         raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
     # A line without its end was cut off in the middle of a write.
     whole = text[: text.rfind("\n") + 1]
-    return list(csv.DictReader(io.StringIO(whole, newline="")))
+    try:
+        return list(csv.DictReader(io.StringIO(whole, newline="")))
+    except csv.Error as e:
+        raise UserError(f"{path}: expected CSV, found: {e}") from e
 
 
 def _is_whole(row: Row) -> bool:

@@ -158,8 +158,10 @@ class RunFolder:
         flags = self._read_config()
         try:
             return from_flags(flags)
-        except (KeyError, TypeError) as e:
+        except KeyError as e:
             raise UserError(f"{self.config}: expected every flag of a run, {e} is missing") from e
+        except UserError as e:
+            raise UserError(f"{self.config}: {e}") from e
 
     def adopted(self, spec: RunSpec) -> RunSpec:
         """Returns a run that is to go on in the folder, with what was written before a setting was.
@@ -186,7 +188,8 @@ class RunFolder:
 
     def _read_config(self) -> dict[str, Any]:
         flags = read_json(self.config)
-        if not isinstance(flags, dict) or not isinstance(flags.get("rounds"), int):
+        execution = flags.get(_EXECUTION, {})
+        if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
             raise UserError(f"{self.config}: expected the flags of a run, found something else")
         file_format = flags.get("format", 1)
         if not isinstance(file_format, int) or file_format > FORMAT:
@@ -254,5 +257,5 @@ def algorithm_of_checkpoint(path: Path) -> str:
         flags = read_json(RunFolder(folder).config)
     except UserError:
         return ""
-    algorithm = flags.get("algorithm", "") if isinstance(flags, dict) else ""
+    algorithm = flags.get("algorithm", "")
     return algorithm if isinstance(algorithm, str) else ""

@@ -11,6 +11,7 @@ from tff_agnostic.algorithms.user_algorithm import (
     making_options_of,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.setting_flags import check_type, settings_in
 from tff_agnostic.settings import flag_of
 
 # Metadata of a setting: what folders mean that were written before it existed.
@@ -55,20 +56,22 @@ def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str
 
     Args:
         kind: The dataclass of settings.
-        values: Values by flag.
+        values: Values by flag, as they were read from a file.
         is_of_now: Whether they were written by this release, which leaves nothing out.
 
     Raises:
+        UserError: If a value is not of its setting's type.
         KeyError: If something is missing all the same.
     """
     all_values = dict(values)
-    for field in dataclasses.fields(kind):
-        flag = flag_of(field)
-        if flag in values:
+    for setting in settings_in(kind):
+        if setting.flag in values:
+            check_type(setting, values[setting.flag])
             continue
         if is_of_now:
-            raise KeyError(flag)
-        all_values[flag] = field.metadata.get(_AS_BEFORE, field.default)
+            raise KeyError(setting.flag)
+        field = setting.field
+        all_values[setting.flag] = field.metadata.get(_AS_BEFORE, field.default)
     return all_values
 
 

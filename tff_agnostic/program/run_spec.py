@@ -25,6 +25,7 @@ from tff_agnostic.program.run_parts import (
     complete,
     made_of,
 )
+from tff_agnostic.setting_flags import check_type, settings_in
 from tff_agnostic.settings import check_effective, flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, option_flag
@@ -147,26 +148,29 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     """Returns the spec whose `flags()` these are, or those of an earlier release.
 
     Raises:
-        UserError: If the task is unknown or a value is out of range.
+        UserError: If the task is unknown, or a value is out of range or of another type.
         KeyError: If a flag is missing that the release had which wrote them.
     """
+    for flag in ("task", "data_dir", "data"):
+        if not isinstance(flags[flag], (str, type(None))):
+            raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
     task = flags["task"]
     is_of_now = flags.get("format", 1) == FORMAT
-    options = {
-        field.name: flags[flag] if is_of_now else flags.get(flag, field.default)
-        for field in dataclasses.fields(TASKS[task].options)
-        for flag in [option_flag(task, field)]
-    }
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
-    name, aggregation = values["algorithm"], AGGREGATIONS[values["aggregation"]]
-    algorithm = algorithm_of_flag(name)
+    options = {}
+    for setting in settings_in(TASKS[task].options):
+        flag, field = option_flag(task, setting.field), setting.field
+        options[field.name] = values[flag] if is_of_now else values.get(flag, field.default)
+        check_type(dataclasses.replace(setting, flag=flag), options[field.name])
+    config = made_of(RunConfig, complete(RunConfig, values, is_of_now))
+    aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
     return RunSpec(
         task,
         options,
         flags["data_dir"],
         flags["data"],
-        made_of(RunConfig, complete(RunConfig, values, is_of_now)),
-        algorithm_options(name, complete(algorithm.options, values, is_of_now)),
+        config,
+        algorithm_options(config.algorithm, complete(algorithm.options, values, is_of_now)),
         made_of(aggregation.options, complete(aggregation.options, values, is_of_now)),
     )
 
