@@ -24,6 +24,8 @@ from tff_agnostic.importing.vectors import PIXELS, unit_interval
 _IMAGES, _LABELS = "images", "labels"
 _UNSIGNED_BYTE = 8
 _BLOCK = 1024
+# Bytes of a block: what a file claims of its sizes must not decide how much memory is asked for.
+_MAX_BLOCK = 1 << 24
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
@@ -139,13 +141,22 @@ def _blocks(
             raise UserError(
                 f"{labels_path}: expected {shape[0]} labels, as there are images, found {count}"
             )
-        for start in range(0, count, _BLOCK):
-            size = min(_BLOCK, count - start)
+        image_size = math.prod(shape[1:])
+        if not 0 < image_size <= _MAX_BLOCK:
+            raise UserError(
+                f"{images_path}: expected images of 1 to {_MAX_BLOCK} pixels, found {shape[1]} x "
+                f"{shape[2]}"
+            )
+        block = min(_BLOCK, _MAX_BLOCK // image_size)
+        for start in range(0, count, block):
+            size = min(block, count - start)
             yield (
                 start,
                 _array(images, images_path, (size, *shape[1:])),
                 _array(labels, labels_path, (size,)),
             )
+        _check_end(images, images_path, count)
+        _check_end(labels, labels_path, count)
 
 
 def _header(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
@@ -168,6 +179,13 @@ def _array(file: IO[bytes], path: Path, shape: tuple[int, ...]) -> np.ndarray:
             f"{path}: expected {size} more bytes, found {len(content)}: it is truncated"
         )
     return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _check_end(file: IO[bytes], path: Path, count: int) -> None:
+    with input_files.reading_errors(path):
+        more = file.read(1)
+    if more:
+        raise UserError(f"{path}: expected the end after {count} entries, found more bytes")
 
 
 FORMAT = Format(

@@ -70,6 +70,8 @@ class NpzColumns:
                     size = min(num_rows, total - start)
                     rows = {name: column.next_rows(size) for name, column in columns.items()}
                     yield compressed * (start + size) // total, rows
+                for column in columns.values():
+                    column.check_end()
         except UserError:
             raise
         except Exception as e:  # There is no list of what zip and npy raise on arbitrary bytes.
@@ -86,6 +88,7 @@ class NpzColumns:
 class _Column:
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
+        self._name = name
         version = np.lib.format.read_magic(self._file)
         read_header = (
             np.lib.format.read_array_header_1_0
@@ -97,6 +100,8 @@ class _Column:
             raise ValueError(f"{name} holds pickled objects, which are refused")
         if not shape or (fortran_order and len(shape) > 1):
             raise ValueError(f"{name} is a single value or an array in Fortran order")
+        if min(shape) < 0:
+            raise ValueError(f"{name} has the shape {shape}")
         self.num_rows = int(shape[0])
         self._row_shape = shape[1:]
 
@@ -106,3 +111,8 @@ class _Column:
         if len(content) < size:
             raise EOFError("it ends early")
         return np.frombuffer(content, self._dtype).reshape(count, *self._row_shape)
+
+    def check_end(self) -> None:
+        # Only where it is read to its end is its checksum looked at.
+        if self._file.read(1):
+            raise ValueError(f"{self._name} goes on after its {self.num_rows} rows")
