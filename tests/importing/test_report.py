@@ -64,6 +64,7 @@ def test_a_report_in_full(tmp_path):
             "coverage": 16 / 24,
             "rarest_count": 16,
             "max_undercount": 0,
+            "unknown": 0,
         },
         "categories": {},
         "missing": {},

@@ -66,6 +66,77 @@ def test_a_question_and_its_answer(tmp_path):
     assert (log.num_records, log.skipped) == (2, {})
 
 
+_MARKED = (
+    "<p>Let $x_1 = 2$ and $$\\frac{1}{2}.$$ Call <code>f(x)</code>, it costs $5 or $10. "
+    "It's \\(a\\)!</p><pre><code>y = 3</code></pre><p>So \\begin{align}a\\\\b\\end{align} is.</p>"
+)
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        (
+            (),
+            [
+                "let <math> and <math> call , it costs $ 5 or $ 10 .",
+                "it's <math> !",
+                "so <math> is .",
+            ],
+        ),
+        (
+            ("word",),
+            [
+                "let <math> and <math> call <code> , it costs $ 5 or $ 10 .",
+                "it's <math> !",
+                "so <math> is .",
+            ],
+        ),
+        (("drop",), ["let and call , it costs $ 5 or $ 10 .", "it's !", "so is ."]),
+        (
+            ("code:keep", "math:drop"),
+            [
+                "let and call f ( x ) , it costs $ 5 or $ 10 .",
+                "it's !",
+                "y = 3",
+                "so is .",
+            ],
+        ),
+        (
+            # As release 0.1.0 did.
+            ("math:keep",),
+            [
+                "let $ x _ 1 = 2 $ and $ $ \\ frac { 1 } { 2 } . $ $ call , it costs $ 5 or $ 10 .",
+                "it's \\ ( a \\ ) !",
+                "so \\ begin { align } a \\ \\ b \\ end { align } is .",
+            ],
+        ),
+    ],
+)
+def test_what_becomes_of_code_and_formulas(tmp_path, markup, expected):
+    options = {"markup": markup} if markup else {}
+    examples, _ = read("stackexchange", _dump(tmp_path, _row(Body=_MARKED)), **options)
+    assert [example.record.features["tokens"] for example in examples] == expected
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        ("cut",),
+        ("code",),
+        ("code:cut",),
+        ("maths:drop",),
+        ("code:drop", "code:keep"),
+        ("drop", "word"),
+    ],
+)
+def test_treatments_of_markup_that_are_none(tmp_path, markup):
+    message = refused("stackexchange", _dump(tmp_path, _row()), markup=markup)
+    assert message == (
+        "--markup: expected drop, keep, word, or one each as code:drop,math:word, found "
+        f"{','.join(markup)!r}"
+    )
+
+
 def test_tags_of_newer_dumps(tmp_path):
     examples, _ = read("stackexchange", _dump(tmp_path, _row(Tags="|hops|ale|")))
     assert examples[0].record.features["tags"] == "hops|ale"

@@ -149,7 +149,90 @@ def test_what_is_refused(tmp_path):
     path = tmp_path / "ar" / "1.txt"
     path.touch()
     assert refused("text_folders", tmp_path) == f"{path}: expected data, found an empty file"
-    assert "expected a folder with a folder for each domain" in refused("text_folders", path)
+    path.write_text("a .")
+    outside = tmp_path / "1.txt"
+    outside.write_text("b .")
+    for given in (path, outside):
+        assert refused("text_folders", given) == (
+            f"{given}: expected a folder with a folder for each domain, or --domain_name for texts "
+            "of one domain, found texts without"
+        )
+    other = tmp_path / "1.csv"
+    other.touch()
+    assert refused("text_folders", other).endswith("a folder, or a text .txt, found neither")
+
+    options = {"sentences_per_group": 4, "sentences_per_client": 3, "split_by": "group"}
+    message = refused("text_folders", tmp_path / "ar", domain_name="d", **options)
+    assert (
+        message == "--sentences_per_group=4: expected a multiple of --sentences_per_client, found 3"
+    )
+    options["split_by"] = "client"
+    message = refused("text_folders", tmp_path / "ar", domain_name="d", **options)
+    assert message == "--sentences_per_group has no effect without --split_by=group"
+
+
+def test_texts_of_one_domain(tmp_path):
+    folder = _texts(tmp_path, ar__1="a . b .", es__2="c .")
+    (folder / "3.txt").write_text("d .")
+    for given in (folder, [folder / "ar", folder / "es", folder / "3.txt"]):
+        examples, log = read("text_folders", given, domain_name="plays")
+        assert {e.record.domain for e in examples} == {"plays"}
+        found = [e.record.client.rpartition("/")[2] for e in examples]
+        assert sorted(found) == ["1", "1", "2", "3"]
+        assert not log.skipped
+    # Without the name, a text beside the domains' folders belongs to none of them.
+    examples, log = read("text_folders", folder)
+    assert [e.record.client for e in examples] == ["ar/1", "ar/1", "es/2"]
+    assert log.skipped == {"text outside of the domains' folders": 1}
+
+
+_TREEBANK = """ no it was n't black monday
+ but while the <unk> industrial average fell N points
+ the $ N billion <unk> said mr. smith 's u.s. unit ; \\ a <unk>
+
+ quotes at N N
+"""
+
+
+def test_a_file_with_a_sentence_a_line(tmp_path):
+    folder = _texts(tmp_path, ptb__train=_TREEBANK)
+    lines = [" ".join(line.split()) for line in _TREEBANK.splitlines() if line.strip()]
+    assert _tokens(folder, sentences="lines") == lines
+    assert _tokens(folder, sentences="lines", tokenizer="words")[0] == "no it was n't black monday"
+    # Words that stand for something are words with every tokenizer, and keep their case.
+    for options in ({"tokenizer": "words"}, {"case": "upper"}, {"punctuation": "drop"}):
+        tokens = _tokens(folder, sentences="lines", **options)
+        assert [t.split().count("<unk>") for t in tokens] == [0, 1, 2, 0]
+    assert _tokens(folder, sentences="lines", case="upper")[3] == "QUOTES AT N N"
+    # No sentence of this file ends as those of tokenised prose do.
+    assert len(_tokens(folder)) == 1
+
+
+def test_texts_without_sentences(tmp_path, monkeypatch):
+    words = [f"w{k}" for k in range(2500)]
+    text = "\n".join(" ".join(words[k : k + 30]) + " ." for k in range(0, 2500, 30))
+    folder = _texts(tmp_path / "lines", ar__1=text)
+    whole = text.split()
+    for block in (64, 1 << 16):
+        monkeypatch.setattr(text_folders, "_BLOCK", block)
+        tokens = _tokens(folder, sentences="none")
+        assert [len(t.split()) for t in tokens] == [1000, 1000, len(whole) - 2000]
+        assert " ".join(tokens).split() == whole
+        # A line that is too long is cut as well, wherever blocks end.
+        one_line = _texts(tmp_path / "one", ar__1=text.replace("\n", " "))
+        assert _tokens(one_line, sentences="lines") == tokens
+
+
+def test_passages_that_stay_together(tmp_path):
+    folder = _texts(tmp_path, plays__1="\n".join("abcdefg"))
+    options = {"sentences_per_client": 2, "sentences_per_group": 4, "split_by": "group"}
+    examples, _ = read("text_folders", folder, sentences="lines", **options)
+    assert [(e.record.client[-1], e.group) for e in examples] == [
+        *[("0", "plays/1#0000")] * 2,
+        *[("1", "plays/1#0000")] * 2,
+        *[("2", "plays/1#0001")] * 2,
+        ("3", "plays/1#0001"),
+    ]
 
 
 @needs("activ_es")

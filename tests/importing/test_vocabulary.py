@@ -31,6 +31,28 @@ def test_counts_equal_those_of_a_counter():
     assert (counts.max_undercount, counts.total(), len(counts)) == (0, 5000, len(expected))
 
 
+def test_words_can_be_taken_back():
+    counts, words = WordCounts(max_words=400), _words(5000)
+    counts.add(words)
+    counts.remove(words[::2])
+    exact = Counter(words)
+    exact.subtract(words[::2])
+    for word, count in exact.items():
+        found = counts.total_of([word])
+        assert count - counts.max_undercount <= found <= count
+    few = WordCounts()
+    few.add(["a", "a", "b"])
+    few.remove(["a", "b"])
+    assert (few.top(5), len(few), few.total()) == ({"a": 1}, 1, 1)
+
+
+def test_what_stands_for_unknown_words_is_no_word_of_a_vocabulary():
+    counts = WordCounts()
+    counts.add(["<unk>", "a", "<unk>", "a", "a", "b", "c"])
+    assert counts.vocabulary(2) == {"a": 3, "b": 1}
+    assert counts.vocabulary(9) == {"a": 3, "b": 1, "c": 1}
+
+
 def test_ties_are_in_alphabetical_order():
     counts = WordCounts()
     counts.add(["b", "a", "c", "c", "d"])

@@ -41,6 +41,7 @@ SPANISH_KEYBOARD = Experiment(
         split=("train:0.9", "heldout:0.05", "test:0.05"),
         # No film is in two splits, though its passages are several clients.
         split_by="group",
+        # As the table was made.
         stratify=False,
     ),
 )

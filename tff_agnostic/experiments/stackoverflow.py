@@ -43,5 +43,6 @@ STACKOVERFLOW = Experiment(
     measures=("perplexity", "in_vocab_accuracy"),
     columns=("answer", "question", DIFFERENCE),
     curve="in_vocab_accuracy",
-    raw_data=ImportOptions(format="stackexchange", stratify=False),
+    # As the tables were made: by client alone, and with formulas as they are.
+    raw_data=ImportOptions(format="stackexchange", stratify=False, markup=("math:keep",)),
 )

@@ -54,6 +54,7 @@ TWO_DOMAIN_LM = Experiment(
         punctuation="drop",
         sentences_per_client=30,
         split_by="group",
+        # As the table was made.
         stratify=False,
     ),
 )

@@ -1,10 +1,14 @@
-"""HTML of posts to text, without code."""
+"""HTML of posts to text."""
 
 from html.parser import HTMLParser
 from typing import Optional
 
+from tff_agnostic.importing.markup import CODE_MARK
+
 # What stands in these is no prose.
-_DROPPED = {"code", "pre", "script", "style"}
+_CODE = {"code", "pre"}
+_SCRIPTS = {"script", "style"}
+_DROPPED_BY_TREATMENT = {"drop": _CODE | _SCRIPTS, "word": _CODE | _SCRIPTS, "keep": _SCRIPTS}
 # A sentence does not go on beyond one of these.
 _BLOCKS = {
     "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
@@ -13,10 +17,13 @@ _BLOCKS = {
 
 
 class _TextOfHtml(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, code: str) -> None:
         super().__init__(convert_charrefs=True)
         self.blocks: list[list[str]] = [[]]
         self._depth = 0
+        self._dropped = _DROPPED_BY_TREATMENT[code]
+        # What stands for code inside of a sentence.
+        self._code = f" {CODE_MARK} " if code == "word" else " "
 
     def updatepos(self, i: int, j: int) -> int:
         # Lines are counted otherwise, at each tag, and nobody asks for them.
@@ -25,7 +32,7 @@ class _TextOfHtml(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, Optional[str]]]) -> None:
         if tag in _BLOCKS:
             self.blocks.append([])
-        if tag in _DROPPED:
+        if tag in self._dropped:
             self._depth += 1
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, Optional[str]]]) -> None:
@@ -37,22 +44,32 @@ class _TextOfHtml(HTMLParser):
             self.blocks.append([])
         else:
             # What code stood between must not become one word.
-            self.blocks[-1].append(" " if tag in _DROPPED else "")
-        if tag in _DROPPED and self._depth:
+            self.blocks[-1].append(self._instead_of(tag))
+        if tag in self._dropped and self._depth:
             self._depth -= 1
+
+    def _instead_of(self, tag: str) -> str:
+        if tag == "code" and self._depth == 1:
+            return self._code
+        return " " if tag in self._dropped else ""
 
     def handle_data(self, data: str) -> None:
         if not self._depth:
             self.blocks[-1].append(data)
 
 
-def html_blocks(html: str) -> list[str]:
+def html_blocks(html: str, code: str = "drop") -> list[str]:
     """Returns the text of each paragraph, heading, list item and so on.
 
-    Code is left out, tags are too, and entities are the characters that they stand for. Whatever is
-    not well-formed is taken as browsers do: this never fails.
+    Tags are left out, and entities are the characters that they stand for. Whatever is not
+    well-formed is taken as browsers do: this never fails.
+
+    Args:
+        html: The HTML.
+        code: What becomes of code, a name of `markup.TREATMENTS`; blocks of code (`pre`) have no
+            word in their place, as they stand in no sentence.
     """
-    parser = _TextOfHtml()
+    parser = _TextOfHtml(code)
     parser.feed(html)
     parser.close()
     texts = ("".join(parts) for parts in parser.blocks)

@@ -83,7 +83,7 @@ class Import:
                 writer.reassign(moves(strata, shares, self.options.min_per_split), count_moved)
             self._check_result(writer, log)
             log.say("sorting by client")
-            vocabulary = words.top(self.options.vocabulary_size) if kind == TEXT else None
+            vocabulary = words.vocabulary(self.options.vocabulary_size) if kind == TEXT else None
             known_categories = categories.known(self.options.max_categories)
             writer.finish(
                 kind or FEATURES,

@@ -5,6 +5,7 @@ from typing import Optional
 
 from tff_agnostic import settings
 from tff_agnostic.data.remarks import FEW_EXAMPLES
+from tff_agnostic.importing.markup import DEFAULT_MARKUP
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
@@ -34,6 +35,14 @@ TOKENIZERS: Registry[str] = Registry(
     {
         "spaces": "the text is tokenised: words are what stands between spaces",
         "words": "punctuation is taken apart, except apostrophes and hyphens inside words",
+    },
+)
+SENTENCES: Registry[str] = Registry(
+    "way to find sentences",
+    {
+        "punctuation": "one ends at . ? ! or an ellipsis that is a word of its own",
+        "lines": "every line is one",
+        "none": "a text is one, in examples of 1000 words",
     },
 )
 LABEL_KINDS: Registry[str] = Registry(
@@ -118,7 +127,7 @@ class ImportOptions:
     domain_name: Optional[str] = setting(
         None,
         "Name of the only domain, where the source has none.",
-        only_with=_formats("leaf", "idx", *_NAMED_COLUMNS),
+        only_with=_formats("leaf", "idx", "text_folders", *_NAMED_COLUMNS),
     )
     domains_file: Optional[str] = setting(
         None, "CSV with a line CLIENT,DOMAIN for each client.", only_with=_formats("leaf")
@@ -208,11 +217,30 @@ class ImportOptions:
     num_clients: int = setting(
         100, "Clients that the examples are dealt to.", at_least=1, only_with=_formats("idx")
     )
+    sentences: str = setting(
+        "punctuation",
+        "Where sentences end.",
+        choices=SENTENCES,
+        only_with=_formats("text_folders"),
+    )
     sentences_per_client: int = setting(
         0,
         "Sentences of a passage that is a client; 0: the whole file is one.",
         at_least=0,
         only_with=_formats("text_folders"),
+    )
+    sentences_per_group: int = setting(
+        0,
+        "Sentences of a passage that --split_by=group keeps together, a multiple of "
+        "--sentences_per_client; 0: the whole file.",
+        at_least=0,
+        only_with=_formats("text_folders"),
+    )
+    markup: tuple[str, ...] = setting(
+        DEFAULT_MARKUP,
+        "What becomes of code and of formulas in TeX: drop, keep, or word for one word in their "
+        "place, <code> or <math>; a name for both or NAME:TREATMENT of each.",
+        only_with=_formats("stackexchange"),
     )
     tokenizer: Optional[str] = setting(
         None,

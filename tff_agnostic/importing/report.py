@@ -24,7 +24,7 @@ from tff_agnostic.importing.store_remarks import (
     sentence_remarks,
 )
 from tff_agnostic.importing.strata import Stratum
-from tff_agnostic.importing.vocabulary import WordCounts
+from tff_agnostic.importing.vocabulary import UNKNOWN, WordCounts
 
 _ALIGNED = ("left", "left", "right", "right", "right", "right")
 _CLIENT_SIZES = (
@@ -102,6 +102,7 @@ class VocabularySummary:
         coverage: Share of all occurrences that the kept words have.
         rarest_count: Occurrences of the rarest word that was kept.
         max_undercount: By how much counts may be too small; 0 if they are exact.
+        unknown: Occurrences of <unk>, which is no word of the vocabulary.
     """
 
     size: int
@@ -109,6 +110,7 @@ class VocabularySummary:
     coverage: float
     rarest_count: int
     max_undercount: int
+    unknown: int
 
     @classmethod
     def of(cls, kept: Mapping[str, int], words: WordCounts) -> "VocabularySummary":
@@ -119,6 +121,7 @@ class VocabularySummary:
             coverage=sum(kept.values()) / max(1, words.total()),
             rarest_count=min(kept.values(), default=0),
             max_undercount=words.max_undercount,
+            unknown=words.total_of([UNKNOWN]),
         )
 
     def text(self) -> str:
@@ -128,6 +131,8 @@ class VocabularySummary:
             f"{self.coverage:.1%} of what they wrote; the rarest has a count of "
             f"{self.rarest_count}."
         )
+        if self.unknown:
+            line += f" {UNKNOWN}, {self.unknown} times, stands for any other word."
         if self.max_undercount:
             line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
         return line

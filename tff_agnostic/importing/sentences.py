@@ -6,6 +6,8 @@ a special word for every URL; one sentence each.
 
 import re
 
+from tff_agnostic.importing.markup import CODE_MARK, MATH_MARK, SPECIAL_WORDS
+
 URL = "<url>"
 
 # Signs that have an ASCII twin are not lost with the other symbols.
@@ -51,6 +53,8 @@ def _words(text: str) -> str:
     tokens = _TOKEN.findall(text)
     if "://" in text or "www." in text:
         tokens = [_without_url(token) for token in tokens]
+    if MATH_MARK in text or CODE_MARK in text:
+        tokens = [SPECIAL_WORDS.get(token, token) for token in tokens]
     return " ".join(tokens)
 
 

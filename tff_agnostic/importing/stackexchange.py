@@ -13,6 +13,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.importing import input_files
 from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.html_text import html_blocks
+from tff_agnostic.importing.markup import Markup, parse_markup, treat_math
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.sentences import sentences_of
@@ -29,11 +30,17 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     Raises:
         UserError: If a file is not such a dump, or holds entities or a document type.
     """
+    markup = parse_markup(options.markup)
     dumps = list(find_inputs(paths))
     for path in dumps:
         prefix = f"{path.resolve().parent.name}/" if len(dumps) > 1 else ""
         for number, attributes in _rows(path, log):
-            yield from _sentences(attributes, prefix, path, number, log)
+            yield from _sentences(attributes, prefix, path, number, markup, log)
+
+
+def check(options: ImportOptions) -> None:
+    """Raises a `UserError` if --markup is not understood."""
+    parse_markup(options.markup)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -107,7 +114,12 @@ def _wrong_byte(file: IO[bytes], offset: int) -> "tuple[int, int] | None":
 
 
 def _sentences(
-    attributes: Mapping[str, str], prefix: str, path: Path, number: int, log: ReadLog
+    attributes: Mapping[str, str],
+    prefix: str,
+    path: Path,
+    number: int,
+    markup: Markup,
+    log: ReadLog,
 ) -> Iterator[SourceExample]:
     log.num_records += 1
     owner = attributes.get("OwnerUserId")
@@ -141,7 +153,9 @@ def _sentences(
     group = prefix + attributes.get("ParentId", post)
     any_sentence = False
     for k, tokens in enumerate(
-        sentence for block in html_blocks(attributes["Body"]) for sentence in sentences_of(block)
+        sentence
+        for block in html_blocks(attributes["Body"], markup.code)
+        for sentence in sentences_of(treat_math(block, markup.math))
     ):
         any_sentence = True
         record = Record(client, kind, {"tokens": tokens, **shared})
@@ -175,5 +189,6 @@ FORMAT = Format(
     summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains question and answer",
     read=read,
     find_inputs=find_inputs,
+    check=check,
     has_groups=True,
 )

@@ -1,12 +1,13 @@
-"""Folders of texts: a folder for each domain, with UTF-8 files `.txt`.
+"""Folders of texts: a folder for each domain, with UTF-8 files `.txt`; or one domain's files.
 
 A client is a file, or a passage of some of its sentences; an example is a sentence; a group is a
-file, so that --split_by=group keeps the passages of one together.
+file, or a longer passage, so that --split_by=group keeps the passages of one together.
 """
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Callable, Optional
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
@@ -26,57 +27,111 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """Yields the sentences of all files, a block of a file in memory at a time.
 
     Raises:
-        UserError: If a folder has no texts, or a file is not UTF-8.
+        UserError: If a folder has no texts, there are no domains, or a file is not UTF-8.
     """
     normalizer = Normalizer(options, default_tokenizer="spaces")
-    size = options.sentences_per_client
-    for document, path in _texts(paths).items():
-        domain = document.partition("/")[0]
+    sentences = _SENTENCES[options.sentences]
+    size, group_size = options.sentences_per_client, options.sentences_per_group
+    for document, (path, domain) in _of_domains(options, paths, log).items():
         count = 0
-        for words in _sentences(path, normalizer, log):
+        for words in sentences(_pieces(path, log), normalizer):
             log.num_records += 1
             client = f"{document}#{count // size:04d}" if size else document
+            group = f"{document}#{count // group_size:04d}" if group_size else document
             tokens = normalizer.sentence(words)
             if not tokens:
                 log.skip("sentence without words", client)
                 continue
             record = Record(client, domain, {"tokens": tokens})
-            yield SourceExample(record, f"{document}:{count}", document)
+            yield SourceExample(record, f"{document}:{count}", group)
             count += 1
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts below the domains' folders.
+    """Returns the texts, in the domains' folders or not.
 
     Raises:
         UserError: If there are none.
     """
-    return list(_texts(paths).values())
+    return [path for path, _ in _texts(paths).values()]
 
 
-def _texts(paths: Sequence[Path]) -> dict[str, Path]:
-    """Returns the files by DOMAIN/NAME."""
-    texts: dict[str, Path] = {}
-    for root in paths:
-        folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        if not folders:
-            raise UserError(f"{root}: expected a folder with a folder for each domain, found none")
-        for folder in folders:
-            for path in input_files.expand([folder], (_SUFFIX,)):
-                document = path.relative_to(root).as_posix()[: -len(_SUFFIX)]
-                if document in texts:
-                    raise UserError(
-                        f"{path}: expected different names in different inputs, found "
-                        f"{texts[document]} as well"
-                    )
-                texts[document] = path
+def check(options: ImportOptions) -> None:
+    """Raises a `UserError` if groups have no effect, or would cut clients."""
+    size, group_size = options.sentences_per_client, options.sentences_per_group
+    if not group_size:
+        return
+    if options.split_by != "group":
+        raise UserError("--sentences_per_group has no effect without --split_by=group")
+    if not size or group_size % size:
+        raise UserError(
+            f"--sentences_per_group={group_size}: expected a multiple of --sentences_per_client, "
+            f"found {size}"
+        )
+
+
+def _of_domains(
+    options: ImportOptions, paths: Sequence[Path], log: ReadLog
+) -> dict[str, tuple[Path, str]]:
+    """Returns the texts that have a domain, with it; tells the log of the others."""
+    found = {}
+    for document, (path, folder) in _texts(paths).items():
+        domain = options.domain_name or folder
+        if domain is None:
+            log.num_records += 1
+            log.skip("text outside of the domains' folders")
+        else:
+            found[document] = (path, domain)
+    if not found:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: expected a folder with a folder for each domain, or "
+            "--domain_name for texts of one domain, found texts without"
+        )
+    return found
+
+
+def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
+    """Returns each file and the domain's folder that it is in, by DOMAIN/NAME or NAME."""
+    texts: dict[str, tuple[Path, Optional[str]]] = {}
+    for root, path, folder in _files(paths):
+        document = path.relative_to(root).as_posix()[: -len(_SUFFIX)]
+        if document in texts:
+            raise UserError(
+                f"{path}: expected different names in different inputs, found "
+                f"{texts[document][0]} as well"
+            )
+        texts[document] = (path, folder)
     return texts
 
 
-def _sentences(path: Path, normalizer: Normalizer, log: ReadLog) -> Iterator[list[str]]:
+def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
+    """Yields what a file's name is relative to, the file, and its domain's folder."""
+    for root in paths:
+        if not root.is_dir():
+            if root.suffix != _SUFFIX:
+                raise UserError(f"{root}: expected a folder, or a text {_SUFFIX}, found neither")
+            input_files.check_not_empty(root)
+            yield root.parent, root, None
+            continue
+        entries = sorted(root.iterdir())
+        outside = [path for path in entries if path.suffix == _SUFFIX and not path.is_dir()]
+        folders = [path for path in entries if path.is_dir()]
+        if not outside and not folders:
+            raise UserError(
+                f"{root}: expected a folder with a folder for each domain, or texts {_SUFFIX} of "
+                "one domain, found neither"
+            )
+        for path in input_files.expand(outside, (_SUFFIX,)):
+            yield root, path, None
+        for folder in folders:
+            for path in input_files.expand([folder], (_SUFFIX,)):
+                yield root, path, folder.name
+
+
+def _by_punctuation(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[str]]:
     words: list[str] = []
     ended = False
-    for piece in _pieces(path, log):
+    for piece in pieces:
         for word in normalizer.tokenize(piece):
             ends = is_sentence_end(word)
             # "... ?" ends one sentence, not two.
@@ -87,6 +142,45 @@ def _sentences(path: Path, normalizer: Normalizer, log: ReadLog) -> Iterator[lis
             ended = ends
     if words:
         yield words
+
+
+def _by_lines(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[str]]:
+    words: list[str] = []
+    for piece in pieces:
+        *ended, rest = piece.split("\n")
+        for line in ended:
+            words += normalizer.tokenize(line)
+            yield from _at_most(words)
+            words = []
+        words += normalizer.tokenize(rest)
+        # A file that has no lines must not be held as a whole.
+        while len(words) > _MAX_WORDS:
+            yield words[:_MAX_WORDS]
+            words = words[_MAX_WORDS:]
+    yield from _at_most(words)
+
+
+def _by_length(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[str]]:
+    words: list[str] = []
+    for piece in pieces:
+        words += normalizer.tokenize(piece)
+        *whole, words = list(_at_most(words)) or [[]]
+        yield from whole
+    yield from _at_most(words)
+
+
+def _at_most(words: list[str]) -> Iterator[list[str]]:
+    """Yields words in runs of at most `_MAX_WORDS`, none of them empty."""
+    for start in range(0, len(words), _MAX_WORDS):
+        yield words[start : start + _MAX_WORDS]
+
+
+# Pieces of a text, which end between words -> the words of each sentence.
+_SENTENCES: dict[str, Callable[[Iterable[str], Normalizer], Iterator[list[str]]]] = {
+    "punctuation": _by_punctuation,
+    "lines": _by_lines,
+    "none": _by_length,
+}
 
 
 def _pieces(path: Path, log: ReadLog) -> Iterator[str]:
@@ -115,8 +209,10 @@ def _pieces(path: Path, log: ReadLog) -> Iterator[str]:
 
 
 FORMAT = Format(
-    summary="a folder for each domain, with texts as .txt files; clients are files or passages",
+    summary="a folder for each domain, with texts as .txt files, or such files of one domain; "
+    "clients are files or passages",
     read=read,
     find_inputs=find_inputs,
+    check=check,
     has_groups=True,
 )

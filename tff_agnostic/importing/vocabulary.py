@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 _MAX_WORDS = 2_000_000
+# In texts whose rare words were replaced, as in the Penn Treebank: any other word.
+UNKNOWN = "<unk>"
 
 
 class WordCounts:
@@ -53,6 +55,12 @@ class WordCounts:
     def total(self) -> int:
         """Returns how many words were counted and not forgotten."""
         return sum(self._counts.values())
+
+    def vocabulary(self, size: int) -> dict[str, int]:
+        """Returns `top`, without the word that stands for words that are not known."""
+        known = self.top(size + 1)
+        known.pop(UNKNOWN, None)
+        return dict(list(known.items())[:size])
 
     def _forget(self) -> None:
         """Forgets the rarest, so that at most half of the places are taken."""

@@ -5,8 +5,10 @@ from typing import Callable
 
 from tff_agnostic.importing.options import ImportOptions
 
-# A word with apostrophes or hyphens inside, a run of one sign such as "...", or a single sign.
-_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*|(\S)\1*")
+# A word that stands for something, such as <unk>; one with apostrophes or hyphens inside; a run of
+# one sign such as "..."; or a single sign.
+_WORD = re.compile(r"</?\w+>|\w+(?:['\u2019-]\w+)*|(\S)\1*")
+_LITERAL = re.compile(r"</?\w+>")
 _END = re.compile("[.?!\u2026]+")
 
 _CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
@@ -47,5 +49,8 @@ class Normalizer:
         """Returns a sentence as stores hold it; empty without letters and digits."""
         if not any(map(has_letters, words)):
             return ""
-        kept = filter(has_letters, words) if self._drop else words
-        return self._case(" ".join(kept))
+        kept = list(filter(has_letters, words)) if self._drop else words
+        text = " ".join(kept)
+        if "<" not in text:
+            return self._case(text)
+        return " ".join(w if _LITERAL.fullmatch(w) else self._case(w) for w in kept)
