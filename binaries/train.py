@@ -10,17 +10,21 @@ from absl import flags
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.program.cli import resume_command, run_app
+from tff_agnostic.program.data_remarks import data_remarks
+from tff_agnostic.program.earlier_run import CHANGEABLE
 from tff_agnostic.program.flags import (
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
     path_flag,
     run_spec_from_flags,
+    run_spec_that_goes_on,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.output_folder import output_folder
 from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -36,26 +40,39 @@ def define_flags() -> None:
         "output_dir", None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
     )
     flags.DEFINE_bool(
-        "resume", False, "Go on with the run in --output_dir, or with the newest one."
+        "resume",
+        False,
+        "Go on with the run in --output_dir, or with the newest one of its name. All settings are "
+        f"those of the folder; flags may give other values of {', '.join(CHANGEABLE)}, of how "
+        "rounds are executed, and say where files have moved to.",
     )
 
 
 def main(argv: Sequence[str]) -> None:
     """Trains as the flags say, and prints a table per domain."""
     del argv
-    spec = run_spec_from_flags()
-    options = runtime_options(spec.config.runtime)
     given, resume = path_flag("output_dir"), flags.FLAGS.resume
-    algorithm = algorithm_label(spec.config.algorithm)
-    with (
-        output_folder(given, _RUNS, f"{spec.task}-{algorithm}", resume) as path,
-        StopRequest() as stop,
-        RUNTIMES[spec.config.runtime](options) as runtime,
-    ):
+    name = "" if given else _name(run_spec_from_flags())
+    with output_folder(given, _RUNS, name, resume) as path:
+        _train(RunFolder(path), resume)
+
+
+def _name(spec: RunSpec) -> str:
+    return f"{spec.task}-{algorithm_label(spec.config.algorithm)}"
+
+
+def _train(folder: RunFolder, resume: bool) -> None:
+    goes_on = resume and folder.config.exists()
+    spec = run_spec_that_goes_on(folder) if goes_on else run_spec_from_flags()
+    options = runtime_options(spec.config.runtime)
+    path, algorithm = folder.path, algorithm_label(spec.config.algorithm)
+    with StopRequest() as stop, RUNTIMES[spec.config.runtime](options) as runtime:
         print(f"{algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")
-        run = TrainingRun(spec, RunFolder(path), runtime, resume)
+        run = TrainingRun(spec, folder, runtime, resume)
         if run.security is not None:
             print(f"secure aggregation: {run.security.summary()}")
+        for remark in data_remarks(run.task, spec.config):
+            print(f"note: {remark.text}")
         try:
             report = run.run(stop)
         except Interrupted as e:

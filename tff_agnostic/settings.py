@@ -47,8 +47,10 @@ def setting(
         is_path: Whether it names a file, which is the same file however it is named.
         **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
             upper limit), `only_with` (another setting and the values with which this one has an
-            effect), `runtimes` (the same of runtimes), and `as_before` (what runs mean that were
-            written before the setting existed, if it is not the default).
+            effect), `runtimes` (the same of runtimes), `may_change` (that a run that goes on may
+            have another value, and what is then told of its earlier rounds, if anything is), and
+            `as_before` (what runs mean that were written before the setting existed, if it is not
+            the default).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}

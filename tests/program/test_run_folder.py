@@ -135,6 +135,12 @@ def test_a_run_of_the_first_release_goes_on_as_it_was(tmp_path):
     assert "--rounds" in _error(folder, **_SECURE, rounds=3)
     assert "--seed is 0 there and 1 here" in _error(folder, **_SECURE, seed=1)
 
+    # What was given is not put in the place of what was done then, nor the other way round.
+    given = _spec(**_SECURE, worst_min_examples=3)
+    assert folder.adopted(given).config.worst_min_examples == 3
+    more = {**_SECURE, "secure_min_clients": 2, "clients_per_round": 2}
+    assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **more)
+
     # Once it has gone on, the folder says so itself.
     folder.write_config(folder.adopted(_spec(**_SECURE)), {}, _EXECUTION)
     folder.check(_spec(**_SECURE, secure_min_clients=1), resume=True)
@@ -151,17 +157,28 @@ def test_sums_of_too_few_clients_are_refused_before_anything_else_is_done(tmp_pa
     folder.check(_spec(**{flag: 1}), resume=False)
 
 
+def test_all_differences_are_told_in_one_line(tmp_path):
+    folder = _claimed(tmp_path, window=3)
+    assert _error(folder, window=4, seed=1, rounds=9, evaluate_every=3) == (
+        f"--output_dir: {tmp_path} holds another run: --seed is 0 there and 1 here, --window is 3 "
+        "there and 4 here"
+    )
+
+
 def test_another_execution_is_no_other_run_but_is_told(tmp_path):
     folder = _claimed(tmp_path)
-    assert folder.changes_of_execution(_EXECUTION) == []
-    assert folder.changes_of_execution({**_EXECUTION, "client_mode": "streamed"}) == [
+    spec = _spec()
+    assert folder.changes(spec, _EXECUTION) == []
+    assert folder.changes(spec, {**_EXECUTION, "client_mode": "streamed"}) == [
         "--client_mode was auto until now and is streamed: numbers may differ in their last bits "
         "from those of an uninterrupted run"
     ]
     # A release that did not write it down cannot be asked.
     _change(folder, ["format", "execution"])
-    assert folder.changes_of_execution({"client_mode": "streamed"}) == []
-    assert RunFolder(tmp_path / "new").changes_of_execution(_EXECUTION) == []
+    assert folder.changes(spec, {"client_mode": "streamed"}) == []
+    assert RunFolder(tmp_path / "new").changes(spec, _EXECUTION) == []
+    (line,) = folder.changes(_spec(evaluate_every=3), {})
+    assert line.startswith(f"--evaluate_every was {spec.config.evaluate_every} until now and is 3:")
 
 
 @pytest.mark.parametrize(

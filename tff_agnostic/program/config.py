@@ -29,6 +29,7 @@ class RunConfig(Settings):
         "Where rounds are executed: in this process, in Ray's workers, or in TFF's runtime, the "
         "reference.",
         choices=RUNTIMES,
+        may_change="numbers may differ in their last bits from those of an uninterrupted run",
     )
     aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
     precision: str = setting(
@@ -37,7 +38,7 @@ class RunConfig(Settings):
         choices=PRECISIONS,
     )
     seed: int = setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
-    rounds: int = setting(100, "T, communication rounds.", at_least=1)
+    rounds: int = setting(100, "T, communication rounds.", at_least=1, may_change="")
     clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
     cohort_sampling: str = setting(
         "uniform",
@@ -48,12 +49,18 @@ class RunConfig(Settings):
     max_examples: Optional[int] = setting(
         None, "How many examples of a training client are used, the first ones.", at_least=1
     )
-    evaluate_every: int = setting(10, "Rounds between evaluations on the test clients.", at_least=1)
+    evaluate_every: int = setting(
+        10,
+        "Rounds between evaluations on the test clients.",
+        at_least=1,
+        may_change="evaluations of earlier rounds stay as they are",
+    )
     evaluation_clients: Optional[int] = setting(
         None,
         "How many test clients evaluations between rounds use, the same in all of them; all if not "
         "given. The one after the last round uses all.",
         at_least=1,
+        may_change="evaluations of earlier rounds stay as they are",
     )
     worst_min_examples: int = setting(
         10,
@@ -61,6 +68,9 @@ class RunConfig(Settings):
         "the worst domain, and of its difference from the best; the others are listed.",
         at_least=1,
         as_before=1,
+        may_change="what was written of the worst domain after earlier rounds stays as it is",
     )
-    checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1)
-    keep_checkpoints: int = setting(2, "How many of the newest checkpoints stay.", at_least=1)
+    checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1, may_change="")
+    keep_checkpoints: int = setting(
+        2, "How many of the newest checkpoints stay.", at_least=1, may_change=""
+    )

@@ -14,6 +14,8 @@ from absl import flags
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.arms import OF_ALL_ROWS
+from tff_agnostic.program.earlier_run import inheriting
+from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_settings import run_settings
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.registry import Registry
@@ -124,6 +126,26 @@ def run_spec_from_flags() -> RunSpec:
     """
     task = flags.FLAGS.task
     return resolve(task, given_settings(), given_task_options(task), data_dir(), data())
+
+
+def run_spec_that_goes_on(folder: RunFolder) -> RunSpec:
+    """Returns the run of a folder with what the parsed flags say otherwise.
+
+    Whether it may be otherwise is `RunFolder.check`'s to say.
+
+    Args:
+        folder: The folder of a run.
+
+    Raises:
+        UserError: If the folder's run cannot be read, or a value is unknown, out of range, or
+            without effect.
+    """
+    given = given_settings()
+    algorithm = given.get("algorithm")
+    earlier = folder.spec(algorithm and str(Path(algorithm).resolve()))
+    if flags.FLAGS["task"].present and flags.FLAGS.task != earlier.task:
+        return run_spec_from_flags()
+    return inheriting(earlier, given, given_task_options(earlier.task), data_dir(), data())
 
 
 def given_settings() -> dict[str, Any]:

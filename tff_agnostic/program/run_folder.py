@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from absl import logging
 
+from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
     is_temporary,
@@ -19,6 +20,7 @@ from tff_agnostic.files import (
     write_json,
 )
 from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
+from tff_agnostic.program.earlier_run import changes, differences
 from tff_agnostic.program.enough_clients import check_clients_per_round, check_evaluation_clients
 from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
 from tff_agnostic.settings import flag_of
@@ -47,7 +49,9 @@ class RunFolder:
     def check(self, spec: RunSpec, resume: bool) -> None:
         """Checks that a run may begin or go on in the folder; writes nothing.
 
-        A resumed run may have more rounds than before; everything else has to be as it was.
+        A resumed run may have more rounds than before, and other values of settings that say they
+        may change. Files may have moved whose content the fingerprint knows. Everything else has to
+        be as it was.
 
         Raises:
             UserError: If the folder holds another run, a run that is not to be resumed or other
@@ -133,29 +137,46 @@ class RunFolder:
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
 
-    def changes_of_execution(self, execution: Mapping[str, Any]) -> list[str]:
-        """Returns a line for each difference in how the folder's rounds were executed until now."""
+    def changes(self, spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
+        """Returns a line for each change that is to be known when a run goes on in the folder.
+
+        Args:
+            spec: The run.
+            execution: How its rounds are executed from now on; see `write_config`.
+        """
         if not self.config.exists():
             return []
         there = self._read_config().get(_EXECUTION, {})
-        return [
+        return changes(self.spec(spec.config.algorithm), spec) + [
             f"--{name} was {there[name]} until now and is {value}: numbers may differ in their "
             "last bits from those of an uninterrupted run"
             for name, value in execution.items()
             if name in there and there[name] != value
         ]
 
-    def rounds(self) -> Optional[int]:
-        """Returns how many rounds the folder's run has, or None if there is no run."""
-        return int(self._read_config()["rounds"]) if self.config.exists() else None
+    def last_evaluation(self) -> Optional[tuple[int, int]]:
+        """Returns the last round of the folder's run and its rounds between evaluations.
 
-    def spec(self) -> RunSpec:
+        None if there is no run.
+        """
+        if not self.config.exists():
+            return None
+        flags = self._read_config()
+        return int(flags["rounds"]), int(flags["evaluate_every"])
+
+    def spec(self, algorithm: Optional[str] = None) -> RunSpec:
         """Returns the run that the folder holds.
+
+        Args:
+            algorithm: Where the Python file of the run's algorithm is now, if it has one and it may
+                have moved; of another algorithm nothing is taken.
 
         Raises:
             UserError: If there is none, or it was written by another version.
         """
         flags = self._read_config()
+        if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
+            flags = {**flags, "algorithm": algorithm}
         try:
             return from_flags(flags)
         except KeyError as e:
@@ -167,16 +188,17 @@ class RunFolder:
         """Returns a run that is to go on in the folder, with what was written before a setting was.
 
         Settings that did not exist when the folder was written have the values that mean what was
-        done then.
+        done then, unless a user gave others.
         """
         if not self.config.exists() or self._read_config().get("format", 1) == FORMAT:
             return spec
-        there, of_folder = self._read_config(), self.spec()
+        of_folder = self.spec(spec.config.algorithm)
+        known = {*self._read_config(), *spec.given}
 
         def older(part: Any, before: Any) -> Any:
             if type(part) is not type(before):
                 return part
-            missing = [f.name for f in dataclasses.fields(part) if flag_of(f) not in there]
+            missing = [f.name for f in dataclasses.fields(part) if flag_of(f) not in known]
             return dataclasses.replace(part, **{name: getattr(before, name) for name in missing})
 
         return dataclasses.replace(
@@ -200,27 +222,20 @@ class RunFolder:
         return flags
 
     def _check_same(self, spec: RunSpec, resume: bool) -> None:
-        there, flags = self.spec().flags(), self.adopted(spec).flags()
-        different = sorted(
-            name
-            for name in {*flags, *there}
-            if flags.get(name) != there.get(name) and name != "rounds"
-        )
+        there, here = self.spec(spec.config.algorithm), self.adopted(spec)
+        known = read_json(self.fingerprint) if self.fingerprint.exists() else {}
+        different = differences(there, here, known)
         if different:
-            name = "algorithm" if "algorithm" in different else different[0]
-            raise UserError(
-                f"--output_dir: {self.path} holds another run: --{name} is {there.get(name)} there "
-                f"and {flags.get(name)} here"
-            )
+            raise UserError(f"--output_dir: {self.path} holds another run: {', '.join(different)}")
         if not resume:
             raise UserError(
                 f"--output_dir: {self.path} holds this run already: add --resume to go on with it, "
                 "or choose another folder"
             )
-        if flags["rounds"] < there["rounds"]:
+        if here.config.rounds < there.config.rounds:
             raise UserError(
-                f"--rounds: the run in {self.path} has {there['rounds']} rounds, and a resumed run "
-                f"cannot have fewer, found {flags['rounds']}"
+                f"--rounds: the run in {self.path} has {there.config.rounds} rounds, and a resumed "
+                f"run cannot have fewer, found {here.config.rounds}"
             )
 
     def _remove_temporary_files(self) -> None:
@@ -252,9 +267,13 @@ def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
 
 def algorithm_of_checkpoint(path: Path) -> str:
     """Returns the algorithm of the run that a checkpoint belongs to, "" if that cannot be read."""
-    folder = path if path.is_dir() else path.absolute().parent.parent
+    return algorithm_of_run(RunFolder(path if path.is_dir() else path.absolute().parent.parent))
+
+
+def algorithm_of_run(folder: RunFolder) -> str:
+    """Returns the algorithm of the run in a folder, "" if there is none or it cannot be read."""
     try:
-        flags = read_json(RunFolder(folder).config)
+        flags = read_json(folder.config)
     except UserError:
         return ""
     algorithm = flags.get("algorithm", "")

@@ -15,7 +15,7 @@ from tff_agnostic.algorithms.user_algorithm import is_user_file, load_user_algor
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.arms import algorithms_in
 from tff_agnostic.program.config import RunConfig
-from tff_agnostic.program.run_folder import algorithm_of_checkpoint
+from tff_agnostic.program.run_folder import RunFolder, algorithm_of_checkpoint, algorithm_of_run
 from tff_agnostic.program.run_spec import settings_of_runs
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.setting_flags import Setting, settings_in
@@ -81,6 +81,8 @@ def _user_files(argv: Sequence[str]) -> list[str]:
     flags.DEFINE_list("algorithms", [], "", flag_values=scanned)
     flags.DEFINE_string("arms", None, "", flag_values=scanned)
     flags.DEFINE_string("checkpoint", None, "", flag_values=scanned)
+    flags.DEFINE_string("output_dir", None, "", flag_values=scanned)
+    flags.DEFINE_bool("resume", False, "", flag_values=scanned)
     try:
         scanned(list(argv), known_only=True)
     except flags.Error:
@@ -89,4 +91,7 @@ def _user_files(argv: Sequence[str]) -> list[str]:
     names = [scanned.algorithm, *scanned.algorithms, *algorithms_in(scanned.arms or "")]
     if scanned.checkpoint:
         names.append(algorithm_of_checkpoint(Path(scanned.checkpoint)))
+    if scanned.resume and scanned.output_dir and scanned.algorithm is None:
+        # A run that goes on has its folder's algorithm.
+        names.append(algorithm_of_run(RunFolder(Path(scanned.output_dir))))
     return list(dict.fromkeys(name for name in names if name and is_user_file(name)))

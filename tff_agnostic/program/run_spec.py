@@ -46,6 +46,7 @@ class RunSpec:
         config: What every run has.
         algorithm: Settings of the algorithm, an instance of its spec's `options`.
         aggregation: Settings of the aggregation.
+        given: Flags of the settings that a user gave, whatever their values.
     """
 
     task: str
@@ -55,6 +56,7 @@ class RunSpec:
     config: RunConfig
     algorithm: Any
     aggregation: Any
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def settings(self) -> dict[str, Any]:
         """Returns the values of all settings but the task's, by flag."""
@@ -139,6 +141,7 @@ def resolve(
         config,
         algorithm_options(name, values),
         made_of(AGGREGATIONS[config.aggregation].options, values),
+        frozenset(wanted),
     )
     check_given(run, given)
     return run

@@ -127,7 +127,7 @@ class TrainingRun:
             if self._history.rows:
                 # Before the config, which says that rows of a shorter run fit this one by now.
                 self._history.write()
-            for line in self._folder.changes_of_execution(self._execution):
+            for line in self._folder.changes(self.spec, self._execution):
                 print(line)
             self._folder.write_config(self.spec, self._fingerprint, self._execution)
             reports = self._rounds(state, reports, stop, show_progress)
@@ -193,15 +193,14 @@ class TrainingRun:
         """Gives rows the evaluations that they have where nothing was interrupted.
 
         A shorter run was evaluated after its last round, and on all test clients, where this one
-        may not be, or on some of them.
+        may not be, or on some of them. Other evaluations stay, whenever they were due.
         """
         config, completed = self.spec.config, int(state.round_num)
-        nothing = self._evaluation_columns.values(None)
-        for round_num in range(1, completed + 1):
-            if not self._evaluations.are_due(round_num):
-                self._history.change(round_num, nothing)
+        last, every = self._folder.last_evaluation() or (0, 1)
+        if 0 < last <= completed and last % every and not self._evaluations.are_due(last):
+            self._history.change(last, self._evaluation_columns.values(None))
         is_last = completed == config.rounds
-        was_last = completed == self._folder.rounds() and self._evaluations.are_due(completed)
+        was_last = completed == last and self._evaluations.are_due(completed)
         if not (is_last or (was_last and config.evaluation_clients is not None)):
             return None
         reports = self._evaluations(state)
