@@ -23,6 +23,7 @@ from tests.algorithms.cases import (
 from tests.computations.harness import (
     assert_all_close,
     assert_identical,
+    make_client,
     random_client,
     run_rounds,
 )
@@ -30,6 +31,7 @@ from tff_agnostic.algorithms import Trait
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras
+from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.quantities import flattened, paired
 
 
@@ -40,8 +42,9 @@ def name(request) -> str:
 
 @pytest.fixture(scope="module")
 def trainings(cohort_runtime):
+    """Trainings by name and settings, each made once."""
     return functools.lru_cache(maxsize=None)(
-        lambda name: cohort_runtime.training(build(name), PlainSum())
+        lambda name, **settings: cohort_runtime.training(build(name, **settings), PlainSum())
     )
 
 
@@ -126,15 +129,35 @@ def test_a_client_without_examples_adds_nothing_and_is_counted(training):
     assert report["clients"]["non_finite"] == 0
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training, value):
+def test_finite_answers_whose_sum_is_not_finite_skip_the_round(trainings, name):
+    """Each client is within float32's range; those whose answers are not are left out."""
+    training, algorithm = trainings(name, client_epochs=1), build(name)
+    state, _ = run_rounds(training, cohorts(2))
+    # Of these weights the inputs' size makes no difference to the losses, only to the gradients.
+    weights = ModelWeights([np.zeros([4, 3], np.float32), np.array([0, 1, 0], np.float32)], [])
+    state = state._replace(algorithm=algorithm.with_weights(state.algorithm, weights))
+    far_out = make_client(np.full([1, 4], 3e38, np.float32), [1], [2])
+    near = make_client(np.zeros([1, 4]), [1], [1])
+    next_state, report = training.next(state, [*[far_out] * 600, *[near] * 600])
+    is_skipped = report["clients"]["non_finite"] == 0
+    assert report["skipped"] == is_skipped
+    _assert_finite((next_state, report))
+    expected, _ = training.next(state, [] if is_skipped else [near] * 600)
+    assert_all_close(next_state, expected)
+    after, report = training.next(next_state, cohort(3))
+    assert report["skipped"] == 0
+    assert not np.array_equal(*(_main_model(name, s).trainable[0] for s in (after, state)))
+
+
+def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training):
     state, clients = _started(training), cohort(7)
     expected, expected_report = training.next(state, clients)
-    next_state, report = training.next(state, [*clients, spoiled_client(value)])
-    assert_all_close(next_state, expected, rtol=1e-6)
-    assert_all_close(report["client_work"], expected_report["client_work"], rtol=1e-6)
-    assert report["clients"]["non_finite"] == 1
-    assert report["clients"]["contributed"] == expected_report["clients"]["contributed"]
+    for value in (np.nan, np.inf, -np.inf):
+        next_state, report = training.next(state, [*clients, spoiled_client(value)])
+        assert_all_close(next_state, expected, rtol=1e-6)
+        assert_all_close(report["client_work"], expected_report["client_work"], rtol=1e-6)
+        assert report["clients"]["non_finite"] == 1
+        assert report["clients"]["contributed"] == expected_report["clients"]["contributed"]
 
 
 def test_a_cohort_of_clients_that_are_not_finite_leaves_the_models(training, name):
@@ -162,15 +185,11 @@ def test_domains_absent_for_many_rounds_leave_everything_finite(training):
     _assert_finite(training.next(state, cohort(10)))
 
 
-def test_a_batch_may_be_larger_than_the_client(cohort_runtime, name):
-    states = [
-        run_rounds(
-            cohort_runtime.training(build(name, batch_size=batch_size), PlainSum()),
-            [cohort(11)] * 2,
-        )[0]
-        for batch_size in (13, 10_000)
-    ]
-    assert_all_close(states[0], states[1])
+def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
+    clients = cohort(11, sizes=(4, 3, 1, 2))
+    state, _ = run_rounds(trainings(name, batch_size=10_000), [clients] * 2)
+    # In batches of 4, of which the largest client fills one.
+    assert_all_close(state, run_rounds(training, [clients] * 2)[0])
 
 
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(cohort_runtime, name, training):
@@ -223,21 +242,21 @@ def _clipped(report: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", _with_trait(Trait.ONE_DOMAIN_IS_FED_AVG))
-def test_with_one_domain_it_is_fed_avg(cohort_runtime, name):
+def test_with_one_domain_it_is_fed_avg(trainings, name):
     rng = np.random.default_rng(1)
     clients = [[random_client(rng, n, [0]) for n in (7, 3, 10)] for _ in range(4)]
     models = []
     for other in (name, "fed_avg"):
-        algorithm = build(other, num_domains=1, target_domain="0")
-        state, _ = run_rounds(cohort_runtime.training(algorithm, PlainSum()), clients)
-        models.append(algorithm.main_model(state.algorithm))
+        settings: dict[str, Any] = {"num_domains": 1, "target_domain": "0"}
+        state, _ = run_rounds(trainings(other, **settings), clients)
+        models.append(build(other, **settings).main_model(state.algorithm))
     assert_all_close(models[0], models[1])
 
 
 @pytest.mark.parametrize("name", _with_trait(Trait.DOMAIN_BLIND))
-def test_which_domain_an_example_belongs_to_does_not_matter(cohort_runtime, name):
+def test_which_domain_an_example_belongs_to_does_not_matter(trainings, name):
     # The order of examples is drawn from what a client holds, domains included.
-    training = cohort_runtime.training(build(name, shuffle=False), PlainSum())
+    training = trainings(name, shuffle=False)
     clients = cohort(12)
     moved = [{**c, "domain_id": (c["domain_id"] + 1) % NUM_DOMAINS} for c in clients]
     states = [training.next(_started(training), cohort)[0] for cohort in (clients, moved)]
@@ -245,9 +264,8 @@ def test_which_domain_an_example_belongs_to_does_not_matter(cohort_runtime, name
 
 
 @pytest.mark.parametrize("name", _with_trait(Trait.PARTITION_BLIND))
-def test_with_one_full_step_it_does_not_matter_who_holds_an_example(cohort_runtime, name):
-    algorithm = build(name, client_epochs=1, batch_size=1000)
-    training = cohort_runtime.training(algorithm, PlainSum())
+def test_with_one_full_step_it_does_not_matter_who_holds_an_example(trainings, name):
+    training = trainings(name, client_epochs=1, batch_size=1000)
     clients = cohort(13)
     merged = {key: np.concatenate([c[key] for c in clients[1:]]) for key in clients[0]}
     states = [training.next(_started(training), c)[0] for c in (clients, [clients[0], merged])]

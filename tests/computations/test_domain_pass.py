@@ -62,3 +62,17 @@ def test_the_regularizer_is_part_of_every_examples_loss():
         model, 2, weights, group_of_one(make_client([1, 2, 5], [0, 0, 1])), batch_size=2
     )
     np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["large first", "small first"])
+def test_a_large_sum_does_not_swallow_small_losses(order):
+    """Of 60,000 examples the first, or the last, has a million times the loss of the others."""
+    x = np.array([1e4] + [0.017] * 59_999, np.float32)[::order]
+    sums = domain_pass(
+        linear_model(),
+        2,
+        linear_model().initial_weights,
+        group_of_one(make_client(x, [0] * 60_000)),
+    )
+    expected = 4.0 * np.sum(x, dtype=np.float64)
+    np.testing.assert_allclose(sums.losses, [expected, 0.0], rtol=1e-7)

@@ -57,6 +57,12 @@ def test_exponentiated_gradient_of_huge_losses_does_not_overflow(losses, expecte
     np.testing.assert_allclose(updated, expected, rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize("losses", [[1e3, 1e3, -5.0], [3e38, 3e38, 1e38], [1e3, 1e3, -3e38]])
+def test_a_product_beyond_the_range_of_float32_gives_the_limit(losses):
+    updated = dw.exponentiated_gradient(_f32(0.5, 0.3, 0.2), _f32(*losses), 3e38)
+    np.testing.assert_allclose(updated, [0.625, 0.375, 0.0], atol=1e-6)
+
+
 def test_exponentiated_gradient_keeps_a_zero_weight_at_zero():
     updated = dw.exponentiated_gradient(_f32(0.0, 0.6, 0.4), _f32(100.0, 1.0, 1.0), 1.0)
     np.testing.assert_allclose(updated, [0.0, 0.6, 0.4], rtol=1e-6)

@@ -11,7 +11,11 @@ from tests.computations.harness import (
     random_client,
 )
 from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.local_training import (
+    LocalTrainingOptions,
+    local_training,
+    minus_rows,
+)
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights
@@ -111,3 +115,15 @@ def test_epochs_have_different_orders():
 def test_settings_out_of_range_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         LocalTrainingOptions(**options)
+
+
+@pytest.mark.parametrize("rate", [1e-1, 1e-3, 1e-4, 1e-6])
+def test_a_word_that_fills_the_batch_moves_by_the_sum_of_its_gradients(rate):
+    """Taken off a weight of 1 one by one, 5,000 steps of 1e-4 / 5,000 would all be rounded away."""
+    words = np.array([2] * 5000 + [0], np.int64)
+    gradients = np.random.default_rng(0).normal(1.0, 0.1, size=[5001, 3]) * rate / 5000
+    found = minus_rows(np.ones([4, 3], np.float32), words, gradients.astype(np.float32))
+    expected = np.ones([4, 3])
+    np.subtract.at(expected, words, gradients)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=6e-8 + 1e-6 * rate)
+    assert_identical(found[1], np.ones([3], np.float32))

@@ -47,6 +47,7 @@ def test_a_round_returns_the_output_that_tff_programs_expect(process):
         "domain_weights",
         "finalizer",
         "aggregator",
+        "skipped",
     }
     assert list(output.metrics["client_work"]["train"]) == ["loss", "num_examples", "accuracy"]
 

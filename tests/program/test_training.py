@@ -363,3 +363,15 @@ def test_a_run_of_the_first_release_goes_on(cohort_runtime, tmp_path):
         np.testing.assert_array_equal(after[name][:-1], values)
     assert after["round"][-1] == 13
     assert abs(after["train/loss/0"][-1] - after["train/loss/0"][-2]) < 0.5
+
+
+def test_rounds_whose_update_is_not_finite_are_skipped_counted_and_said(
+    cohort_runtime, tmp_path, capsys
+):
+    """The clients' updates are about 6, which the server's rate takes out of float32's range."""
+    settings = {"server_optimizer": "sgd", "server_learning_rate": 3e38, "rounds": 3}
+    _run(cohort_runtime, tmp_path, **settings, client_learning_rate=3.0, batch_size=999)
+    assert "3 of 3 rounds were skipped, as if no client had taken part" in capsys.readouterr().out
+    history = read_history(tmp_path / "metrics.csv")
+    assert history["skipped"].tolist() == [1, 1, 1]
+    assert history["update_norm"].tolist() == [0, 0, 0]

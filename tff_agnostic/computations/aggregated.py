@@ -17,8 +17,8 @@ from tff_agnostic.computations.checks import check_bounds, check_state
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, RunState, Sums
 from tff_agnostic.computations.seeds import client_seeds
-from tff_agnostic.computations.structures import Message
-from tff_agnostic.quantities import Quantities
+from tff_agnostic.computations.structures import Message, all_finite
+from tff_agnostic.quantities import Quantities, Quantity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +82,16 @@ class AggregatedExchange:
         return self.aggregation.quantities(self.bounds._fields, prefix)
 
 
+_SKIPPED = Quantity(
+    "skipped", "whether the round was skipped, because a sum or the update was not finite"
+)
+
+
+def _real_ones_are_finite(structure: Any) -> tf.Tensor:
+    values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(structure)]
+    return all_finite([value for value in values if value.dtype.is_floating])
+
+
 class SumsSoFar(NamedTuple):
     """What the server keeps between the exchanges of a round.
 
@@ -132,13 +142,34 @@ class AggregatedRound:
         return self._message(state, so_far.sums), so_far
 
     def finish(self, state: RunState, so_far: SumsSoFar, summed: Any) -> tuple[RunState, Report]:
-        """Takes the sum of the last exchange, and returns the next state and the round's report."""
+        """Takes the sum of the last exchange, and returns the next state and the round's report.
+
+        Numbers of clients that are all finite can have a sum that is not, or a server's update
+        that is not. No later round would mend such a state: the round is then skipped, which is a
+        round in which no client took part, and reported so.
+        """
         sums, aggregations, reports = self._decoded(state, so_far, summed)
-        next_state, report = self._algorithm.finish(state.algorithm, sums)
+
+        def finished(sums: Sums) -> tuple[Any, Report]:
+            return self._algorithm.finish(state.algorithm, sums)
+
+        no_sums = tf.nest.map_structure(tf.zeros_like, sums)
+        has_sums = _real_ones_are_finite(sums)
+        next_state, report = finished(tf.cond(has_sums, lambda: sums, lambda: no_sums))
         check_state(state.algorithm, next_state)
+        # A state that is not finite by itself, such as a least loss so far, says nothing.
+        has_state = tf.cond(
+            _real_ones_are_finite(next_state),
+            lambda: True,
+            lambda: ~_real_ones_are_finite(state.algorithm),
+        )
+        next_state, report = tf.cond(
+            has_state, lambda: (next_state, report), lambda: finished(no_sums)
+        )
+        skipped = tf.cast(~(has_sums & has_state), tf.int64)
         return (
             RunState(next_state, aggregations, state.round_num + 1),
-            OrderedDict(report, aggregator=self._by_exchange(reports)),
+            OrderedDict(report, aggregator=self._by_exchange(reports), skipped=skipped),
         )
 
     @property
@@ -148,7 +179,9 @@ class AggregatedRound:
         prefixes = [""] if len(names) == 1 else [f"{name} " for name in names]
         of_aggregations = [e.quantities(prefix) for e, prefix in zip(self.exchanges, prefixes)]
         return OrderedDict(
-            self._algorithm.quantities, aggregator=self._by_exchange(of_aggregations)
+            self._algorithm.quantities,
+            aggregator=self._by_exchange(of_aggregations),
+            skipped=_SKIPPED,
         )
 
     def _message(self, state: RunState, sums: Sums) -> Message:

@@ -61,9 +61,15 @@ def exponentiated_gradient(
 ) -> tf.Tensor:
     """Returns lambda * exp(gamma L), normalised (SERVER line 12), in the log domain.
 
-    A positive weight stays positive, however small; 0 stays 0.
+    A positive weight stays positive, however small; 0 stays 0. A product gamma L beyond float32's
+    range gives the limit: all weight on the domains with the largest loss.
     """
-    logits = tf.math.log(lambda_) + learning_rate * losses
+    losses = tf.convert_to_tensor(losses)
+    exponents = learning_rate * losses
+    # The same up to a factor of all weights, and it rounds otherwise: only where it has to be.
+    from_largest = learning_rate * (losses - tf.reduce_max(losses))
+    in_range = tf.reduce_all(tf.math.is_finite(exponents))
+    logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
     unnormalized = tf.exp(logits - tf.reduce_max(logits))
     normalized = unnormalized / tf.reduce_sum(unnormalized)
     return tf.where(lambda_ > 0, tf.maximum(normalized, _SMALLEST_WEIGHT), 0.0)

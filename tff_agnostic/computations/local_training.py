@@ -11,7 +11,12 @@ from tff_agnostic.computations.client_group import (
     batch_positions,
     one_client,
 )
-from tff_agnostic.computations.domain_pass import add_by_domain, measure_examples, zero_sums
+from tff_agnostic.computations.domain_pass import (
+    add_by_domain,
+    measure_examples,
+    rounded,
+    zero_sums,
+)
 from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
@@ -169,7 +174,7 @@ def local_training(
     _, final = tf.while_loop(
         lambda epoch, _: epoch < options.client_epochs, train_epoch, (tf.constant(0), initial)
     )
-    return final
+    return final if measured_domains is None else final._replace(sums=rounded(final.sums))
 
 
 class LocalTraining(NamedTuple):
@@ -186,12 +191,21 @@ class LocalTraining(NamedTuple):
 
 
 def _minus(weight: tf.Tensor, step: Any, loss_scale: float, per_client: PerClient) -> tf.Tensor:
-    if loss_scale != 1.0:
-        step = tf.convert_to_tensor(step) / loss_scale
-    if isinstance(step, tf.IndexedSlices) and not per_client.in_step:
+    if isinstance(step, tf.IndexedSlices) and not (per_client.in_step or per_client.fixed_shapes):
         # The rows of an embedding that a batch has: the others need not even be read.
-        return tf.tensor_scatter_nd_sub(weight, step.indices[:, tf.newaxis], step.values)
-    return weight - tf.convert_to_tensor(step)
+        return minus_rows(weight, step.indices, step.values / loss_scale)
+    return weight - tf.convert_to_tensor(step) / loss_scale
+
+
+def minus_rows(weight: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns a weight [n, ...] without `values` [b, ...] in its rows [b], which may be repeated.
+
+    What a row loses is summed first: taken away one by one, each would be rounded to the precision
+    of the weight, and a step made of many small ones could be lost as a whole.
+    """
+    distinct, positions = tf.unique(rows)
+    totals = tf.math.unsorted_segment_sum(values, positions, tf.size(distinct))
+    return tf.tensor_scatter_nd_sub(weight, distinct[:, tf.newaxis], totals)
 
 
 def _order(clients: ClientGroup, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:

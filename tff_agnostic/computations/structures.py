@@ -88,4 +88,4 @@ class DomainSums(NamedTuple):
 def all_finite(structure: Any) -> tf.Tensor:
     """Returns whether every value of a structure of real tensors is finite, a boolean scalar."""
     finite = [tf.reduce_all(tf.math.is_finite(value)) for value in tf.nest.flatten(structure)]
-    return tf.reduce_all(tf.stack(finite))
+    return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
+import numpy as np
+
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.computations.exchange import Report, RunState
 from tff_agnostic.data.cohorts import CohortReader
@@ -38,6 +40,12 @@ from tff_agnostic.program.tensorboard import TensorBoardSink
 from tff_agnostic.quantities import Role, flattened
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
+
+
+_SKIPPED = (
+    "skipped, as if no client had taken part: the numbers of each client were finite, but their "
+    "sum or the server's update was not; lower --client_learning_rate or --server_learning_rate"
+)
 
 
 class TrainingRun:
@@ -156,6 +164,8 @@ class TrainingRun:
                 tensorboard.write(self._record(state, report, reports))
                 for event in self._take_events():
                     progress.note(f"round {round_num}: {event}")
+                if report["skipped"]:
+                    progress.note(f"round {round_num}: {_SKIPPED}")
                 progress.show(round_num, report)
                 # Asked once: a signal between two questions would be obeyed without saving.
                 stopping = stop.signal_number is not None and round_num < total
@@ -177,7 +187,7 @@ class TrainingRun:
         if not self._folder.result.exists():
             return False
         self._folder.check(self.spec, resume=True)
-        return bool(read_json(self._folder.result)["rounds"] == self.spec.config.rounds)
+        return bool(read_json(self._folder.result).get("rounds") == self.spec.config.rounds)
 
     def _start(self) -> tuple[RunState, Optional[Reports]]:
         """Returns the state to go on from, and its evaluation if no rounds are left."""
@@ -229,6 +239,9 @@ class TrainingRun:
 
     def _finish(self, reports: Reports) -> None:
         values = self._history.values()
+        num_skipped = int(np.nansum(values["skipped"]))
+        if num_skipped:
+            print(f"{num_skipped} of {self.spec.config.rounds} rounds were {_SKIPPED}")
         plots.draw_run(self._folder.plots, self.task, self._history.columns, values)
         config, weights = self.spec.config, self.domain_weights()
         (_, report), *further = reports.items()
