@@ -106,6 +106,10 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> int:
 
 def exit_status(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> int:
     """Calls `main`; what is not as it has to be is told in one line, and has status 2."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        # What runs from here on cleans up when it is interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return main(argv, values)
     except PlanError as e:
@@ -122,6 +126,8 @@ def exit_status(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_app() -> NoReturn:
@@ -136,12 +142,17 @@ def run_app() -> NoReturn:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the flags, and returns what is left; ends the process if one is wrong."""
+    """Parses the flags, and returns what is left; ends the process if one is wrong.
+
+    Or if one asks for help, which absl calls a failure.
+    """
     logging.use_absl_handler()
     try:
         rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
         sys.exit(_failed(e))
+    except SystemExit:
+        sys.exit()
     if not flags.FLAGS["verbosity"].present:
         # TensorFlow's Python side warns of its own deprecations.
         logging.set_verbosity(logging.ERROR)

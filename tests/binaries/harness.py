@@ -188,6 +188,10 @@ class Process:
         """Sends a signal."""
         self._process.send_signal(number)
 
+    def wait_for_import(self, library: str) -> None:
+        """Waits until it has loaded a library, of whose file name this is a part."""
+        wait_until(lambda: library in Path(f"/proc/{self.pid}/maps").read_text())
+
     def outcome(self) -> Outcome:
         """Waits for its end; as in Python, the status is negative for a signal."""
         status = self._process.wait(_TIMEOUT_SECONDS)
@@ -197,4 +201,4 @@ class Process:
 
 def python_module(binary: str, *arguments: str) -> list[str]:
     """Returns the command line of a binary."""
-    return [sys.executable, "-m", f"binaries.{binary}", *arguments]
+    return [sys.executable, "-m", "binaries", binary, *arguments]

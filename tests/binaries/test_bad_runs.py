@@ -325,6 +325,7 @@ def test_help_names_every_flag_of_a_run(folder):
         capture_output=True,
         text=True,
     )
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert "Trains one model with one algorithm on one task." in completed.stdout
     for name in ("task", "algorithm", "rounds", "digits_keep", "output_dir", "window"):
         assert f"--{name}: " in completed.stdout

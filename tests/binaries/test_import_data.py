@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -243,9 +244,18 @@ def test_tensorflow_federated_is_not_loaded(folder):
         "import sys; from binaries import import_data; import_data.define_flags();"
         "print([m for m in ('tensorflow', 'tensorflow_federated', 'pyarrow') if m in sys.modules])"
     )
-    command = python_module("import_data")
-    with Process([command[0], "-c", code], folder) as process:
+    with Process([sys.executable, "-c", code], folder) as process:
         assert process.outcome().out == "[]\n"
+
+
+def test_an_installed_script_runs_the_command_that_it_is_called_after(folder):
+    (folder / "tff-agnostic-import-data").write_text(
+        "from binaries.__main__ import console_script\nconsole_script()\n"
+    )
+    with Process([sys.executable, "tff-agnostic-import-data", "--help"], folder) as process:
+        outcome = process.outcome()
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("Makes a client store from files in a public format.\n")
 
 
 @needs("stackexchange")

@@ -2,6 +2,7 @@
 
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,15 @@ def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(
     assert outcome.status == 0, outcome
     assert f"going on after round {completed}\n" in outcome.out
     _assert_same_numbers(folder / "run", whole)
+
+
+@pytest.mark.parametrize("command", [python_module("train"), [sys.executable, "-m", "plan_runner"]])
+def test_ctrl_c_while_a_command_starts_is_one_line(folder, command):
+    with Process(command, folder) as process:
+        # The first of many seconds in which modules are imported.
+        process.wait_for_import("_multiarray_umath")
+        process.send(signal.SIGINT)
+        assert process.outcome() == (130, "", "interrupted\n")
 
 
 def test_a_command_that_fails_leaves_no_process(folder):

@@ -113,6 +113,7 @@ class Checkout:
         shutil.copytree(ROOT / "tools", self.root / "tools")
         (self.root / "requirements.lock").write_text("one==1\n")
         (self.root / "binaries" / "__init__.py").touch()
+        shutil.copy(ROOT / "binaries" / "__main__.py", self.root / "binaries")
         (self.root / "binaries" / "_private.py").touch()
         for name, description in (("train", "Trains a model"), ("compare", "Compares two runs")):
             text = BINARY.format(name=name, description=description)

@@ -1,10 +1,11 @@
 """What the binaries share: how they start, and how they tell a user's mistake."""
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable, NoReturn
 
@@ -12,6 +13,7 @@ from absl import app, flags, logging
 
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.program.interrupts import Interrupted
+from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _USAGE_STATUS = 2
 _FAILURE_STATUS = 1
@@ -22,6 +24,7 @@ Main = Callable[[Sequence[str]], None]
 
 def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
     """Runs a binary as an absl app, and ends the process with its exit status."""
+    end_quietly()
     before = set(flags.FLAGS)
     define(define_flags)
     for name in set(flags.FLAGS) - before:
@@ -46,9 +49,10 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     signal's number, as shells have it.
     """
     try:
-        if len(argv) > 1:
-            raise UserError(f"expected flags only, found {argv[1]!r}")
-        main(argv)
+        with _sigint_as_exception():
+            if len(argv) > 1:
+                raise UserError(f"expected flags only, found {argv[1]!r}")
+            main(argv)
     except UserError as e:
         return _failed(e)
     except BrokenPipeError:
@@ -73,13 +77,30 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _sigint_as_exception() -> Iterator[None]:
+    """While something runs that cleans up; before and after it SIGINT may end the process."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the flags, and returns what is left; ends the process if one is wrong."""
+    """Parses the flags, and returns what is left; ends the process if one is wrong.
+
+    Or if one asks for help, which absl calls a failure.
+    """
     logging.use_absl_handler()
     try:
         rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
         sys.exit(_failed(e))
+    except SystemExit:
+        sys.exit()
     if not flags.FLAGS["verbosity"].present:
         # TFF's compiler has much to say at the default level.
         logging.set_verbosity(logging.WARNING)

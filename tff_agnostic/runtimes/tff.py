@@ -30,6 +30,7 @@ from tff_agnostic.computations.template import (
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.quantities import Quantities
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
+from tff_agnostic.runtimes.tff_exit import end_quietly
 from tff_agnostic.runtimes.worker import TffWorker
 
 
@@ -70,6 +71,7 @@ class TffRuntime:
 
     def __enter__(self) -> "TffRuntime":
         """Starts the worker and makes it TFF's current execution context."""
+        end_quietly()
         self._stack.enter_context(self._worker)
         # A context keeps connections, so a worker that is started again needs a new one.
         self._context = create_context(self._worker)

@@ -1,12 +1,11 @@
 """A quiet end of Python for processes that never run anything in TFF's own context."""
 
 import atexit
-
-import tensorflow_federated as tff
+import sys
 
 
 def end_quietly() -> None:
-    """Makes Python drop TFF's default context when it ends.
+    """Makes Python drop TFF's default context when it ends, if TFF was imported by then.
 
     Left until the interpreter takes its modules apart, that context's destructor can fail, loudly.
     """
@@ -15,4 +14,6 @@ def end_quietly() -> None:
 
 
 def _drop_default_context() -> None:
-    tff.framework.set_default_context(tff.test.create_runtime_error_context())
+    tff = sys.modules.get("tensorflow_federated")
+    if tff is not None:
+        tff.framework.set_default_context(tff.test.create_runtime_error_context())

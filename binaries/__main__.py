@@ -1,0 +1,48 @@
+"""Starts a command by its name: `python -m binaries train --help`.
+
+From the first moment on Ctrl-C ends it in one line: TensorFlow takes seconds to import, and an
+exception would end that in pages of traceback.
+"""
+
+import importlib
+import os
+import runpy
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn, Optional
+
+_SCRIPTS = "tff-agnostic-"
+
+
+def module_command() -> None:
+    """Runs the module of this package that the first argument names, as if it had been run."""
+    _end_at_once_on_sigint()
+    name = sys.argv.pop(1)
+    runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
+
+
+def console_script() -> None:
+    """Runs the module that the installed script is called after, as tff-agnostic-import-data is."""
+    _end_at_once_on_sigint()
+    name = os.path.basename(sys.argv[0]).replace(_SCRIPTS, "", 1).replace("-", "_")
+    module = importlib.import_module(f"{__package__}.{name}")
+    # What --help begins with.
+    sys.modules["__main__"].__doc__ = module.__doc__
+    module.entry_point()
+
+
+def _end_at_once_on_sigint() -> None:
+    # A shell lets what it starts in the background ignore SIGINT.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, frame: Optional[FrameType]) -> NoReturn:
+    del frame
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    module_command()
