@@ -12,7 +12,7 @@ from typing import Optional
 
 from tqdm import tqdm
 
-from tff_agnostic.files import write_json
+from tff_agnostic.files import make_folder, write_json
 from tff_agnostic.importing.flags import define_import_flags, options_from_flags
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.reading import ReadLog
@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> None:
     ):
         report = job.run(ReadLog(options.bad_records == "skip", bar.update, bar.set_description))
     if options.report is not None:
+        make_folder(Path(options.report).parent)
         write_json(Path(options.report), report.to_json())
     print(report.text())
     print(f"\nstore: {report.store}")

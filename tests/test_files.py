@@ -9,8 +9,10 @@ import pytest
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
     atomic_file,
+    check_can_be_made,
     digest,
     file_digest,
+    folder_to_write_in,
     is_temporary,
     make_folder,
     read_json,
@@ -84,6 +86,20 @@ def test_folders_are_made_with_their_parents(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file: cannot write: File exists$"):
         make_folder(tmp_path / "file")
+
+
+def test_a_folder_in_which_nothing_was_written_is_gone_again(tmp_path):
+    for path in (tmp_path / "a" / "b", tmp_path):
+        with pytest.raises(KeyboardInterrupt), folder_to_write_in(path):
+            assert path.is_dir()
+            raise KeyboardInterrupt
+        assert list(tmp_path.iterdir()) == []
+    with folder_to_write_in(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "file").write_text("")
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["file"]
+    check_can_be_made(tmp_path / "a" / "b" / "c", "output")
+    with pytest.raises(UserError, match=r"--output: expected a folder at .*/file, found a file$"):
+        check_can_be_made(tmp_path / "a" / "file" / "c", "output")
 
 
 def test_json_comes_back(tmp_path):

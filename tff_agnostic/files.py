@@ -85,6 +85,31 @@ def make_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def folder_to_write_in(path: Path) -> Iterator[None]:
+    """Creates a folder and its parents; those that are empty when the block ends are gone again.
+
+    Raises:
+        UserError: If that is not possible.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    make_folder(path)
+    try:
+        yield
+    finally:
+        # Only empty folders can be removed so; the innermost is first.
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+
+
+def check_can_be_made(folder: Path, flag: str) -> None:
+    """Raises a `UserError` that names the flag if something else is where a folder is to be."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"--{flag}: expected a folder at {there}, found a file")
+
+
+@contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
     """Turns errors of the operating system into a `UserError` that names `path`."""
     try:

@@ -118,18 +118,18 @@ def test_a_store_of_each_format(call, folder, format_):
         f"--format={format_}",
         f"--input={path}",
         *flags,
-        "--output=s.sqlite",
-        "--report=r.json",
+        "--output=a/s.sqlite",
+        "--report=b/c/r.json",
     )
     assert (result.status, result.err) == (0, "")
-    assert result.out.endswith("\nstore: s.sqlite\n")
-    report = json.loads(Path("r.json").read_text())
+    assert result.out.endswith("\nstore: a/s.sqlite\n")
+    report = json.loads(Path("b/c/r.json").read_text())
     assert report["format"] == format_
     domains = {"question", "answer"} if format_ == "stackexchange" else {"x", "y"}
     assert set(report["splits"]["train"]["domains"]) == domains
-    ((stored,),) = table(Path("s.sqlite"), "SELECT COUNT(*) FROM examples")
+    ((stored,),) = table(Path("a/s.sqlite"), "SELECT COUNT(*) FROM examples")
     assert stored == sum(split["examples"] for split in report["splits"].values()) > 20
-    assert not list(folder.glob(".*"))
+    assert [path.name for path in (folder / "a").iterdir()] == ["s.sqlite"]
 
 
 _CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
@@ -150,12 +150,40 @@ _CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
             "--input: expected different files, found ",
         ),
         (["--format=csv", "--input=rows.csv"], "--output: expected the store to write, found none"),
-        ([*_CSV[:2], "--output=a/s.sqlite"], "--output: expected a folder at a, found none"),
+        (
+            [*_CSV[:2], "--output=rows.csv/a/s.sqlite"],
+            "--output: expected a folder at rows.csv, found a file",
+        ),
         (
             [*_CSV[:2], "--output=rows.csv"],
             "--output: rows.csv is there already: stores are not ov",
         ),
-        ([*_CSV, "--report=a/r.json"], "--report: expected a folder at a, found none"),
+        (
+            [*_CSV, "--report=rows.csv/r.json"],
+            "--report: expected a folder at rows.csv, found a file",
+        ),
+        ([*_CSV, "--min_per_split=-1"], "--min_per_split: expected at least 0, found -1"),
+        (
+            [*_CSV, "--nostratify", "--min_per_split=2"],
+            "--min_per_split has no effect with --stratify=False: it needs --stratify=True",
+        ),
+        ([*_CSV, "--min_domain_examples=0"], "--min_domain_examples: expected at least 1, found 0"),
+        (
+            ["--format=text_folders", *_CSV[1:], "--sentences=line"],
+            "--sentences: unknown way to find sentences 'line': did you mean lines",
+        ),
+        (
+            [*_CSV, "--markup=drop"],
+            "--markup has no effect with --format=csv: it needs --format=stackexchange",
+        ),
+        (
+            ["--format=stackexchange", *_CSV[1:], "--markup=code"],
+            "--markup: expected drop, keep, word, or one each as code:drop,math:word, found 'code'",
+        ),
+        (
+            [*_CSV, *_NUMBERS, "--domain_names=x:worst,y"],
+            "expected domains not called all, difference, overall, worst, which results call som",
+        ),
         ([*_CSV], "--client_column: expected the name of a column, found none"),
         (
             [*_CSV, "--num_clients=3"],

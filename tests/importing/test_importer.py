@@ -160,7 +160,7 @@ def test_what_ends_an_import_leaves_nothing(tmp_path, rows, options, message):
     options = {**_NUMBERS, **options}
     skip = options.get("bad_records") == "skip"
     with pytest.raises(UserError) as error:
-        job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog(skip))
+        job("csv", path, tmp_path / "a" / "b" / "s.sqlite", **options).run(ReadLog(skip))
     assert message in str(error.value)
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 

@@ -277,6 +277,11 @@ def test_csv_with_a_byte_order_mark(tmp_path):
         ('who,where,text\na,x,"o"ne\n', "rows.csv:2: expected CSV, found: ',' expected after '\"'"),
         ("who,where,text,text\n", "expected one column 'text', found who, where, text, text"),
         ("\n", "expected one column 'who', found no columns"),
+        (
+            "u1,x,0.5\nu2,y,1\n",
+            "expected one column 'who', found u1, x, 0.5 (is that a row? the file needs a first "
+            "line with the names of its columns)",
+        ),
     ],
 )
 def test_csv_that_is_none(tmp_path, content, message):

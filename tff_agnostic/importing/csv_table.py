@@ -43,7 +43,7 @@ def _rows(
         lines = csv.reader(input_files.decoded_lines(file, path), delimiter=separator, strict=True)
         try:
             header = next(lines, [])
-            check_columns(options, header, path)
+            _check_header(options, header, path)
             for values in lines:
                 if not values:
                     continue
@@ -61,6 +61,25 @@ def _rows(
                 yield place, dict(zip(header, values))
         except csv.Error as e:
             raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
+
+
+def _check_header(options: ImportOptions, header: Sequence[str], path: Path) -> None:
+    try:
+        check_columns(options, header, path)
+    except UserError as e:
+        if not any(map(_is_number, header)):
+            raise
+        raise UserError(
+            f"{e} (is that a row? the file needs a first line with the names of its columns)"
+        ) from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 FORMAT = Format(

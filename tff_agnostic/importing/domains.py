@@ -8,6 +8,8 @@ from tff_agnostic.importing.reading import RecordError, SourceExample
 
 # Each has a weight that is learnt: far more of them are a column that holds something else.
 _MAX_DOMAINS = 1000
+# What tables, plots and TensorBoard call all domains together, and figures about several.
+_RESERVED = frozenset({"all", "difference", "overall", "worst"})
 
 
 class DomainNames:
@@ -38,7 +40,7 @@ class DomainNames:
 
         Raises:
             RecordError: If the domain is not one of those that are named, or is empty.
-            UserError: If there are too many domains.
+            UserError: If there are too many domains, or one has a name that results give others.
         """
         record = example.record
         name = self._names.get(record.domain) if self._names else record.domain
@@ -56,6 +58,12 @@ class DomainNames:
         return Record(record.client, name, record.features, record.split)
 
     def _see(self, name: str) -> None:
+        if name in _RESERVED:
+            raise UserError(
+                f"expected domains not called {', '.join(sorted(_RESERVED))}, which results call "
+                f"something else, found {name!r}: --domain_names=VALUE:NAME of every domain, or "
+                "--domain_name of the only one, gives another name"
+            )
         if len(self._seen) == _MAX_DOMAINS:
             some = ", ".join(sorted(self._seen)[:3])
             raise UserError(

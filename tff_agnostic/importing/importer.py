@@ -10,6 +10,7 @@ from tff_agnostic.data.records import Record
 from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import check_can_be_made, folder_to_write_in
 from tff_agnostic.importing.categories import CategoryCounts
 from tff_agnostic.importing.domains import DomainNames
 from tff_agnostic.importing.formats import Format
@@ -57,7 +58,7 @@ class Import:
         words = WordCounts()
         categories = CategoryCounts(self.options.categorical_columns)
         kind = None
-        with StoreWriter(self.output) as writer:
+        with folder_to_write_in(self.output.parent), StoreWriter(self.output) as writer:
             for split, unit, record, place in self._records(log):
                 if kind is None:
                     kind = self._kind(record)
@@ -160,12 +161,11 @@ def checked_import(options: ImportOptions, given: Container[str]) -> Import:
     if not options.output:
         raise UserError("--output: expected the store to write, found none")
     output = Path(options.output)
-    if not output.parent.is_dir():
-        raise UserError(f"--output: expected a folder at {output.parent}, found none")
+    check_can_be_made(output.parent, "output")
     if output.exists():
         raise UserError(f"--output: {output} is there already: stores are not overwritten")
-    if options.report is not None and not Path(options.report).parent.is_dir():
-        raise UserError(f"--report: expected a folder at {Path(options.report).parent}, found none")
+    if options.report is not None:
+        check_can_be_made(Path(options.report).parent, "report")
     if options.split_by == "group" and not format_.has_groups:
         raise UserError(f"--split_by=group: {options.format} has no groups")
     parse_shares(options.split)
