@@ -64,7 +64,7 @@ def _name(spec: RunSpec) -> str:
 def _train(folder: RunFolder, resume: bool) -> None:
     goes_on = resume and folder.config.exists()
     spec = run_spec_that_goes_on(folder) if goes_on else run_spec_from_flags()
-    options = runtime_options(spec.config.runtime)
+    options = runtime_options(spec.config.runtime, folder.execution() if goes_on else {})
     path, algorithm = folder.path, algorithm_label(spec.config.algorithm)
     with StopRequest() as stop, RUNTIMES[spec.config.runtime](options) as runtime:
         print(f"{algorithm} on {spec.task}, {spec.config.rounds} rounds: {path}")

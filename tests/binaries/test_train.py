@@ -34,7 +34,9 @@ _DOMAINS = [str(c) for c in range(10)]
 def digits(call_that_draws: Caller, tmp_path_factory) -> tuple[Path, str]:
     """Two rounds of digits, and what was printed."""
     path = tmp_path_factory.mktemp("digits") / "run"
-    outcome = call_that_draws(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
+    outcome = call_that_draws(
+        train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}"
+    )
     assert outcome.status == 0, outcome
     return path, outcome.out
 
@@ -173,6 +175,7 @@ def test_the_toy_task_draws_its_figure(call_that_draws, folder):
         ["--aggregation=secure", "--secure_bits=30"],
         ["--max_examples=3"],
         ["--runtime=tff"],
+        ["--worst_min_examples=3"],
     ],
 )
 def test_settings_reach_the_run(call, folder, arguments):
@@ -211,12 +214,43 @@ def test_how_a_run_is_executed_is_no_part_of_it(call, folder, arguments):
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
 
 
-def test_a_run_goes_on_in_another_mode(call, folder):
-    for rounds, mode in ((1, "streamed"), (2, "vectorised")):
-        flags = [*TOY, f"--rounds={rounds}", f"--client_mode={mode}", "--output_dir=run"]
-        outcome = call(train, *flags, "--resume")
-        assert outcome.status == 0, outcome
-    assert "going on after round 1" in outcome.out
+def test_a_run_goes_on_as_its_folder_says_and_otherwise_where_it_may(call, folder):
+    first = [*TOY, "--rounds=1", "--client_mode=streamed", "--window=3", "--seed=2"]
+    outcome = call(train, *first, "--output_dir=run")
+    assert outcome.status == 0, outcome
+    config = json.loads((folder / "run" / "config.json").read_text())
+    # As somebody who moved it goes on with it, in the mode that it had.
+    (folder / "run").rename(folder / "moved")
+    outcome = call(train, "--resume", "--output_dir=moved", "--rounds=2", "--evaluate_every=1")
+    assert outcome.status == 0, outcome
+    assert outcome.out.startswith("agnostic_fed_avg on toy_regression, 2 rounds: moved\n")
+    assert "going on after round 1\n" in outcome.out
+    assert "--evaluate_every was 50 until now and is 1: evaluations of earlier" in outcome.out
+    assert "--client_mode" not in outcome.out
+    found = json.loads((folder / "moved" / "config.json").read_text())
+    assert found == {**config, "rounds": 2, "evaluate_every": 1}
+
+    message = call.refused(
+        *(folder, train, "--resume", "--output_dir=moved", "--window=4", "--seed=1", "--rounds=3"),
+        "--toy_regression_spread=0.5",
+    )
+    assert message == (
+        "--output_dir: moved holds another run: --seed is 2 there and 1 here, "
+        "--toy_regression_spread is 0.1 there and 0.5 here, --window is 3 there and 4 here"
+    )
+    message = call.refused(
+        *(folder, train, "--resume", "--output_dir=moved", "--task=digits", "--digits_keep=1:0.5")
+    )
+    assert message.startswith("--output_dir: moved holds another run: --task is toy_regression th")
+    message = call.refused(
+        *(folder, train, "--resume", "--output_dir=moved", "--digits_keep=1:0.5")
+    )
+    assert message == "--digits_keep has no effect with --task=toy_regression"
+
+    outcome = call(
+        train, "--resume", "--output_dir=moved", "--rounds=3", "--client_mode=vectorised"
+    )
+    assert outcome.status == 0, outcome
     assert (
         "--client_mode was streamed until now and is vectorised: numbers may differ in their last "
         "bits from those of an uninterrupted run\n"

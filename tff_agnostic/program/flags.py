@@ -5,7 +5,8 @@ brings its own, which are defined before the command line is parsed.
 """
 
 import dataclasses
-from collections.abc import Container, Iterator, Sequence
+import types
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -103,17 +104,27 @@ def define_runtime_flags() -> None:
         define(setting, _help(setting))
 
 
-def runtime_options(runtime: str) -> RuntimeOptions:
+def runtime_options(
+    runtime: str, before: Mapping[str, Any] = types.MappingProxyType({})
+) -> RuntimeOptions:
     """Returns the options that the flags give.
 
     Args:
         runtime: Name of the runtime that they are for.
+        before: How a run was executed until now, if it goes on: see `Runtime.execution`. What of it
+            may change last bits stays as it was unless a flag says something of that.
 
     Raises:
         UserError: If a value is unknown, out of range, or without effect in this runtime.
     """
-    given = given_values(settings_in(RuntimeOptions))
-    options = RuntimeOptions(**given)
+    settings = {setting.flag: setting for setting in settings_in(RuntimeOptions)}
+    given = given_values(settings.values())
+    names = [name for name in RuntimeOptions().execution() if name in before]
+    if not {*names} & {*given}:
+        kept = {n: before[n] for n in names if runtime in settings[n].field.metadata["runtimes"]}
+    else:
+        kept = {}
+    options = RuntimeOptions(**kept, **given)
     check_options(options, runtime, given)
     return options
 

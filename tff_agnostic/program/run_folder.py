@@ -146,13 +146,22 @@ class RunFolder:
         """
         if not self.config.exists():
             return []
-        there = self._read_config().get(_EXECUTION, {})
+        there = self.execution()
         return changes(self.spec(spec.config.algorithm), spec) + [
             f"--{name} was {there[name]} until now and is {value}: numbers may differ in their "
             "last bits from those of an uninterrupted run"
             for name, value in execution.items()
             if name in there and there[name] != value
         ]
+
+    def execution(self) -> dict[str, Any]:
+        """Returns how the rounds of the folder's run were executed; nothing if that is not known.
+
+        Raises:
+            UserError: If the folder's run cannot be read.
+        """
+        execution: dict[str, Any] = self._read_config().get(_EXECUTION, {})
+        return execution
 
     def last_evaluation(self) -> Optional[tuple[int, int]]:
         """Returns the last round of the folder's run and its rounds between evaluations.
