@@ -12,16 +12,27 @@ import tensorflow_federated as tff
 from tests.data.stores import image, sentence, text_store, tff_store, write_store
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.errors import UserError
-from tff_agnostic.tasks import spanish_keyboard, stackoverflow, two_domain_lm
+from tff_agnostic.models.next_word import NextWordNetwork
+from tff_agnostic.tasks import language
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
-_SMALL = {
+_SMALL: dict[str, dict[str, Any]] = {
+    "next_word": {"embedding": 2, "units": 3, "layers": 2, "cell": "cifg", "tied": True},
     "stackoverflow": {"embedding": 2, "units": 3},
     "spanish_keyboard": {"projection": 2, "units": 3},
     "two_domain_lm": {"embedding": 2, "units": 3},
 }
+# What these mean: the papers' tasks are settings of the general one.
+_NETWORKS = {
+    "next_word": NextWordNetwork("cifg", 2, 3, layers=2, tied=True),
+    "stackoverflow": NextWordNetwork("lstm", 2, 3, layers=1),
+    "spanish_keyboard": NextWordNetwork("cifg", 2, 3, layers=1, tied=True),
+    "two_domain_lm": NextWordNetwork("lstm", 2, 3, layers=2),
+}
 _LANGUAGE_TASKS = list(_SMALL)
+# Tasks with the domains that the store names.
+_OF_ANY_DOMAINS = ["next_word", "spanish_keyboard", "two_domain_lm"]
 
 
 @pytest.fixture
@@ -29,12 +40,10 @@ def sizes(monkeypatch):
     """Has no model built, which takes a second, and returns the vocabularies' sizes instead."""
     seen = []
 
-    def build(vocabulary_size, **arguments):
-        seen.append((vocabulary_size, arguments))
+    def build(network, vocabulary_size, sequence_length, seed):
+        seen.append((vocabulary_size, (network, sequence_length, seed)))
 
-    monkeypatch.setattr(stackoverflow, "next_word_lstm", build)
-    monkeypatch.setattr(spanish_keyboard, "keyboard_cifg", build)
-    monkeypatch.setattr(two_domain_lm, "two_layer_lstm", build)
+    monkeypatch.setattr(language, "next_word_model", build)
     return seen
 
 
@@ -91,7 +100,7 @@ def test_the_vocabulary_and_the_sentences_are_cut(tmp_path, sizes, task):
     np.testing.assert_array_equal(loaded.train.read("b")["x"], [[4, 1], [4, 3], [4, 1]])
     np.testing.assert_array_equal(loaded.train.read("b")["y"], [[1, 2], [3, 5], [1, 1]])
     ((size, arguments),) = sizes
-    assert (size, arguments["sequence_length"]) == (2, 2)
+    assert (size, arguments[1]) == (2, 2)
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
@@ -126,8 +135,7 @@ def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, tas
 def test_options_reach_the_model(tmp_path, sizes, task):
     _load(task, text_store(tmp_path / "s.sqlite"), seed=6, **_SMALL[task])
     ((_, arguments),) = sizes
-    assert arguments["seed"] == 6
-    assert arguments.items() >= _SMALL[task].items()
+    assert arguments == (_NETWORKS[task], 20, 6)
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
@@ -170,6 +178,7 @@ def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
         (task, option)
         for task in _LANGUAGE_TASKS
         for option in ("vocabulary_size", "sequence_length", *_SMALL[task])
+        if option not in ("cell", "tied")
     ]
     + [("stackoverflow", "layers")],
 )
@@ -195,7 +204,7 @@ def test_a_store_without_words(tmp_path, task):
     assert _error(task, path) == f"{path}: expected a vocabulary, found an empty one"
 
 
-@pytest.mark.parametrize("task", ["spanish_keyboard", "two_domain_lm"])
+@pytest.mark.parametrize("task", _OF_ANY_DOMAINS)
 def test_domains_are_those_of_the_store(tmp_path, sizes, task):
     loaded = _load(task, _locales(tmp_path / "s.sqlite"))
     assert loaded.domain_names == ("es-419", "es-AR", "es-MX")
@@ -203,7 +212,7 @@ def test_domains_are_those_of_the_store(tmp_path, sizes, task):
     assert np.concatenate(ids).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("task", ["spanish_keyboard", "two_domain_lm"])
+@pytest.mark.parametrize("task", _OF_ANY_DOMAINS)
 def test_a_store_of_tff_has_no_vocabulary(tmp_path, task):
     path = tff_store(tmp_path / "s.sqlite", [("train", "a", {"tokens": "x", "domain": "y"})])
     assert _error(task, path) == f"{path}: expected a vocabulary, found a store without one"
@@ -321,3 +330,8 @@ def test_what_is_no_list_of_words_is_one_line(tmp_path, content, message):
         _loaded(text_store(tmp_path / "s.sqlite"), vocabulary=str(words))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_cell_that_is_none(tmp_path):
+    message = _error("next_word", text_store(tmp_path / "s.sqlite"), cell="gru")
+    assert message == "--next_word_cell: unknown recurrent cell 'gru': valid names: lstm, cifg"

@@ -15,6 +15,7 @@ from tff_agnostic.data.store_clients import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.models.next_word import NextWordNetwork, next_word_model
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TEST_SPLIT_HELP,
@@ -33,8 +34,8 @@ _SAMPLED_CLIENTS = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageOptions:
-    """Options that every next-word task has."""
+class TextOptions:
+    """Options that every task on texts has."""
 
     vocabulary_size: int = setting(
         10_000, "K, how many of the most frequent words are known; fewer if there are fewer."
@@ -45,6 +46,13 @@ class LanguageOptions:
         "line, the most frequent first. [the store's own]",
         is_path=True,
     )
+    test_split: str = setting("test", TEST_SPLIT_HELP)
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageOptions(TextOptions):
+    """Options that every next-word task has."""
+
     sequence_length: int = setting(
         SEQUENCE_LENGTH, "T, words of a sentence that are predicted by one example."
     )
@@ -54,7 +62,6 @@ class LanguageOptions:
         "next example.",
         choices=LONG_SENTENCES,
     )
-    test_split: str = setting("test", TEST_SPLIT_HELP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +85,12 @@ def check_sizes(task: str, options: Any) -> None:
     """Raises a `UserError` that names the flag if an option that is a number is below 1."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if isinstance(value, int) and value < 1:
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise UserError(f"--{option_flag(task, field)}: expected at least 1, found {value}")
 
 
 def known_words(
-    options: LanguageOptions, task: str, of_data: Callable[[int], Sequence[str]]
+    options: TextOptions, task: str, of_data: Callable[[int], Sequence[str]]
 ) -> Sequence[str]:
     """Returns the K words that a task knows, the most frequent first.
 
@@ -120,7 +127,7 @@ def stored_text_task(
     name: str,
     summary: str,
     options: type[LanguageOptions],
-    build: Callable[[Any, int, int], Model],
+    network: Callable[[Any], NextWordNetwork],
     defaults: Mapping[str, Any],
 ) -> TaskSpec:
     """Returns a task of next-word prediction in any store of texts, with the domains that it names.
@@ -129,22 +136,51 @@ def stored_text_task(
         name: Name of the task.
         summary: One line for help texts.
         options: The task's options.
-        build: From the options, the size of the vocabulary and a seed to the model.
+        network: From the options to the layers of the model.
         defaults: See `TaskSpec`.
     """
 
     def load(options: LanguageOptions, context: TaskContext) -> Task:
         assert context.data is not None
         check_sizes(name, options)
-        features = {TOKENS: Feature("string"), DOMAIN: Feature("string")}
-        store = open_store(context.data, name, features)
-        words = known_words(options, name, store.vocabulary)
-        corpus = Corpus(store, words, stored_domains(store), DOMAIN)
-        return next_word_task(
-            name, corpus, options, lambda size: build(options, size, context.seed)
-        )
+        corpus = stored_corpus(name, options, context.data)
+        build = model_builder(network(options), options, context.seed)
+        return next_word_task(name, corpus, options, build)
 
     return TaskSpec(summary, options, load, defaults, data=Use.REQUIRED)
+
+
+def stored_corpus(name: str, options: TextOptions, path: Path) -> Corpus:
+    """Returns a store's texts, with the domains that it names.
+
+    Args:
+        name: Name of the task, for messages.
+        options: The task's options.
+        path: The store.
+
+    Raises:
+        UserError: If there is none of texts, or the options name no vocabulary.
+    """
+    store = open_store(path, name, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
+    words = known_words(options, name, store.vocabulary)
+    return Corpus(store, words, stored_domains(store), DOMAIN)
+
+
+def model_builder(
+    network: NextWordNetwork, options: LanguageOptions, seed: int
+) -> Callable[[int], Model]:
+    """Returns what makes a model of layers, given the size of the vocabulary.
+
+    Args:
+        network: The layers.
+        options: The task's options.
+        seed: Seeds the initial weights.
+    """
+
+    def build(vocabulary_size: int) -> Model:
+        return next_word_model(network, vocabulary_size, options.sequence_length, seed=seed)
+
+    return build
 
 
 def next_word_task(
@@ -164,7 +200,6 @@ def next_word_task(
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
     encode = LONG_SENTENCES[options.long_sentences]
     cuts = options.long_sentences == "cut"
-    in_chunks = f"--{name}_long_sentences=chunk continues them in the next example."
     store = corpus.store
     domains_of = domains_by_name(corpus.domain_names, store.path, corpus.domain_feature)
 
@@ -176,6 +211,10 @@ def next_word_task(
         features = {TOKENS: Feature("string"), corpus.domain_feature: Feature("string")}
         return StoreClients(store, split, features, to_examples, corpus.domain_names, cuts)
 
+    def remarks_on_words() -> list[remarks.Remark]:
+        in_chunks = f"--{name}_long_sentences=chunk continues them in the next example."
+        return cut_words(name, store, options.sequence_length, in_chunks) if cuts else []
+
     return Task(
         domain_names=corpus.domain_names,
         train=clients(TRAIN_SPLIT),
@@ -183,9 +222,7 @@ def next_word_task(
         model=build(len(corpus.words)),
         # The words first: of two changes that is the one to tell.
         fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
-        remarks=(
-            (lambda: cut_words(name, store, options.sequence_length, in_chunks)) if cuts else tuple
-        ),
+        remarks=remarks_on_words,
     )
 
 

@@ -7,8 +7,7 @@ a client partition. The paper's data are private: any store of texts by country 
 
 import dataclasses
 
-from tff_agnostic.models.functional import Model
-from tff_agnostic.models.keyboard_cifg import keyboard_cifg
+from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
 
@@ -21,21 +20,15 @@ class SpanishKeyboardOptions(LanguageOptions):
     units: int = setting(670, "Units of the CIFG.")
 
 
-def _build(options: SpanishKeyboardOptions, vocabulary_size: int, seed: int) -> Model:
-    return keyboard_cifg(
-        vocabulary_size,
-        projection=options.projection,
-        units=options.units,
-        sequence_length=options.sequence_length,
-        seed=seed,
-    )
+def _network(options: SpanishKeyboardOptions) -> NextWordNetwork:
+    return NextWordNetwork("cifg", options.projection, options.units, tied=True)
 
 
 TASK = stored_text_task(
     "spanish_keyboard",
     summary="next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",
     options=SpanishKeyboardOptions,
-    build=_build,
+    network=_network,
     defaults={
         "rounds": 3000,
         "clients_per_round": 500,

@@ -9,14 +9,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
-from tff_agnostic.models.functional import Model
-from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import (
     Corpus,
     LanguageOptions,
     check_sizes,
     known_words,
+    model_builder,
     next_word_task,
 )
 from tff_agnostic.tasks.stored import open_store
@@ -53,16 +53,8 @@ def load(options: StackOverflowOptions, context: TaskContext) -> Task:
 
     words = known_words(options, "stackoverflow", words_of_data)
 
-    def build(vocabulary_size: int) -> Model:
-        return next_word_lstm(
-            vocabulary_size,
-            embedding=options.embedding,
-            units=options.units,
-            layers=options.layers,
-            sequence_length=options.sequence_length,
-            seed=context.seed,
-        )
-
+    network = NextWordNetwork("lstm", options.embedding, options.units, options.layers)
+    build = model_builder(network, options, context.seed)
     corpus = Corpus(store, words, _DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
     return next_word_task("stackoverflow", corpus, options, build)
 

@@ -8,8 +8,7 @@ are whatever the store names.
 
 import dataclasses
 
-from tff_agnostic.models.functional import Model
-from tff_agnostic.models.next_word_lstm import two_layer_lstm
+from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
 
@@ -22,21 +21,15 @@ class TwoDomainOptions(LanguageOptions):
     units: int = setting(256, "Units of each LSTM.")
 
 
-def _build(options: TwoDomainOptions, vocabulary_size: int, seed: int) -> Model:
-    return two_layer_lstm(
-        vocabulary_size,
-        embedding=options.embedding,
-        units=options.units,
-        sequence_length=options.sequence_length,
-        seed=seed,
-    )
+def _network(options: TwoDomainOptions) -> NextWordNetwork:
+    return NextWordNetwork("lstm", options.embedding, options.units, layers=2)
 
 
 TASK = stored_text_task(
     "two_domain_lm",
     summary="next word in two kinds of text, two-layer LSTM; domains the store's (--data)",
     options=TwoDomainOptions,
-    build=_build,
+    network=_network,
     defaults={
         "rounds": 500,
         "clients_per_round": 10,

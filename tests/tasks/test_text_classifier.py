@@ -1,0 +1,166 @@
+"""Classes of texts: ids and classes of any store, and LEAF's Sent140 from file to evaluation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import EagerTraining, run_rounds
+from tests.data.stores import text_store, write_store
+from tests.importing.harness import job
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.data.records import Record
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+_SMALL = {"embedding": 3, "sequence_length": 4}
+
+
+def _load(data: Path, seed: int = 0, **options: Any) -> Task:
+    return load_task("text_classifier", options, TaskContext(seed, data=data))
+
+
+def _tweets(folder: Path) -> Path:
+    """As LEAF's preprocessing leaves Sent140: x is id, date, query, user, text, and one more."""
+    words = {0: ("sad", "awful"), 1: ("happy", "great")}
+
+    def tweet(user: str, k: int) -> tuple[list[str], int]:
+        y = k % 2
+        text = f"so {words[y][k % 3 % 2]} today, {user}!"
+        return [str(k), "Mon Apr 06", "NO_QUERY", user, text, "training"], y
+
+    data = {}
+    for split, users in (("train", ("ann", "bob", "cid")), ("test", ("ann", "dan"))):
+        tweets = {user: [tweet(user, k) for k in range(6)] for user in users}
+        data[split] = {
+            "users": list(users),
+            "num_samples": [6] * len(users),
+            "user_data": {
+                user: {"x": [x for x, _ in rows], "y": [y for _, y in rows]}
+                for user, rows in tweets.items()
+            },
+        }
+        (folder / split).mkdir(parents=True)
+        (folder / split / "all_data_niid.json").write_text(json.dumps(data[split]))
+    domains = folder.parent / "domains.csv"
+    domains.write_text("ann,phone\nbob,web\ncid,phone\ndan,web\n")
+    return domains
+
+
+def _losses(task: Task, weights: ModelWeights, client: str) -> np.ndarray:
+    examples = task.test.read(client)
+    losses, _ = task.model.example_losses(weights, examples, False, tf.zeros([2], tf.int32))
+    return losses.numpy()
+
+
+def test_sent140_of_leaf_from_its_files_to_what_is_learnt(tmp_path):
+    domains = _tweets(tmp_path / "sent140")
+    job(
+        "leaf",
+        tmp_path / "sent140",
+        tmp_path / "s.sqlite",
+        domains_file=str(domains),
+        text_column="4",
+        case="lower",
+        class_names=("negative", "positive"),
+    ).run(ReadLog())
+    task = _load(tmp_path / "s.sqlite", embedding=3, sequence_length=7)
+    assert task.domain_names == ("phone", "web")
+    assert list(task.train.client_ids) == ["ann", "bob", "cid"]
+    assert list(task.test.client_ids) == ["ann", "dan"]
+    examples = task.train.read("bob")
+    assert examples["y"].tolist() == [0, 1] * 3
+    assert examples["domain_id"].tolist() == [1] * 6
+    # Seven words: so sad today , bob ! and one of padding.
+    assert np.count_nonzero(examples["x"], axis=1).tolist() == [6] * 6
+    assert [metric.name for metric in task.model.metrics] == ["accuracy"]
+    assert task.fingerprint["classes"] == "negative, positive"
+
+    spec = ALGORITHMS["agnostic_fed_avg"]
+    options = spec.options(client_learning_rate=2.0, client_epochs=3, batch_size=3)
+    training = EagerTraining(spec.build(Problem.of_numbered_domains(task.model, 2), options))
+    cohort = [task.train.read(client) for client in task.train.client_ids]
+    state, _ = run_rounds(training, [cohort] * 6)
+    before = _losses(task, task.model.initial_weights, "dan")
+    after = _losses(task, state.algorithm.weights, "dan")
+    assert after.mean() < 0.7 * before.mean()
+
+
+def _reviews(path: Path, label: Any = 1) -> Path:
+    rows = [
+        (split, Record("a", "web", {"tokens": tokens, "label": label}))
+        for split in ("train", "test")
+        for tokens in ("the cat", "sat dog cat the the")
+    ]
+    return write_store(path, rows, "text", vocabulary={"the": 9, "cat": 5, "sat": 3})
+
+
+def test_padding_is_in_no_mean_and_its_vector_is_not_trained(tmp_path):
+    task = _load(_reviews(tmp_path / "s.sqlite"), **_SMALL)
+    weights = [np.asarray(w) for w in task.model.initial_weights.trainable]
+    x = task.train.read("a")["x"]
+    np.testing.assert_array_equal(x, [[1, 2, 0, 0], [3, 4, 2, 1]])
+    vectors, kernel, bias = weights
+    expected = [vectors[row[row > 0]].mean(axis=0) @ kernel + bias for row in x]
+    seed = tf.zeros([2], tf.int32)
+    found = task.model.predict(ModelWeights(weights, []), tf.constant(x), False, seed)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # A text without words has no vector, and no loss that is not finite.
+    nothing = task.model.predict(ModelWeights(weights, []), tf.zeros([1, 4], tf.int32), True, seed)
+    np.testing.assert_array_equal(nothing, [bias])
+
+
+def test_the_lstm_stops_at_the_last_word(tmp_path):
+    data = _reviews(tmp_path / "s.sqlite")
+    weights, scores = None, []
+    for length in (2, 4):
+        model = _load(data, pooling="lstm", units=2, embedding=3, sequence_length=length).model
+        weights = weights or model.initial_weights
+        x = tf.constant([[1, 2, 0, 0][:length]])
+        scores.append(model.predict(weights, x, False, tf.zeros([2], tf.int32)))
+    np.testing.assert_allclose(*scores, rtol=1e-6)
+
+
+def test_the_seed_decides_the_weights_only(tmp_path):
+    data = _reviews(tmp_path / "s.sqlite")
+    first, second = (_load(data, seed, **_SMALL).model for seed in (0, 1))
+    assert first == second
+    assert np.any(first.initial_weights.trainable[0] != second.initial_weights.trainable[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"units": 5},
+            "--text_classifier_units has no effect with --text_classifier_pooling=mean: it needs "
+            "--text_classifier_pooling=lstm",
+        ),
+        ({"embedding": 0}, "--text_classifier_embedding: expected at least 1, found 0"),
+        ({"pooling": "max"}, "--text_classifier_pooling: unknown pooling 'max': did you mean"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, options, message):
+    with pytest.raises(UserError) as error:
+        _load(_reviews(tmp_path / "s.sqlite"), **options)
+    assert str(error.value).startswith(message)
+
+
+def test_texts_without_classes(tmp_path):
+    data = text_store(tmp_path / "s.sqlite")
+    with pytest.raises(UserError) as error:
+        _load(data)
+    assert str(error.value).startswith(f"{data}: expected examples with a label, found domain")
+    numbers = _reviews(tmp_path / "n.sqlite", 0.5)
+    with pytest.raises(UserError) as error:
+        _load(numbers)
+    assert str(error.value) == (
+        f"{numbers}: --task=text_classifier needs labels that are classes, found other numbers "
+        "(--task=custom has a model for them)"
+    )

@@ -1,0 +1,153 @@
+"""Next-word models: recurrent networks on ids, with their sizes as settings.
+
+The papers' models are settings of it: `next_word_lstm` and `keyboard_cifg`.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.models.cifg import CIFG
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.keras import model_from_keras, with_seed
+from tff_agnostic.models.lstm import LSTM
+from tff_agnostic.models.sentences import SentenceLoss, sentence_spec
+from tff_agnostic.models.text_metrics import text_metrics
+from tff_agnostic.registry import Registry
+from tff_agnostic.text_ids import TokenIds
+
+
+@dataclasses.dataclass(frozen=True)
+class NextWordNetwork:
+    """The layers of a next-word model.
+
+    Attributes:
+        cell: A name of `CELLS`.
+        embedding: Size of the word vectors, and of what each recurrent layer is projected to.
+        units: Units of each recurrent layer.
+        layers: Number of recurrent layers.
+        tied: Whether the score of a word is the product of the last projection with the word's
+            vector, and a bias; otherwise a dense layer has vectors of its own for that.
+        embedding_scale: Tied word vectors start at random in [-embedding_scale, embedding_scale];
+            0.05 is what Keras starts embeddings with. As scores are products with them, training
+            leaves its first plateau sooner with larger ones.
+    """
+
+    cell: str = "lstm"
+    embedding: int = 96
+    units: int = 670
+    layers: int = 1
+    tied: bool = False
+    embedding_scale: float = 0.05
+
+
+def next_word_model(
+    network: NextWordNetwork,
+    vocabulary_size: int = 10_000,
+    sequence_length: int = 20,
+    expected_length: Optional[float] = None,
+    seed: int = 0,
+) -> Model:
+    """Returns a next-word model: x int32 [n, T] ids, y int32 [n, T] the ids that follow.
+
+    Ids are those of `TokenIds`. Predictions are scores, float32 [n, T, vocabulary_size + 4].
+
+    Padding stands after the words of a sentence. A position whose y is padding is in no loss, no
+    metric and no gradient. As the model sees the past only, what x holds there is of no consequence
+    either, and no mask has to be carried through the recurrent layers.
+
+    The loss is that of `SentenceLoss`; metrics are perplexity and both in-vocabulary accuracies.
+    Models that differ in their seeds only are equal: runtimes trace one of them.
+
+    Args:
+        network: The layers.
+        vocabulary_size: Number of words.
+        sequence_length: T.
+        expected_length: Divide the summed loss of a sentence by this; None for the mean.
+        seed: Seeds the initial weights.
+
+    Raises:
+        UserError: If there is no such cell.
+    """
+    ids, policy = TokenIds(vocabulary_size), tf.keras.mixed_precision.global_policy().name
+    model = _next_word_model(network, ids, sequence_length, expected_length, policy)
+    return with_seed(model, functools.partial(_build, network, ids, sequence_length), seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _next_word_model(
+    network: NextWordNetwork,
+    ids: TokenIds,
+    sequence_length: int,
+    expected_length: Optional[float],
+    policy: str,
+) -> Model:
+    del policy  # Keras' own, part of the key.
+    return model_from_keras(
+        functools.partial(_build, network, ids, sequence_length),
+        loss=SentenceLoss(expected_length),
+        example_spec=sentence_spec(sequence_length),
+        metrics=text_metrics(ids, sequence_length),
+    )
+
+
+def _build(network: NextWordNetwork, ids: TokenIds, sequence_length: int) -> tf.keras.Model:
+    tokens = tf.keras.Input([sequence_length], dtype=tf.int32)
+    words = _words(network, ids)
+    hidden = words(tokens)
+    for _ in range(network.layers):
+        for layer in CELLS[network.cell](network.units, network.embedding):
+            hidden = layer(hidden)
+    if network.tied:
+        return tf.keras.Model(tokens, words(hidden, as_scores=True))
+    return tf.keras.Model(tokens, _DenseOverSteps(ids.num_ids)(hidden))
+
+
+def _words(network: NextWordNetwork, ids: TokenIds) -> tf.keras.layers.Embedding:
+    if not network.tied:
+        return tf.keras.layers.Embedding(ids.num_ids, network.embedding)
+    scale = network.embedding_scale
+    start = tf.keras.initializers.RandomUniform(-scale, scale)
+    return _TiedEmbedding(ids.num_ids, network.embedding, embeddings_initializer=start)
+
+
+class _DenseOverSteps(tf.keras.layers.Dense):
+    """A dense layer on [n, T, in] whose product and bias TensorFlow can fuse, as it can on rows."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns [n, T, units]."""
+        rows = super().call(tf.reshape(inputs, [-1, inputs.shape[-1]]))
+        return tf.reshape(rows, [-1, inputs.shape[1], self.units])
+
+
+class _TiedEmbedding(tf.keras.layers.Embedding):
+    """Word vectors that also tell how well a state fits each word."""
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the vectors, and a bias of each word."""
+        super().build(input_shape)
+        self.bias = self.add_weight(name="bias", shape=[self.input_dim], initializer="zeros")
+
+    def call(self, inputs: tf.Tensor, as_scores: bool = False) -> tf.Tensor:
+        """Vectors [n, T, size] of ids [n, T]; or of states [n, T, size] scores [n, T, ids]."""
+        if not as_scores:
+            return super().call(inputs)
+        rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        scores = tf.nn.bias_add(tf.matmul(rows, self.embeddings, transpose_b=True), self.bias)
+        return tf.reshape(scores, [-1, inputs.shape[1], self.input_dim])
+
+
+def _lstm(units: int, size: int) -> list[tf.keras.layers.Layer]:
+    return [LSTM(units, return_sequences=True), _DenseOverSteps(size)]
+
+
+def _cifg(units: int, size: int) -> list[tf.keras.layers.Layer]:
+    return [CIFG(units, projection_units=size, return_sequences=True)]
+
+
+# (units, size of the projection) -> the layers of one recurrent layer.
+CELLS: Registry[Callable[[int, int], list[tf.keras.layers.Layer]]] = Registry(
+    "recurrent cell", {"lstm": _lstm, "cifg": _cifg}
+)
