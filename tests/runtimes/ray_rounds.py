@@ -4,6 +4,7 @@ The cohort runtime's bits are those of a process that runs each operation in one
 TensorFlow has to be told before its first operation: in a test's own process it is too late.
 """
 
+import functools
 import pickle
 import sys
 from typing import Any
@@ -12,35 +13,40 @@ import numpy as np
 
 from tests.algorithms.cases import build
 from tests.computations.harness import random_client, run_rounds, to_numpy
-from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.models import logistic_regression
+from tff_agnostic.computations import Algorithm, PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.models import Model, logistic_regression
 
 NUM_DOMAINS = 3
 # Features and classes: a model that is run in step, and one that is large enough to be streamed.
-SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
-# With the numbers of workers that are compared: those cost seconds, for each to load what it runs.
-CASES = {
-    ("vectorised", "plain"): (1, 4),
-    ("vectorised", "secure"): (2,),
-    ("streamed", "plain"): (1, 2, 4),
-    ("streamed", "secure"): (2,),
-}
+_SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
+# Modes, with aggregations: secure sums are those of an algorithm of two exchanges.
+CASES = (("vectorised", "plain"), ("vectorised", "secure"), ("streamed", "plain"))
 OPTIONS = {"max_clients_in_step": 2}
 _AGGREGATIONS = {"plain": PlainSum(), "secure": SecureSum(SecureSumOptions(max_examples=50))}
+_ALGORITHMS = {"plain": "agnostic_fed_avg", "secure": "above_mean"}
+
+
+@functools.cache
+def model(mode: str) -> Model:
+    """Returns the model which runs in a mode by default; one, so that tests share its traces."""
+    return logistic_regression(*_SIZES[mode])
+
+
+@functools.cache
+def _algorithm(mode: str, aggregation: str) -> Algorithm:
+    return build(_ALGORITHMS[aggregation], model(mode), NUM_DOMAINS, client_learning_rate=0.5)
 
 
 def training(runtime: Any, mode: str, aggregation: str = "plain") -> Any:
-    """Prepares rounds of a model which runs in a mode by default."""
-    model = logistic_regression(*SIZES[mode])
-    algorithm = build("agnostic_fed_avg", model, NUM_DOMAINS, client_learning_rate=0.5)
-    return runtime.training(algorithm, _AGGREGATIONS[aggregation])
+    """Prepares rounds of the model of a mode."""
+    return runtime.training(_algorithm(mode, aggregation), _AGGREGATIONS[aggregation])
 
 
 def cohort(mode: str, num: int, size: int = 20) -> list[dict[str, np.ndarray]]:
     """Returns clients of uneven sizes."""
     rng = np.random.default_rng(num)
     sizes = rng.integers(size // 2, size, num)
-    return [random_client(rng, int(n), range(NUM_DOMAINS), *SIZES[mode]) for n in sizes]
+    return [random_client(rng, int(n), range(NUM_DOMAINS), *_SIZES[mode]) for n in sizes]
 
 
 def leaves(state: Any) -> list[np.ndarray]:
@@ -50,10 +56,15 @@ def leaves(state: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in tf.nest.flatten(to_numpy(state))]
 
 
-def three_rounds(runtime: Any, mode: str, aggregation: str) -> list[np.ndarray]:
+def three_rounds(rounds: Any, mode: str) -> list[np.ndarray]:
     """Returns the arrays of the last state and of all metrics."""
-    cohorts = [cohort(mode, num) for num in (9, 5, 12)]
-    return leaves(run_rounds(training(runtime, mode, aggregation), cohorts))
+    return leaves(run_rounds(rounds, [cohort(mode, num) for num in (9, 5, 12)]))
+
+
+def evaluated(runtime: Any, mode: str) -> list[np.ndarray]:
+    """Returns the arrays of an evaluation of the model of a mode, of clients in two parts."""
+    evaluate = runtime.evaluation(model(mode), NUM_DOMAINS, PlainSum())
+    return leaves(evaluate(model(mode).initial_weights, [cohort(mode, 7), cohort(mode, 4)]))
 
 
 if __name__ == "__main__":
@@ -61,6 +72,7 @@ if __name__ == "__main__":
     from tff_agnostic.runtimes.options import RuntimeOptions
 
     with CohortRuntime(RuntimeOptions(**OPTIONS)) as running:
-        results = {case: three_rounds(running, *case) for case in CASES}
+        results = {case: three_rounds(training(running, *case), case[0]) for case in CASES}
+        results["evaluation"] = evaluated(running, "vectorised")
     with open(sys.argv[1], "wb") as file:
         pickle.dump(results, file)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +20,15 @@ from tests.runtimes.ray_rounds import (
     CASES,
     NUM_DOMAINS,
     OPTIONS,
-    SIZES,
     cohort,
+    evaluated,
     leaves,
+    model,
     three_rounds,
     training,
 )
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
@@ -48,11 +49,10 @@ def local_ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def runtimes(local_ray: None) -> Iterator[dict]:
-    """Runtimes by their numbers of workers."""
-    running = {num: RUNTIMES["ray"](_options(num)) for num in (1, 2, 4)}
-    with running[1], running[2], running[4]:
-        yield running
+def of_three(local_ray: None) -> Iterator[Any]:
+    """A runtime of three workers."""
+    with RUNTIMES["ray"](_options(3)) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +67,26 @@ def cohort_results(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_any_number_of_workers_gives_the_bits_of_the_cohort_runtime(runtimes, cohort_results, case):
-    for num_workers in CASES[case]:
-        found = three_rounds(runtimes[num_workers], *case)
-        _assert_identical(found, cohort_results[case])
+def test_three_workers_give_the_bits_of_the_cohort_runtime(of_three, cohort_results, case):
+    found = three_rounds(training(of_three, *case), case[0])
+    _assert_identical(found, cohort_results[case])
 
 
-def test_an_evaluation_does_too(runtimes, cohort_runtime):
-    clients, model = cohort("vectorised", 7), logistic_regression(*SIZES["vectorised"])
-    arguments = (model, NUM_DOMAINS, PlainSum())
-    expected = leaves(cohort_runtime.evaluation(*arguments)(model.initial_weights, [clients]))
-    found = runtimes[2].evaluation(*arguments)(model.initial_weights, [clients])
-    for a, e in zip(leaves(found), expected):
-        np.testing.assert_allclose(a, e, rtol=1e-5)
+def test_an_evaluation_gives_them_too(of_three, cohort_results):
+    _assert_identical(evaluated(of_three, "vectorised"), cohort_results["evaluation"])
 
 
-def test_no_clients_add_up_to_nothing(runtimes):
-    rounds = training(runtimes[2], "vectorised")
+def test_one_worker_gives_them_too_and_nothing_after_its_end(local_ray, cohort_results):
+    with RUNTIMES["ray"](_options(1)) as runtime:
+        rounds = training(runtime, "streamed")
+        found = three_rounds(rounds, "streamed")
+    _assert_identical(found, cohort_results["streamed", "plain"])
+    with pytest.raises(ExecutionError, match="the Ray runtime is not running"):
+        rounds.next(rounds.initialize(), cohort("streamed", 2))
+
+
+def test_no_clients_add_up_to_nothing(of_three):
+    rounds = training(of_three, "vectorised")
     state, metrics = rounds.next(rounds.initialize(), [])
     assert metrics["clients"]["contributed"] == 0
     initial = rounds.initialize()
@@ -96,64 +99,15 @@ def _workers(running: bool) -> list[int]:
     return [pid for pid in descendants() if title(pid).startswith(name)]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(runtimes):
-    """A training of two workers, its cohorts, and what they lead to."""
-    cohorts = [cohort("streamed", 8, size=300)] * 10
-    rounds = training(runtimes[2], "streamed")
-    return rounds, cohorts, leaves(run_rounds(rounds, cohorts))
+def test_workers_are_as_urgent_as_the_command(of_three):
+    three_rounds(training(of_three, "vectorised"), "vectorised")
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    found = {os.getpriority(os.PRIO_PROCESS, pid) for pid in _workers(running=False)}
+    assert found == {own}
 
 
-def _signal_one_that_runs(number: int, signalled: list[int]) -> threading.Thread:
-    def find_and_signal() -> None:
-        if wait_for(lambda: _workers(running=True)):
-            signalled.append(_workers(running=True)[-1])
-            os.kill(signalled[-1], number)
-
-    thread = threading.Thread(target=find_and_signal)
-    thread.start()
-    return thread
-
-
-def test_ten_workers_that_are_killed_change_no_bit(runtimes, undisturbed):
-    rounds, cohorts, expected = undisturbed
-    runtimes[2].take_events()
-    killed: list[int] = []
-    state, metrics = rounds.initialize(), []
-    for clients in cohorts:
-        killer = _signal_one_that_runs(signal.SIGKILL, killed)
-        state, of_round = rounds.next(state, clients)
-        killer.join()
-        metrics.append(of_round)
-    assert len(set(killed)) == 10
-    _assert_identical(leaves((state, metrics)), expected)
-    # The last may have died when its shard was back, which the next round would notice.
-    events = runtimes[2].take_events()
-    assert len(events) >= 9
-    assert all(event.startswith("ray: worker ") and "died" in event for event in events)
-    assert runtimes[2].take_events() == []
-
-
-def test_a_worker_that_is_slow_does_not_hold_up_the_round(runtimes, undisturbed):
-    rounds, cohorts, _ = undisturbed
-    state = rounds.initialize()
-    expected = leaves(rounds.next(state, cohorts[0]))
-    runtimes[2].take_events()
-    stopped: list[int] = []
-    stopper = _signal_one_that_runs(signal.SIGSTOP, stopped)
-    try:
-        found = leaves(rounds.next(state, cohorts[0]))
-        stopper.join()
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-    _assert_identical(found, expected)
-    assert any("is slow" in event for event in runtimes[2].take_events())
-    _assert_identical(leaves(rounds.next(state, cohorts[0])), expected)
-
-
-def test_rounds_leave_nothing_in_memory(runtimes):
-    rounds, clients = training(runtimes[1], "streamed"), cohort("streamed", 6)
+def test_rounds_leave_nothing_in_memory(of_three):
+    rounds, clients = training(of_three, "streamed"), cohort("streamed", 6)
     state = rounds.initialize()
     references = ray._private.worker.global_worker.core_worker.get_all_reference_counts
     sizes, counts = [], []
@@ -168,10 +122,90 @@ def test_rounds_leave_nothing_in_memory(runtimes):
     assert sizes[1] - sizes[0] < 15
 
 
-def test_more_workers_than_clients_are_an_error(runtimes):
-    rounds = training(runtimes[4], "vectorised")
-    with pytest.raises(UserError, match=r"--num_workers=4: .*--clients_per_round=3"):
-        rounds.next(rounds.initialize(), cohort("vectorised", 3))
+def _signal_one_that_runs(number: int, signalled: list[int]) -> threading.Thread:
+    def find_and_signal() -> None:
+        if wait_for(lambda: _workers(running=True)):
+            signalled.append(_workers(running=True)[-1])
+            os.kill(signalled[-1], number)
+
+    thread = threading.Thread(target=find_and_signal)
+    thread.start()
+    return thread
+
+
+def test_idle_workers_that_are_killed_are_told_and_replaced(of_three):
+    """One client keeps one worker busy: no shard tells that the others have died."""
+    clients, large = cohort("streamed", 1, size=1000), model("streamed")
+    evaluate = of_three.evaluation(large, NUM_DOMAINS, PlainSum())
+    busy: list[int] = []
+    finder = _signal_one_that_runs(0, busy)
+    while finder.is_alive():
+        evaluate(large.initial_weights, [clients])
+    of_three.take_events()
+    for pid in set(_workers(running=False)) - set(busy):
+        os.kill(pid, signal.SIGKILL)
+    events: list[str] = []
+
+    def are_told() -> bool:
+        evaluate(large.initial_weights, [clients])
+        events.extend(of_three.take_events())
+        return len(events) >= 2
+
+    assert wait_for(are_told)
+    assert len(events) == 2
+    assert all(event.startswith("ray: worker ") and " died " in event for event in events)
+    assert wait_for(lambda: len(_workers(running=False)) == 3)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(of_three):
+    """A training of three workers, its cohorts, and what they lead to."""
+    cohorts = [cohort("streamed", 8, size=300)] * 4
+    rounds = training(of_three, "streamed")
+    return rounds, cohorts, leaves(run_rounds(rounds, cohorts))
+
+
+def test_workers_that_are_killed_at_work_change_no_bit(of_three, undisturbed):
+    rounds, cohorts, expected = undisturbed
+    of_three.take_events()
+    killed: list[int] = []
+    state, metrics = rounds.initialize(), []
+    for clients in cohorts:
+        killer = _signal_one_that_runs(signal.SIGKILL, killed)
+        state, of_round = rounds.next(state, clients)
+        killer.join()
+        metrics.append(of_round)
+    assert len(set(killed)) == len(cohorts)
+    _assert_identical(leaves((state, metrics)), expected)
+    # The last may have died when its shard was back, which the next round would notice.
+    events = of_three.take_events()
+    assert len(events) >= len(cohorts) - 1
+    assert all(event.startswith("ray: worker ") and "died" in event for event in events)
+    assert of_three.take_events() == []
+
+
+def test_a_worker_that_is_slow_does_not_hold_up_the_round(of_three, undisturbed):
+    rounds, cohorts, _ = undisturbed
+    state = rounds.initialize()
+    expected = leaves(rounds.next(state, cohorts[0]))
+    of_three.take_events()
+    stopped: list[int] = []
+    stopper = _signal_one_that_runs(signal.SIGSTOP, stopped)
+    try:
+        found = leaves(rounds.next(state, cohorts[0]))
+        stopper.join()
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    _assert_identical(found, expected)
+    assert any("is slow" in event for event in of_three.take_events())
+    _assert_identical(leaves(rounds.next(state, cohorts[0])), expected)
+
+
+def test_more_workers_than_clients_are_an_error(of_three):
+    rounds = training(of_three, "vectorised")
+    with pytest.raises(UserError, match=r"--num_workers=3: .*--clients_per_round=2"):
+        rounds.next(rounds.initialize(), cohort("vectorised", 2))
 
 
 def test_more_workers_than_there_is_room_for_are_an_error(local_ray):
@@ -189,13 +223,6 @@ def test_a_worker_with_another_version_is_an_error(local_ray, monkeypatch):
         with pytest.raises(UserError, match=r"has tff_agnostic .*, this process has 0\.0\.7") as e:
             rounds.next(rounds.initialize(), cohort("streamed", 2))
     assert "\n" not in str(e.value)
-
-
-def test_what_it_prepared_does_not_run_after_its_end(local_ray):
-    with RUNTIMES["ray"](_options(1)) as runtime:
-        rounds = training(runtime, "streamed")
-    with pytest.raises(ExecutionError, match="the Ray runtime is not running"):
-        rounds.next(rounds.initialize(), cohort("streamed", 2))
 
 
 def test_sigterm_is_left_to_the_training_loop(local_ray):

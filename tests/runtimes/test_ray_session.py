@@ -1,5 +1,6 @@
 """How the ray runtime begins and ends: Ray that is absent or away, signals, nodes that leave."""
 
+import itertools
 import os
 import signal
 import socket
@@ -8,7 +9,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import grpc
 import pytest
 
 from tests.processes import default_signals
@@ -18,10 +21,12 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 pytest.importorskip("ray")
+ray_token = pytest.importorskip("tff_agnostic.runtimes.ray_token")
 _ROOT = Path(__file__).resolve().parents[2]
 
 _ENDLESS = """
 import signal
+import ray
 from tests.runtimes.ray_rounds import cohort, training
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -29,6 +34,7 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 with StopRequest() as stop, RUNTIMES["ray"](RuntimeOptions(num_workers=1)) as runtime:
     rounds, clients = training(runtime, "streamed"), cohort("streamed", 4, size=200)
     state = rounds.initialize()
+    print(ray.get_runtime_context().gcs_address, ray.nodes()[0]["NodeManagerPort"], flush=True)
     while True:
         state, _ = rounds.next(state, clients)
         print(stop.signal_number, runtime.take_events(), flush=True)
@@ -65,11 +71,9 @@ finally:
 """
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
+def _short_folder() -> "tempfile.TemporaryDirectory[str]":
     """A folder for temporary files, with a name that is short enough for sockets in it."""
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path:
-        yield Path(path)
+    return tempfile.TemporaryDirectory(prefix="t", dir="/tmp")
 
 
 def _start(script: str, folder: Path) -> "subprocess.Popen[str]":
@@ -85,16 +89,93 @@ def _start(script: str, folder: Path) -> "subprocess.Popen[str]":
         )
 
 
-def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(folder):
+class _Command(NamedTuple):
+    """A process that trains without end on a Ray of its own.
+
+    Attributes:
+        process: It.
+        folder: The folder of its temporary files.
+        address: HOST:PORT where its Ray answers.
+        node_port: Port of the process that starts workers, on that host.
+    """
+
+    process: "subprocess.Popen[str]"
+    folder: Path
+    address: str
+    node_port: int
+
+
+@pytest.fixture(scope="module")
+def command() -> Iterator[_Command]:
+    with _short_folder() as path:
+        folder = Path(path)
+        process = _start(_ENDLESS, folder)
+        try:
+            address, node_port = process.stdout.readline().split()
+            yield _Command(process, folder, address, int(node_port))
+        finally:
+            process.kill()
+            process.wait()
+
+
+_ASKS = pytest.mark.skipif(not ray_token.new_token(), reason="this Ray asks for no token")
+
+
+@_ASKS
+@pytest.mark.parametrize("headers", [[], [("authorization", "Bearer " + 64 * "0")]])
+def test_a_ray_of_one_command_answers_nobody_else(command, headers):
+    host, _, port = command.address.partition(":")
+    assert host == "127.0.0.1"
+    of_head = (port, "NodeInfoGcsService/GetClusterId")
+    of_node = (command.node_port, "NodeManagerService/GetNodeStats")
+    for port, call in (of_head, of_node):
+        with grpc.insecure_channel(f"{host}:{port}") as channel:
+            ask = channel.unary_unary(f"/ray.rpc.{call}")
+            with pytest.raises(grpc.RpcError) as error:
+                ask(b"", timeout=60, metadata=headers)
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@_ASKS
+def test_a_ray_that_asks_for_a_token_is_told_in_one_line(command):
+    with pytest.raises(UserError) as error:
+        RUNTIMES["ray"](RuntimeOptions(ray_address=command.address)).__enter__()
+    message = str(error.value)
+    assert message.startswith(f"--ray_address={command.address}: the Ray there asks for a token")
+    assert "RAY_AUTH_TOKEN_PATH" in message and "\n" not in message
+
+
+@_ASKS
+@pytest.mark.parametrize("content", [None, "", "  \n"])
+def test_a_token_that_is_not_there_is_an_error(monkeypatch, tmp_path, content):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    ray_token.read_environment()
+    try:
+        with pytest.raises(UserError, match=f"RAY_AUTH_TOKEN_PATH={path}: ") as error:
+            RUNTIMES["ray"](RuntimeOptions(ray_address="127.0.0.1:1")).__enter__()
+    finally:
+        monkeypatch.undo()
+        ray_token.read_environment()
+    assert "\n" not in str(error.value)
+
+
+# The last one of this command: it ends it.
+def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(command):
     from tff_agnostic.runtimes.ray_warden import processes_of
 
-    parent = _start(_ENDLESS, folder)
+    parent = command.process
     try:
         assert parent.stdout.readline() == "None []\n"
         os.killpg(parent.pid, signal.SIGINT)
-        lines = [parent.stdout.readline() for _ in range(4)]
-        assert set(lines[1:]) == {f"{int(signal.SIGINT)} []\n"}
-        (of_ray,) = folder.glob("tff_ray_*")
+        lines = iter(parent.stdout.readline, "")
+        after = itertools.dropwhile(lambda line: line == "None []\n", lines)
+        assert {next(after) for _ in range(3)} == {f"{int(signal.SIGINT)} []\n"}
+        (of_ray,) = command.folder.glob("tff_ray_*")
         assert len(processes_of(str(of_ray))) > 1
     finally:
         parent.kill()
@@ -104,9 +185,10 @@ def test_ctrl_c_ends_no_worker_and_a_killed_parent_leaves_nothing(folder):
     assert processes_of(str(of_ray)) == []
 
 
-def test_a_node_that_leaves_changes_no_bit(folder):
-    parent = _start(_TWO_NODES, folder)
-    output, _ = parent.communicate()
+def test_a_node_that_leaves_changes_no_bit():
+    with _short_folder() as folder:
+        parent = _start(_TWO_NODES, Path(folder))
+        output, _ = parent.communicate()
     assert parent.returncode == 0, output
     assert "died; its clients run again" in output
     assert "\nidentical\n" in output

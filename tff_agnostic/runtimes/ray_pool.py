@@ -20,6 +20,7 @@ class Worker:
         number: From 1; the actor that replaces another has its number.
         actor: The handle of the actor.
         starting: Will hold its versions once it has started; None when they were checked.
+        asked: Will hold its versions again if it lives; None when nobody has asked, or it lives.
         num_running: Shards that were given to it and not returned yet.
         is_lost: Whether it has died.
     """
@@ -27,6 +28,7 @@ class Worker:
     number: int
     actor: Any
     starting: Optional[Any]
+    asked: Optional[Any] = None
     num_running: int = 0
     is_lost: bool = False
 
@@ -41,6 +43,7 @@ class WorkerPool:
         workers: Those that run or are starting.
         events: What happened to workers, a line each, for whoever shows it.
         lanes: How many shards a worker runs at once.
+        start_seconds: How long nothing may run because no worker has started.
     """
 
     def __init__(self, options: RuntimeOptions) -> None:
@@ -51,6 +54,7 @@ class WorkerPool:
         has_gpu = options.gpus_per_worker > 0
         # On a GPU, one shard is prepared while the other runs.
         self.lanes = 2 if has_gpu else max(1, int(options.cpus_per_worker))
+        self.start_seconds = options.worker_start_seconds
         self._device = "auto" if has_gpu else "cpu"
         # A Ray of this process alone has nobody to reserve CPUs from, but maybe another runtime.
         self._reserved_cpus = 0.0 if options.ray_address == "local" else options.cpus_per_worker
@@ -112,6 +116,18 @@ class WorkerPool:
                 )
         self._failed_starts = 0
         worker.starting = None
+
+    def ask(self, worker: Worker) -> None:
+        """Asks a worker that has nothing to do whether it lives, which Ray says to nobody else."""
+        worker.asked = worker.actor.versions.remote()
+
+    def finish_asking(self, worker: Worker) -> None:
+        """Starts another worker in the place of one that was asked and has died."""
+        try:
+            ray.get(worker.asked)
+        except ray.exceptions.RayError:
+            self.replace(worker, "died while it had nothing to do; another starts")
+        worker.asked = None
 
     def replace(self, worker: Worker, what_happened: str) -> None:
         """Starts a worker in the place of one that has died, unless that was done before."""

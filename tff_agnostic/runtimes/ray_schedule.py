@@ -14,7 +14,6 @@ from tff_agnostic.runtimes.ray_pool import Worker, WorkerPool, last_line
 
 # A shard that its worker takes so often into its grave is probably why.
 _MAX_LOSSES_IN_A_ROW = 5
-_START_SECONDS = 120.0
 _POLL_SECONDS = 1.0
 # A shard that takes so much longer than any other, and so long, runs on another worker too.
 _SLOW_FACTOR = 4.0
@@ -56,15 +55,23 @@ class Schedule:
         waiting = collections.deque(range(num_shards))
         done: set[int] = set()
         losses: collections.Counter[int] = collections.Counter()
+        # Numbers of workers that have shown in this round that they live, or were asked.
+        heard: set[int] = set()
         longest, last_progress = 0.0, time.monotonic()
         while len(done) < num_shards:
             while waiting and (worker := self._free_worker(len(waiting))) is not None:
                 self._give(worker, round_num, waiting.popleft(), submit)
+            if not waiting:
+                self._ask_the_idle(heard)
             starting = {w.starting: w for w in self._pool.workers if w.starting is not None}
-            ready, _ = ray.wait([*self._tasks, *starting], timeout=_POLL_SECONDS)
+            asking = {w.asked: w for w in self._pool.workers if w.asked is not None}
+            ready, _ = ray.wait([*self._tasks, *starting, *asking], timeout=_POLL_SECONDS)
             for ref in ready:
                 if ref in starting:
                     self._pool.finish_start(starting[ref])
+                    continue
+                if ref in asking:
+                    self._pool.finish_asking(asking[ref])
                     continue
                 task = self._tasks.pop(ref)
                 task.worker.num_running -= 1
@@ -89,6 +96,7 @@ class Schedule:
                     if not self._is_running(round_num, task.index):
                         waiting.appendleft(task.index)
                     continue
+                heard.add(task.worker.number)
                 if is_new:
                     losses.clear()
                     last_progress = time.monotonic()
@@ -113,6 +121,14 @@ class Schedule:
         ref = submit(worker.actor, index)
         self._tasks[ref] = _Task(worker, round_num, index, time.monotonic())
 
+    def _ask_the_idle(self, heard: set[int]) -> None:
+        # Of a worker that has nothing to do, nothing else tells that it has died.
+        for worker in self._pool.workers:
+            is_idle = worker.starting is None and worker.num_running == 0
+            if is_idle and worker.asked is None and worker.number not in heard:
+                self._pool.ask(worker)
+                heard.add(worker.number)
+
     def _is_running(self, round_num: int, index: int) -> bool:
         return any(t.round_num == round_num and t.index == index for t in self._tasks.values())
 
@@ -135,8 +151,9 @@ class Schedule:
     def _check_started(self, last_progress: float) -> None:
         if all(w.starting is not None for w in self._pool.workers):
             waited = time.monotonic() - last_progress
-            if waited > _START_SECONDS:
+            if waited > self._pool.start_seconds:
                 raise ExecutionError(
                     f"no Ray worker has started within {waited:.0f} seconds: other jobs may hold "
-                    "the CPUs and GPUs, or nodes may have left"
+                    "the CPUs and GPUs, or nodes may have left; --worker_start_seconds lets them "
+                    "take longer"
                 )

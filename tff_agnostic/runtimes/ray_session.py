@@ -18,11 +18,13 @@ from ray._private import services
 from ray._private import worker as worker_module
 
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.runtimes import ray_warden
+from tff_agnostic.runtimes import ray_token, ray_warden
 
 _CONNECT_SECONDS = 10.0
 _WARDEN_SECONDS = 20.0
 _LOOPBACK = "127.0.0.1"
+# What every Ray is asked first.
+_FIRST_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 # Ray puts sockets below its folder, and their paths have at most 107 bytes.
 _LONGEST_FOLDER = 40
 _ENVIRONMENT = {
@@ -30,6 +32,8 @@ _ENVIRONMENT = {
     # Otherwise it writes to this terminal what is no error here, such as that a worker has died.
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's own choice is 15, with which workers starve where anything else runs.
+    "RAY_worker_niceness": "0",
 }
 
 
@@ -41,8 +45,9 @@ def ray_session(address: str) -> Iterator[None]:
 
     Args:
         address: "local" starts a Ray of this process's own, which listens on the loopback interface
-            only and ends with this process, however that ends. "auto" finds the cluster that
-            runs on this machine. HOST:PORT names one.
+            only, asks for a token that nobody else has (from Ray 2.52), and ends with this process,
+            however that ends. "auto" finds the cluster that runs on this machine. HOST:PORT names
+            one.
 
     Raises:
         UserError: If there is no cluster at the address, or not one that fits this process.
@@ -53,7 +58,7 @@ def ray_session(address: str) -> Iterator[None]:
         with (
             _folder_of_processes() as folder,
             _connected(
-                {**_ENVIRONMENT, ray_warden.VARIABLE: folder},
+                {**_ENVIRONMENT, **ray_token.new_token(), ray_warden.VARIABLE: folder},
                 address="local",
                 include_dashboard=False,
                 num_cpus=len(os.sched_getaffinity(0)),
@@ -70,6 +75,7 @@ def ray_session(address: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _connected(environment: Mapping[str, str], **arguments: Any) -> Iterator[None]:
     with _environment(environment), _handlers_kept(), _no_standard_error():
+        ray_token.read_environment()
         try:
             # What Ray has to say of a worker's death, in paragraphs, this package says in a line.
             worker_module.print_to_stdstream = lambda *_, **__: None
@@ -81,6 +87,8 @@ def _connected(environment: Mapping[str, str], **arguments: Any) -> Iterator[Non
     finally:
         with _handlers_kept():
             ray.shutdown()
+        # This session's token is for no other.
+        ray_token.read_environment()
 
 
 def _failure(address: str, error: Exception) -> Exception:
@@ -155,7 +163,7 @@ def _handlers_kept() -> Iterator[None]:
 
 
 def _reachable(address: str) -> str:
-    """Returns HOST:PORT where something answers; Ray itself would try for minutes."""
+    """Returns HOST:PORT where a Ray answers this user; Ray itself would try for minutes."""
     found = address
     if address == "auto":
         try:
@@ -168,12 +176,29 @@ def _reachable(address: str) -> str:
     host, _, port = found.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         raise UserError(f"--ray_address: expected local, auto or HOST:PORT, found {address!r}")
+    headers = ray_token.headers()
     with grpc.insecure_channel(found) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=_CONNECT_SECONDS)
+            channel.unary_unary(_FIRST_CALL)(b"", timeout=_CONNECT_SECONDS, metadata=headers)
         except grpc.FutureTimeoutError as e:
             raise UserError(
                 f"--ray_address={address}: no Ray answers at {found} within "
                 f"{_CONNECT_SECONDS:.0f} seconds"
             ) from e
+        except grpc.RpcError as e:
+            raise _refusal(address, found, bool(headers), e) from e
     return found
+
+
+def _refusal(address: str, found: str, with_token: bool, error: grpc.RpcError) -> UserError:
+    if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+        return UserError(
+            f"--ray_address={address}: no Ray answers at {found}: {error.code().name.lower()}"
+        )
+    shown = "another than this process has" if with_token else "and this process shows none"
+    return UserError(
+        f"--ray_address={address}: the Ray there asks for a token, {shown}: set "
+        "RAY_AUTH_MODE=token, and the token of its nodes as RAY_AUTH_TOKEN or in the file "
+        "RAY_AUTH_TOKEN_PATH"
+    )
