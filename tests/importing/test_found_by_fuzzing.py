@@ -38,8 +38,23 @@ def test_sizes_that_idx_files_claim(tmp_path, sizes, images, labels, message):
     assert message in refused("idx", _idx(tmp_path, sizes, images, labels), num_clients=2)
 
 
-def _npz(path: Path, shape: Optional[tuple[int, ...]] = None) -> Path:
-    """Four examples, whose features claim another shape than they have."""
+@pytest.mark.parametrize(
+    ("encoding", "found"),
+    [
+        ("nothing", "unknown encoding: nothing"),
+        ("utf-7", "multi-byte encodings are not supported"),
+        ("idna", "decoding with 'idna' codec failed"),
+    ],
+)
+def test_encodings_that_dumps_name(tmp_path, encoding, found):
+    (tmp_path / "Posts.xml").write_text(f"<?xml version='1.0' encoding='{encoding}'?><posts/>")
+    message = refused("stackexchange", tmp_path)
+    assert message.startswith(f"{tmp_path / 'Posts.xml'}: expected the Posts.xml of a Stack Exch")
+    assert found in message
+
+
+def _npz(path: Path, shape: Optional[tuple[int, ...]] = None, client: bytes = b"d\0\0\0") -> Path:
+    """Four examples, whose features may claim another shape than they have."""
     arrays = {
         "x": np.arange(8, dtype=np.float32).reshape(4, 2),
         "y": np.array([0, 1, 0, 1]),
@@ -51,7 +66,8 @@ def _npz(path: Path, shape: Optional[tuple[int, ...]] = None) -> Path:
             claimed = shape if shape is not None and name == "x" else (len(array), *array.shape[1:])
             header = {"descr": array.dtype.str, "fortran_order": False, "shape": claimed}
             np.lib.format.write_array_header_1_0(content, header)
-            archive.writestr(f"{name}.npy", content.getvalue() + array.tobytes())
+            changed = array.tobytes().replace(b"d\0\0\0", client)
+            archive.writestr(f"{name}.npy", content.getvalue() + changed)
     return path
 
 
@@ -62,3 +78,12 @@ def _npz(path: Path, shape: Optional[tuple[int, ...]] = None) -> Path:
 def test_shapes_that_arrays_claim(tmp_path, shape, found):
     message = refused("npz", _npz(tmp_path / "a.npz", shape), client_column="who", domain_name="d")
     assert found in message
+
+
+@pytest.mark.parametrize(
+    ("client", "found"), [(b"d\0\0\xff", "0xff000064"), (b"\0\xd8\0\0", "0xd800")]
+)
+def test_texts_of_arrays_that_are_no_characters(tmp_path, client, found):
+    path = _npz(tmp_path / "a.npz", client=client)
+    message = refused("npz", path, client_column="who", domain_name="d")
+    assert message == f"a.npz: client: expected text, found the character {found} in row 3"

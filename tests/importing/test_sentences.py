@@ -25,6 +25,11 @@ from tff_agnostic.importing.sentences import sentences_of
         ("1 < 2 and </nothing>", ["1 < 2 and "]),
         ("</pre>fine", ["fine"]),
         ("<!-- remark --><script>x()</script>text", [" text"]),
+        ("<p>a <![if x]> b <![e", ["a  b <![e"]),
+        # It took minutes to look for the end of each.
+        pytest.param(
+            "a" + "<!--" * 100_000 + "<i>b</i>", ["a" + "<!--" * 100_000 + " b "], id="unfinished"
+        ),
     ],
 )
 def test_html_becomes_blocks_of_text(html, blocks):

@@ -161,7 +161,7 @@ def test_a_comparison_is_resumed_only_on_request(tmp_path):
     )
 
 
-@pytest.mark.parametrize("content", ["[]", '{"format": 2, "rows": []}', '{"format": 1}'])
+@pytest.mark.parametrize("content", ["{}", '{"format": 2, "rows": []}', '{"format": 1}'])
 def test_a_comparison_of_another_format_is_told(tmp_path, content):
     (tmp_path / "comparison.json").write_text(content)
     assert _error(tmp_path, resume=True) == (

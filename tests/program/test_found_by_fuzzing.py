@@ -9,8 +9,10 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from tests.program.harness import measures
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.checkpoints import read_checkpoint
+from tff_agnostic.program.comparison import collect
 from tff_agnostic.program.history import read_history
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import FORMAT
@@ -90,3 +92,26 @@ def test_a_header_that_is_none(tmp_path, header):
     path = tmp_path / "round_00000001.npz"
     path.write_bytes(content.getvalue())
     assert _error(lambda: read_checkpoint(path)).startswith(f"{path}: expected a checkpoint, found")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"domains": {}},
+        {"domains": []},
+        {"domains": None},
+        {"domains": {"north": {"loss": 1.0, "num_examples": 3}, "south": [1]}},
+        {"domains": {k: {"loss": "1", "num_examples": 3} for k in ("north", "south")}},
+        {"domains": {k: {"loss": 1.0, "num_examples": None} for k in ("north", "south")}},
+        {"overall": {}},
+        {"overall": 3},
+    ],
+)
+def test_a_result_that_is_none(folder, changed):
+    result = json.loads(folder.result.read_text())
+    folder.result.write_text(json.dumps({**result, **changed}))
+    domains, loss = ("north", "south"), measures("loss")
+    assert _error(lambda: collect([folder], domains, loss, [1])) == (
+        f"{folder.result}: expected the result of a run with loss of north, south, found something "
+        "else"
+    )

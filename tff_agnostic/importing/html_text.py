@@ -1,5 +1,7 @@
 """HTML of posts to text."""
 
+import re
+from html import unescape
 from html.parser import HTMLParser
 from typing import Optional
 
@@ -14,6 +16,9 @@ _BLOCKS = {
     "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
     "ol", "p", "pre", "table", "td", "th", "tr", "ul",
 }  # fmt: skip
+# Characters after a "<" without end within which tags are still told from text as usual.
+_MAX_UNFINISHED = 4096
+_TAG = re.compile("<[^<>]*>")
 
 
 class _TextOfHtml(HTMLParser):
@@ -28,6 +33,21 @@ class _TextOfHtml(HTMLParser):
     def updatepos(self, i: int, j: int) -> int:
         # Lines are counted otherwise, at each tag, and nobody asks for them.
         return j
+
+    def parse_html_declaration(self, i: int) -> int:
+        try:
+            return super().parse_html_declaration(i)
+        except (AssertionError, NotImplementedError):
+            # What <![ may begin besides CDATA is not known to it; browsers see a comment.
+            return self.parse_bogus_comment(i)
+
+    def close(self) -> None:
+        # What is left begins with a tag or comment without end, which the parser would look for
+        # again at each "<" after it.
+        if len(self.rawdata) > _MAX_UNFINISHED:
+            self.handle_data(unescape(_TAG.sub(" ", self.rawdata)))
+            self.rawdata = ""
+        super().close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, Optional[str]]]) -> None:
         if tag in _BLOCKS:

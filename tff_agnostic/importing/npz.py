@@ -3,6 +3,7 @@
 Names may end in _train, _heldout and _test; then the file itself says what is for what.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -118,6 +119,8 @@ def _examples(
         if role in rows and rows[role].ndim != 1:
             shape = list(rows[role].shape[1:])
             raise UserError(f"{part}: expected one {role} in a row, found an array {shape}")
+        if role in rows:
+            _check_characters(rows[role], f"{part}: {role}", start)
     name = options.feature_name or (PIXELS if images else VECTOR)
     values = unit_interval(features) if images else to_float32(features)
     for i in range(len(values)):
@@ -137,6 +140,18 @@ def _examples(
             log.bad(e, client)
             continue
         yield SourceExample(record, place)
+
+
+def _check_characters(texts: np.ndarray, what: str, start: int) -> None:
+    """Checks that texts hold characters: NumPy takes any 32 bits for one."""
+    if texts.dtype.kind != "U":
+        return
+    codes = texts.view(np.dtype(np.uint32).newbyteorder(texts.dtype.byteorder))
+    is_none = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
+    if is_none.any():
+        at = int(np.argmax(is_none))
+        row = start + at // (codes.size // len(texts))
+        raise UserError(f"{what}: expected text, found the character {codes[at]:#x} in row {row}")
 
 
 def _plain(value: Any, place: str) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from tff_agnostic.errors import UserError
 
 _SUFFIX = ".npy"
+_MAX_FOUND = 200
 
 
 class NpzColumns:
@@ -78,7 +79,8 @@ class NpzColumns:
             raise self._damaged(e) from e
 
     def _damaged(self, error: Exception) -> UserError:
-        found = " ".join(str(error).split()) or type(error).__name__
+        # Some messages hold a part of the file.
+        found = " ".join(str(error).split())[:_MAX_FOUND] or type(error).__name__
         return UserError(
             f"{self._path}: expected an .npz file of plain arrays, found a damaged or another file "
             f"({found})"

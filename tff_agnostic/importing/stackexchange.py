@@ -89,6 +89,11 @@ def _rows(path: Path, log: ReadLog) -> Iterator[tuple[int, Mapping[str, str]]]:
                 f"{path}: expected {_EXPECTED}, found a document type or entity declaration, "
                 f"which are refused ({type(e).__name__})"
             ) from e
+        except UserError:
+            raise
+        except (LookupError, ValueError) as e:
+            # The encoding that the file names is not known, or the parser does not take it.
+            raise UserError(f"{path}: expected {_EXPECTED}, found: {e!s:.100}") from e
 
 
 def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:

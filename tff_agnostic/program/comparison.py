@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -253,8 +253,11 @@ def collect(
         domain_names: Names of the domains.
         measures: What was measured, by name.
         worst_min_examples: Of each trial; see `Comparison`.
+
+    Raises:
+        UserError: If a file is damaged, or of another task.
     """
-    results = [read_json(folder.result) for folder in folders]
+    results = [_read_result(folder.result, domain_names, measures) for folder in folders]
     left_out = [
         domains_below({d: r["domains"][d]["num_examples"] for d in domain_names}, fewest)
         for r, fewest in zip(results, worst_min_examples)
@@ -280,6 +283,25 @@ def collect(
         values[OVERALL][name] = np.array([_number(r["overall"][name]) for r in results])
     histories = [read_history(folder.metrics) for folder in folders]
     return Trials(values, histories, {name for names in left_out for name in names})
+
+
+def _read_result(
+    path: Path, domain_names: Sequence[str], measures: Iterable[str]
+) -> Mapping[str, Any]:
+    found = read_json(path)
+    try:
+        domains = [found["domains"][name] for name in domain_names]
+        values = [part[name] for part in (found["overall"], *domains) for name in measures]
+        counts = [domain["num_examples"] for domain in domains]
+        is_result = all(isinstance(_number(value), (int, float)) for value in (*values, *counts))
+    except (LookupError, TypeError):
+        is_result = False
+    if not is_result or None in counts:
+        raise UserError(
+            f"{path}: expected the result of a run with {', '.join(measures)} of "
+            f"{', '.join(domain_names)}, found something else"
+        )
+    return found
 
 
 def _number(value: Any) -> float:
