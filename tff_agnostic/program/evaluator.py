@@ -10,6 +10,7 @@ from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, ModelWeights
+from tff_agnostic.program.divergence import diverged
 from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
 from tff_agnostic.runtimes.runtime import Evaluation
 from tff_agnostic.tasks.task import Task
@@ -57,9 +58,7 @@ class Evaluator:
         Raises:
             UserError: If a client is malformed.
         """
-        test = self._task.test
-        ids = test.client_ids if on_all else self._sample
-        evaluated = self._evaluate(weights, _parts(test.read(client_id) for client_id in ids))
+        evaluated = self._evaluate(weights, _parts(self._clients(on_all)))
         return evaluation_report(
             self._task.model,
             self._task.domain_names,
@@ -68,6 +67,21 @@ class Evaluator:
             self._task.test_split,
             self._worst_min_examples,
         )
+
+    def diverged(self, round_num: int, report: EvaluationReport, on_all: bool) -> UserError:
+        """Returns the error of an evaluation in which no client's numbers were finite."""
+        counts = report.clients
+        return diverged(
+            round_num,
+            counts["non_finite"],
+            sum(counts.values()),
+            self._task.model,
+            self._clients(on_all),
+        )
+
+    def _clients(self, on_all: bool) -> Iterator[Examples]:
+        test = self._task.test
+        return (test.read(client_id) for client_id in (test.client_ids if on_all else self._sample))
 
 
 class RunEvaluations:
@@ -102,18 +116,8 @@ class RunEvaluations:
         reports = {name: self._evaluator(weights, on_all) for name, weights in models.items()}
         for report in reports.values():
             if report.clients["non_finite"] > 0 and report.clients["evaluated"] == 0:
-                num_clients = sum(report.clients.values())
-                raise diverged(round_num, report.clients["non_finite"], num_clients)
+                raise self._evaluator.diverged(round_num, report, on_all)
         return reports
-
-
-def diverged(round_num: int, num_non_finite: int, num_clients: int) -> UserError:
-    """Returns the error of a model whose numbers are no longer finite on any client."""
-    return UserError(
-        f"round {round_num}: the model has diverged: no client returned finite numbers "
-        f"({num_non_finite} of {num_clients} did not); lower --client_learning_rate or "
-        "--server_learning_rate"
-    )
 
 
 def check_readable(clients: ClientDataset, max_clients: int) -> None:

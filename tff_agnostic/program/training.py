@@ -21,6 +21,7 @@ from tff_agnostic.program.columns import (
     with_role,
 )
 from tff_agnostic.program.config import COHORT_SAMPLINGS
+from tff_agnostic.program.divergence import diverged, skipped_rounds
 from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluation_report import EvaluationReport
 from tff_agnostic.program.evaluator import (
@@ -28,7 +29,6 @@ from tff_agnostic.program.evaluator import (
     Reports,
     RunEvaluations,
     check_readable,
-    diverged,
 )
 from tff_agnostic.program.history import History, Row
 from tff_agnostic.program.interrupts import StopRequest
@@ -40,12 +40,6 @@ from tff_agnostic.program.tensorboard import TensorBoardSink
 from tff_agnostic.quantities import Role, flattened
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
-
-
-_SKIPPED = (
-    "skipped, as if no client had taken part: the numbers of each client were finite, but their "
-    "sum or the server's update was not; lower --client_learning_rate or --server_learning_rate"
-)
 
 
 class TrainingRun:
@@ -165,7 +159,7 @@ class TrainingRun:
                 for event in self._take_events():
                     progress.note(f"round {round_num}: {event}")
                 if report["skipped"]:
-                    progress.note(f"round {round_num}: {_SKIPPED}")
+                    progress.note(f"round {round_num}: {self._skipped_rounds()}")
                 progress.show(round_num, report)
                 # Asked once: a signal between two questions would be obeyed without saving.
                 stopping = stop.signal_number is not None and round_num < total
@@ -223,7 +217,8 @@ class TrainingRun:
         state, report = self._training.next(state, cohort)
         clients = report.get("clients", {})
         if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
-            raise diverged(round_num, clients["non_finite"], len(cohort))
+            model, num_non_finite = self.task.model, clients["non_finite"]
+            raise diverged(round_num, num_non_finite, len(cohort), model, cohort)
         return state, report
 
     def _record(self, state: RunState, report: Report, reports: Optional[Reports]) -> Row:
@@ -241,7 +236,8 @@ class TrainingRun:
         values = self._history.values()
         num_skipped = int(np.nansum(values["skipped"]))
         if num_skipped:
-            print(f"{num_skipped} of {self.spec.config.rounds} rounds were {_SKIPPED}")
+            rounds = self.spec.config.rounds
+            print(f"{num_skipped} of {rounds} rounds were {self._skipped_rounds()}")
         plots.draw_run(self._folder.plots, self.task, self._history.columns, values)
         config, weights = self.spec.config, self.domain_weights()
         (_, report), *further = reports.items()
@@ -259,6 +255,9 @@ class TrainingRun:
                 **({"models": {n: r.to_json() for n, r in further}} if further else {}),
             },
         )
+
+    def _skipped_rounds(self) -> str:
+        return skipped_rounds(self.spec.settings())
 
     def domain_weights(self) -> dict[str, float]:
         """Returns the weight of each domain after the last round; empty if there are none."""
