@@ -10,9 +10,10 @@ import pytest
 def exports(tmp_path_factory) -> Mapping[str, Path]:
     """An export of each profile; not to be changed."""
     from tests.plan_runner import plans
+    from tests.plan_runner.exports import write_export
 
     folder = tmp_path_factory.mktemp("exports")
     return {
-        "daf": plans.write_export(folder / "daf", plans.daf_plan(), "daf"),
-        "secure": plans.write_export(folder / "secure", plans.secure_plan(), "secure"),
+        "daf": write_export(folder / "daf", plans.daf_plan(), "daf"),
+        "secure": write_export(folder / "secure", plans.secure_plan(), "secure"),
     }

@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 
 from plan_runner import cli, plan_pb2
 from plan_runner.checkpoints import read_checkpoint, write_checkpoint
-from tests.plan_runner.plans import (
+from tests.plan_runner.exports import (
     CLIENTS,
     STATE,
     encoded,

@@ -6,7 +6,7 @@ import tensorflow as tf
 from plan_runner.clients import Client, clients_in
 from plan_runner.errors import PlanError
 from plan_runner.manifest import TensorType
-from tests.plan_runner.plans import encoded, example, write_client
+from tests.plan_runner.exports import encoded, example, write_client
 
 FLOATS = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))
 INTS = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))

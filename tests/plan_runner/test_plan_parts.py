@@ -11,7 +11,8 @@ from plan_runner.export import open_export
 from plan_runner.messages import parse_plan
 from plan_runner.profiles import load_profile
 from plan_runner.rounds import run_rounds
-from tests.plan_runner.plans import rehash, spec
+from tests.plan_runner.exports import rehash
+from tests.plan_runner.plans import spec
 
 
 def refused(profile, plan) -> str:

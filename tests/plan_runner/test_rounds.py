@@ -9,8 +9,7 @@ from plan_runner.errors import PlanError
 from plan_runner.export import open_export
 from plan_runner.rounds import run_rounds
 from plan_runner.verify import conformance_clients, verify
-from tests.plan_runner import plans
-from tests.plan_runner.plans import MEANS, SECURE_MEANS
+from tests.plan_runner.exports import MEANS, SECURE_MEANS, STATE
 
 
 @pytest.mark.parametrize(("profile", "means"), [("daf", MEANS), ("secure", SECURE_MEANS)])
@@ -62,7 +61,7 @@ def test_going_on_from_a_saved_state_is_going_on(exports, tmp_path):
     *_, whole = run_rounds(export, cohorts)
     *_, first = run_rounds(export, cohorts[:2])
     write_checkpoint(tmp_path / "state", first.state)
-    assert set(read_checkpoint(tmp_path / "state", "state")) == set(plans.STATE)
+    assert set(read_checkpoint(tmp_path / "state", "state")) == set(STATE)
     (second,) = run_rounds(export, cohorts[2:], tmp_path / "state")
     assert second.state == whole.state
 

@@ -9,7 +9,7 @@ import pytest
 from plan_runner.errors import PlanError
 from plan_runner.export import open_export
 from plan_runner.verify import ROUNDING, read_tensors, relative_difference, verify
-from tests.plan_runner.plans import rehash
+from tests.plan_runner.exports import rehash
 
 
 @pytest.fixture
