@@ -12,8 +12,8 @@ from absl import flags
 
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
-from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.folders import check_free
+from tff_agnostic.deployment.plan_export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.cli import run_app

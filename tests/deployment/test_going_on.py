@@ -11,8 +11,8 @@ from tests.deployment import in_worker
 from tests.deployment.kinds import make_request
 from tff_agnostic.deployment.checkpoint_files import named_values
 from tff_agnostic.deployment.conformance import synthetic_clients
-from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.naming import SERVER, leaves
+from tff_agnostic.deployment.plan_export import export
 
 _ROUNDS = 20
 

@@ -9,7 +9,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from plan_runner import plan_pb2
 from tff_agnostic.deployment import naming
-from tff_agnostic.deployment.client_graph import (
+from tff_agnostic.deployment.client_graph_builder import (
     ExampleSource,
     build_client_graph,
     client_work,

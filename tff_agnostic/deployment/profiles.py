@@ -5,7 +5,7 @@ from typing import Callable
 
 import tensorflow_federated as tff
 
-from tff_agnostic.deployment.client_graph import ExampleSource
+from tff_agnostic.deployment.client_graph_builder import ExampleSource
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 from tff_agnostic.deployment.daf_profile import build_daf_plan
 from tff_agnostic.deployment.secure_profile import build_secure_plan

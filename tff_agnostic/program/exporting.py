@@ -12,8 +12,8 @@ from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.data.sampling import sample_cohort
 from tff_agnostic.deployment.conformance import column_ranges
 from tff_agnostic.deployment.example_format import ExampleFormat
-from tff_agnostic.deployment.export import NO_LIMIT, ExportRequest
 from tff_agnostic.deployment.folders import new_folder
+from tff_agnostic.deployment.plan_export import NO_LIMIT, ExportRequest
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import COHORT_SAMPLINGS, RunConfig
 from tff_agnostic.program.run_algorithm import build_algorithm

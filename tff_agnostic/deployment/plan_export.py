@@ -14,7 +14,7 @@ from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.byte_counts import byte_counts
 from tff_agnostic.deployment.checkpoint_files import named_values, write_checkpoint
-from tff_agnostic.deployment.client_graph import ExampleSource
+from tff_agnostic.deployment.client_graph_builder import ExampleSource
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 from tff_agnostic.deployment.conformance import (
     NUM_ROUNDS,
