@@ -29,7 +29,9 @@ from tff_agnostic.program.flags import (
     define_override_flag,
     define_run_flags,
     define_runtime_flags,
+    define_task_option_flags,
     given_settings,
+    given_task_options,
     overrides,
     path_flag,
     runtime_options,
@@ -55,6 +57,7 @@ def define_flags() -> None:
     summaries = "; ".join(f"{name}: {e.summary}" for name, e in EXPERIMENTS.items())
     flags.DEFINE_string("experiment", None, f"What to reproduce. {summaries}")
     define_data_flags()
+    define_task_option_flags()
     define_run_flags(without=_NOT_FLAGS)
     define_runtime_flags()
     define_override_flag("ARM")
@@ -130,6 +133,7 @@ def trial_specs(
     """
     given, own = given_settings(), overrides(tuple(experiment.arms))
     folder = None if experiment.raw_data is not None else data_dir()
+    options = {**experiment.task_options, **given_task_options(experiment.task)}
     specs = {}
     for arm, row in experiment.arms.items():
         shared = {**_shortened(experiment, row.settings), **given}
@@ -139,7 +143,7 @@ def trial_specs(
             resolve(
                 experiment.task,
                 {**chosen, "seed": seed + k},
-                experiment.task_options,
+                options,
                 folder,
                 store,
                 shared=shared,

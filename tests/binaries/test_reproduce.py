@@ -194,12 +194,20 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     monkeypatch.setitem(reproduce.EXPERIMENTS, "adult", dataclasses.replace(experiment, arms=arms))
     outcome = call(
         *(reproduce, "--experiment=adult", "--data_dir=adult", "--trials=1", "--output_dir=run"),
-        *("--clients_per_round=2", "--scale=0.0001"),
+        *("--clients_per_round=2", "--scale=0.0001", "--adult_heldout_share=0.5"),
+        "--worst_min_examples=2",
     )
     assert outcome.status == 0, outcome
     config = json.loads((adult / "run/fed_avg/trial_00/config.json").read_text())
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
-    assert "- Shortened: 0.0001 times the task's rounds." in (adult / "run/page.md").read_text()
+    page = (adult / "run/page.md").read_text()
+    assert "- Shortened: 0.0001 times the task's rounds." in page
+    # An option of the task is a flag, too, and whose numbers these are is said.
+    assert "- `adult_heldout_share` is 0.5; the task's default is 0.\n" in page
+    assert "accuracy of doctorate on the heldout clients" in page
+    assert "heldout/accuracy/doctorate" in (
+        adult / "run/fed_avg/trial_00/metrics.csv"
+    ).read_text().splitlines()[0].split(",")
 
 
 _BAD = [
@@ -212,6 +220,7 @@ _BAD = [
     ([*_ADULT, "--scale=inf"], "--scale: expected a positive number, found inf"),
     ([*_ADULT, "--rounds=0"], "--rounds: expected at least 1, found 0"),
     ([*_ADULT, "--algorithm=fed_avg"], "Unknown command line flag 'algorithm'"),
+    ([*_ADULT, "--digits_keep=1:0.5"], "--digits_keep has no effect with --task=adult"),
     (["--experiment=adult"], "--task=adult reads a folder: name it with --data_dir"),
     ([*_ADULT, "--data=s.sqlite"], "--data and --data_dir: expected one of them, found both"),
     (

@@ -9,11 +9,12 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
 
-from binaries import train
+from binaries import compare, evaluate, export, reproduce, train
 from tests.binaries.harness import TOY, Caller, defined_flags
 from tests.program.harness import is_png
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.history import read_history
+from tff_agnostic.program.run_settings import FLAGS_OF_BINARIES
 from tff_agnostic.program.run_spec import resolve, settings_of_runs
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.settings import flag_of
@@ -96,18 +97,33 @@ def test_every_flag_is_in_the_config(digits):
     assert (config["rounds"], config["digits_num_clients"], config["seed"]) == (2, 6, 0)
 
 
-def test_every_flag_can_be_given():
+def _settings() -> set[str]:
+    """The flags of every setting of tasks, runs and runtimes."""
     options = {
         option_flag(task, field)
         for task, spec in TASKS.items()
         for field in dataclasses.fields(spec.options)
     }
     assert {"digits_keep", "emnist_test_split", "model"} < options
-    others = {"task", "data_dir", "data", "output_dir", "resume", *_names(RuntimeOptions)}
-    of_runs = [RunConfig, *(settings for _, _, settings in settings_of_runs())]
+    of_runs = [RunConfig, RuntimeOptions, *(settings for _, _, settings in settings_of_runs())]
     settings = {name for part in of_runs for name in _names(part)}
-    assert {"rounds", "window", "q", "mu", "secure_min_clients"} < settings
-    assert defined_flags(train) == {*others, *options, *settings}
+    assert {"rounds", "window", "q", "mu", "secure_min_clients", "lanes"} < settings
+    return options | settings
+
+
+def test_every_flag_can_be_given():
+    others = {"task", "data_dir", "data", "output_dir", "resume"}
+    assert defined_flags(train) == {*others, *_settings()}
+    # All but what makes the table.
+    missing = _settings() - defined_flags(reproduce)
+    assert missing == {"algorithm", "target_domain"}
+
+
+def test_flags_of_commands_that_are_no_settings_are_known():
+    """A user's algorithm may not have a setting that is called so, whatever the command."""
+    commands = (train, compare, evaluate, export, reproduce)
+    names = set().union(*map(defined_flags, commands))
+    assert names - _settings() == FLAGS_OF_BINARIES
 
 
 def _names(settings: type) -> list[str]:

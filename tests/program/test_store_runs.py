@@ -1,6 +1,7 @@
 """Runs on client stores: whose words they are, which clients take part and who is evaluated."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,26 @@ def test_another_model_file_is_refused(call, trained, monkeypatch):
         message = call.refused(trained, train, *_TEXTS, "--output_dir=run", "--resume")
     finally:
         (trained / "model.py").write_text(_MODEL)
+    assert message.startswith("run: expected the model that the run there was trained with (")
+
+
+def test_a_run_goes_on_wherever_its_files_are(call, trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    config = Path("run", "config.json")
+    config.write_text(config.read_text().replace(str(trained), "/gone"))
+    message = call.refused(tmp_path, train, "--resume", "--output_dir=run")
+    assert message == "--data: expected a client store, found none at /gone/s.sqlite"
+    moved = ("--resume", "--output_dir=run", "--data=s.sqlite", "--model=model.py")
+    outcome = call(train, *moved)
+    assert outcome.status == 0, outcome
+    assert "going on after round 1\n" in outcome.out
+    found = json.loads(config.read_text())
+    assert (found["data"], found["model"]) == tuple(
+        str((tmp_path / "here" / name).resolve()) for name in ("s.sqlite", "model.py")
+    )
+    Path("model.py").write_text(_MODEL.replace("(x)\n", "(x) / 2\n"))
+    message = call.refused(tmp_path, train, *moved)
     assert message.startswith("run: expected the model that the run there was trained with (")
 
 

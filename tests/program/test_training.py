@@ -165,6 +165,23 @@ def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tm
     _assert_same_run(path, whole)
 
 
+def test_evaluations_of_earlier_rounds_stay_where_later_ones_are_due_otherwise(
+    cohort_runtime, whole, tmp_path, capsys
+):
+    path = tmp_path / "run"
+    _run(cohort_runtime, path, rounds=5)
+    _run(cohort_runtime, path, resume=True, evaluate_every=3)
+    assert (
+        "--evaluate_every was 2 until now and is 3: evaluations of earl" in capsys.readouterr().out
+    )
+    # And once more: the folder only says what was due of late.
+    _run(cohort_runtime, path, resume=True, evaluate_every=3, rounds=10)
+    columns, expected = (read_history(p / "metrics.csv")["test/loss"] for p in (path, whole))
+    # 5 and 7 were the last rounds, and 2 and 4 were due before.
+    assert (np.flatnonzero(~np.isnan(columns)) + 1).tolist() == [2, 4, 6, 9, 10]
+    np.testing.assert_array_equal(columns[[1, 3, 5]], expected[[1, 3, 5]])
+
+
 def test_a_longer_run_evaluates_on_the_sample_where_a_shorter_one_did_on_all(
     cohort_runtime, tmp_path
 ):
@@ -358,7 +375,8 @@ def test_a_run_of_the_first_release_goes_on(cohort_runtime, tmp_path):
     run = TrainingRun(longer, RunFolder(path), cohort_runtime, resume=True)
     run.run(StopRequest(), show_progress=False)
     after = read_history(path / "metrics.csv")
-    assert set(after) == set(before)
+    # What that release did not know of is a column of its own.
+    assert set(after) == {*before, "skipped"}
     for name, values in before.items():
         np.testing.assert_array_equal(after[name][:-1], values)
     assert after["round"][-1] == 13

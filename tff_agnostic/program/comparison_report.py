@@ -96,12 +96,13 @@ def figure(comparison: Comparison, measure: str) -> Figure:
         stds = [trials.std(d, measure) for d in comparison.domain_names]
         offsets = positions + (i - (len(comparison.trials) - 1) / 2) * width
         bars.bar(offsets, means, width, yerr=np.nan_to_num(stds), capsize=2, label=label)
-    curves.set(xlabel="round", ylabel=course.quantity.label, title="Worst domain")
+    label = f"{measure} on the {comparison.split} clients"
+    curves.set(xlabel="round", ylabel=label, title="Worst domain")
     scale_axis(curves, course.quantity.unit)
     curves.grid(alpha=0.3)
     bars.set(
         xlabel="domain",
-        ylabel=f"{measure} on the {comparison.split} clients",
+        ylabel=label,
         title="Every domain after the last round",
     )
     bars.set_xticks(positions, [_tick(comparison, name) for name in comparison.domain_names])

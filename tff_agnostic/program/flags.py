@@ -33,6 +33,11 @@ def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
     summaries = "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
     flags.DEFINE_string("task", default, f"What to learn: {summaries}")
     define_data_flags()
+    define_task_option_flags()
+
+
+def define_task_option_flags() -> None:
+    """Defines every option of every task."""
     for task, spec in TASKS.items():
         for setting in settings_in(spec.options):
             field = setting.field

@@ -22,8 +22,9 @@ from tff_agnostic.setting_flags import Setting, settings_in
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
 
-# Flags of binaries that are no settings; users' algorithms cannot have settings of these names.
-_OF_BINARIES = frozenset(
+# Flags of binaries that are no settings; users' algorithms cannot have settings of these names, in
+# whatever command. Binaries are above this package; a test holds the list to what they define.
+FLAGS_OF_BINARIES = frozenset(
     (
         *("task", "data_dir", "data", "output_dir", "resume", "override", "trials"),
         *("algorithms", "arms", "checkpoint", "output", "profile", "collection_uri"),
@@ -57,7 +58,7 @@ def run_settings() -> dict[str, Setting]:
 
 
 def _flags_beside_settings() -> Iterator[str]:
-    yield from _OF_BINARIES
+    yield from FLAGS_OF_BINARIES
     yield from (setting.flag for setting in settings_in(RuntimeOptions))
     for task, spec in TASKS.items():
         yield from (option_flag(task, field) for field in dataclasses.fields(spec.options))

@@ -204,7 +204,7 @@ class TrainingRun:
         if 0 < last <= completed and last % every and not self._evaluations.are_due(last):
             self._history.change(last, self._evaluation_columns.values(None))
         is_last = completed == config.rounds
-        was_last = completed == last and self._evaluations.are_due(completed)
+        was_last = 0 < completed == last and self._evaluations.are_due(completed)
         if not (is_last or (was_last and config.evaluation_clients is not None)):
             return None
         reports = self._evaluations(state)
