@@ -70,16 +70,12 @@ _CASES = {
     "q=1, clients alike": _q(1.0, "equal"),
     "q=5": _q(5.0),
     "q=2, divided by client": _q(2.0, sgd=_BY_CLIENT),
-    "q=0 is FedAvg of clients alike": _fed_avg("q_ffl", "equal", q=0.0),
     "q=0 is FedAvg": _fed_avg("q_ffl", q=0.0),
-    "mu=0.1": _prox(0.1),
     "mu=2": _prox(2.0),
     "mu=0 is FedAvg": _fed_avg("fed_prox", mu=0.0),
     "fed_avg": _fed_avg("fed_avg"),
     "above_mean": _Case("above_mean", {}, lambda w, c: above_mean_round(SOFTMAX, w, c, _SGD).w),
 }
-# By TFF, to be run or to be checked, which takes seconds each.
-_COMPILED = ("q=1", "mu=2", "above_mean")
 _SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=40, min_clients=1))
 
 
@@ -144,21 +140,23 @@ def test_rounds_are_those_of_the_reference(cohort_runtime, case):
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
-@pytest.mark.parametrize("case", _COMPILED)
+@pytest.mark.parametrize("case", ["q=1", "mu=2", "above_mean"])
 def test_rounds_of_streamed_clients_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     training = streaming_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
-@pytest.mark.parametrize("case", _COMPILED)
-def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime, case):
+# TFF compiles what it runs or checks, which takes seconds: secure sums of a ratio that is divided
+# on the server, and exchanges that depend on each other.
+def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime):
+    case = "q=1"
     algorithm = _CASES[case].build()
     training = cohort_runtime.training(algorithm, _SECURE)
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
-@pytest.mark.parametrize("case", _COMPILED)
+@pytest.mark.parametrize("case", ["q=1", "above_mean"])
 def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
     algorithm = _CASES[case].build()
     training = tff_runtime.training(algorithm, PlainSum())

@@ -113,14 +113,14 @@ def _assert_pure_functions_follow(options: AgnosticFedAvgOptions, seed: int = 0)
     _assert_follows_reference(EagerTraining(_algorithm(options)), _reference_server(options), seed)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4])
-@pytest.mark.parametrize("normalizer", ["client", "batch"])
+@pytest.mark.parametrize(
+    ("window", "normalizer"), [(1, "client"), (2, "batch"), (3, "client"), (4, "batch")]
+)
 def test_windows_and_normalizers(window, normalizer):
     _assert_pure_functions_follow(_options(window=window, batch_normalizer=normalizer))
 
 
-@pytest.mark.parametrize("epochs", [2, 3])
-@pytest.mark.parametrize("normalizer", ["client", "batch"])
+@pytest.mark.parametrize(("epochs", "normalizer"), [(2, "client"), (3, "batch")])
 def test_several_epochs(epochs, normalizer):
     options = _options(client_epochs=epochs, batch_normalizer=normalizer)
     _assert_pure_functions_follow(options, seed=1)
@@ -139,16 +139,20 @@ def test_server_adam(window):
     _assert_pure_functions_follow(options, seed=3)
 
 
+_ADAM = {"window": 3, "client_epochs": 2, "server": "adam"}
+_PROJECTED = {
+    "window": 1,
+    "batch_normalizer": "batch",
+    "domain_weight_update": "projected_gradient",
+    "freeze_absent_domains": True,
+}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"window": 3, "client_epochs": 2, "server": "adam"},
-        {"window": 1, "batch_normalizer": "batch", "domain_weight_update": "projected_gradient"},
-        {"window": 4, "freeze_absent_domains": True},
-    ],
-    ids=["adam", "projected", "freeze_absent"],
+    ("runtime", "settings"),
+    [("tff_runtime", _ADAM), ("cohort_runtime", _ADAM), ("cohort_runtime", _PROJECTED)],
+    ids=["tff", "cohort, adam", "cohort, projected"],
 )
-@pytest.mark.parametrize("runtime", ["tff_runtime", "cohort_runtime"])
 def test_in_every_runtime(request, runtime, settings):
     options = _options(**settings)
     training = request.getfixturevalue(runtime).training(_algorithm(options), PlainSum())

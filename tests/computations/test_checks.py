@@ -139,10 +139,20 @@ _MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("aggregation", [PlainSum(), SecureSum()], ids=["plain", "secure"])
-@pytest.mark.parametrize("mistake", list(_MISTAKES))
-@pytest.mark.parametrize("runtime", ["cohort_runtime", "tff_runtime"])
-def test_a_mistake_is_one_line(request, runtime, mistake, aggregation):
+# One of each kind: in the bounds, in what clients answer, and in the state.
+_OF_EACH_KIND = ("no bound of one weight", "float64", "a state of another shape")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "aggregation", "mistake"),
+    [
+        *(("cohort_runtime", PlainSum(), mistake) for mistake in _MISTAKES),
+        *(("cohort_runtime", SecureSum(), mistake) for mistake in _OF_EACH_KIND),
+        *(("tff_runtime", PlainSum(), mistake) for mistake in _OF_EACH_KIND),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_mistake_is_one_line(request, runtime, aggregation, mistake):
     algorithm, expected = _MISTAKES[mistake]
     with pytest.raises(UserError) as error:
         training = request.getfixturevalue(runtime).training(algorithm, aggregation)

@@ -48,25 +48,29 @@ def _refused(run: Any, *arguments: Any) -> str:
     return message
 
 
-def test_a_promise_that_nobody_can_check_is_refused(runtime):
+@pytest.mark.parametrize("others", [frozenset(), SecureSum.guarantees], ids=["alone", "beside"])
+def test_a_promise_that_nobody_can_check_is_refused(cohort_runtime, others):
     """Also beside one that holds."""
-    for others in (frozenset(), SecureSum.guarantees):
-        aggregation = Leaky(
-            name="private",
-            leaks=lambda bounds: False,
-            guarantees=others | {_Unchecked.DIFFERENTIAL_PRIVACY},
-        )
-        expected = "aggregation private: it promises differential privacy, and there is no check"
-        for name in ("fed_avg", "above_mean"):
-            assert expected in _refused(runtime.training, build(name), aggregation)
-        assert expected in _refused(runtime.evaluation, *_EVALUATED, aggregation)
+    aggregation = Leaky(
+        name="private",
+        leaks=lambda bounds: False,
+        guarantees=others | {_Unchecked.DIFFERENTIAL_PRIVACY},
+    )
+    expected = "aggregation private: it promises differential privacy, and there is no check"
+    for name in ("fed_avg", "above_mean"):
+        assert expected in _refused(cohort_runtime.training, build(name), aggregation)
+    assert expected in _refused(cohort_runtime.evaluation, *_EVALUATED, aggregation)
 
 
 def test_every_guarantee_has_a_check():
     assert set(CHECKS) == set(SecureSum.guarantees) == set(type(next(iter(CHECKS))))
 
 
-@pytest.mark.parametrize("name", ["secure", "plain", "something else"])
+@pytest.mark.parametrize(
+    ("runtime", "name"),
+    [("cohort_runtime", "secure"), ("cohort_runtime", "plain"), ("tff_runtime", "secure")],
+    indirect=["runtime"],
+)
 def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
     aggregation = Leaky(name=name)
     message = _refused(runtime.training, build("agnostic_fed_avg"), aggregation)
@@ -91,8 +95,8 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
 @pytest.mark.parametrize(
     ("leaks", "exchange"), [(_in_survey, "survey"), (_in_training, "training")]
 )
-def test_one_of_several_exchanges_that_leaks_is_refused_by_name(runtime, leaks, exchange):
-    message = _refused(runtime.training, build("above_mean"), Leaky(leaks=leaks))
+def test_one_of_several_exchanges_that_leaks_is_refused_by_name(cohort_runtime, leaks, exchange):
+    message = _refused(cohort_runtime.training, build("above_mean"), Leaky(leaks=leaks))
     assert message.startswith(f"exchange '{exchange}': secure aggregation was asked for, but 1 ")
 
 

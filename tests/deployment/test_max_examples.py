@@ -13,7 +13,7 @@ from tests.deployment.kinds import NUM_DOMAINS, make_request
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.conformance import synthetic_clients
-from tff_agnostic.deployment.export import NO_LIMIT
+from tff_agnostic.deployment.plan_export import NO_LIMIT
 from tff_agnostic.program.exporting import export_request
 from tff_agnostic.program.run_spec import resolve
 
@@ -67,14 +67,12 @@ def test_a_plain_plan_is_the_plain_simulation(exported, expected):
     _assert_the_same(_of_plan(exported("daf", max_examples=_LIMIT)), expected)
 
 
-@pytest.mark.parametrize("runtime", ["cohort_runtime", "tff_runtime"])
-def test_a_secure_simulation_is_the_plain_one_on_first_examples(request, runtime, expected):
-    runtime = request.getfixturevalue(runtime)
-    _assert_the_same(_of_simulation(runtime, _SECURE, _clients()), expected)
+def test_a_secure_simulation_is_the_plain_one_on_first_examples(cohort_runtime, expected):
+    _assert_the_same(_of_simulation(cohort_runtime, _SECURE, _clients()), expected)
 
 
 # What a device reads may be limited, or all of it; the client's graph has the limit of the sums.
-@pytest.mark.parametrize("read", [_LIMIT, NO_LIMIT, 8])
+@pytest.mark.parametrize("read", [NO_LIMIT, 8])
 def test_a_secure_plan_is_the_secure_simulation(exported, expected, read):
     folder = exported("secure", aggregation=_SECURE, max_examples=read)
     _assert_the_same(_of_plan(folder), expected)
