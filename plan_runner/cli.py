@@ -160,7 +160,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _failed(error: Exception) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    text = " ".join(str(error).split())
+    # A file may hold what a terminal obeys.
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    print(f"error: {shown}", file=sys.stderr)
     return _USAGE_STATUS
 
 

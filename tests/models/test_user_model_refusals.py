@@ -142,6 +142,34 @@ def test_one_output_for_ten_classes(tmp_path):
     assert "label value of 9" in line
 
 
+@pytest.mark.parametrize(
+    ("keras_model", "message"),
+    [
+        (
+            'tf.keras.Sequential([layers.Dense(8, dtype="float16", name="half"), layers.Dense(3)])',
+            "layer 'half' keeps its weights in float16: expected float32, in which updates are "
+            "summed; --precision says what layers compute in",
+        ),
+        (
+            'tf.keras.Sequential([layers.Dense(3, dtype="float64", name="d")])',
+            "layer 'd' keeps its weights in float64: expected float32, in which updates are "
+            "summed; --precision says what layers compute in",
+        ),
+        (
+            "tf.keras.Sequential([layers.Lambda(lambda x: x[:, :3])])",
+            "expected a model with weights to train, found none: there is nothing to learn",
+        ),
+        (
+            "tf.keras.Sequential([layers.Dense(3, trainable=False)])",
+            "expected a model with weights to train, found none, and 2 frozen: there is nothing to "
+            "learn",
+        ),
+    ],
+)
+def test_weights_that_cannot_be_trained(tmp_path, keras_model, message):
+    assert error_line(returning(tmp_path, keras_model, LOSS)) == message
+
+
 def test_batch_normalisation_is_refused_in_the_same_words_as_elsewhere(tmp_path):
     layers_ = 'layers.BatchNormalization(name="norm"), layers.Dense(3)'
     line = error_line(returning(tmp_path, f"tf.keras.Sequential([{layers_}])", LOSS))

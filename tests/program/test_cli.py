@@ -25,6 +25,11 @@ def _raise(error: BaseException):
         (UserError("--rounds: expected 1, found 0"), 2, "error: --rounds: expected 1, found 0\n"),
         (UserError("a name with\na line break"), 2, "error: a name with a line break\n"),
         (
+            UserError("a.csv: found \0u\0s\x1b[2J, Grüße, \udcff"),
+            2,
+            "error: a.csv: found \\x00u\\x00s\\x1b[2J, Grüße, \\udcff\n",
+        ),
+        (
             ExecutionError("TFF's worker has ended"),
             1,
             "error: TFF's worker has ended (nothing that was saved is lost; train and compare go "

@@ -46,12 +46,14 @@ def model_from_keras(
         The functional form. Dropout and other random layers draw from the seed of each call.
 
     Raises:
-        ValueError: If the model has weights that no layer attribute holds, or layers that update
-            their own state while training, such as batch normalisation; if its call adds losses or
+        ValueError: If the model has no trainable weights, or some of another type than float32; if
+            it has weights that no layer attribute holds, or layers that update their own state
+            while training, such as batch normalisation; if its call adds losses or
             reaches variables in other ways; or if `loss` does not return one number per example.
     """
     tf.keras.utils.set_random_seed(seed)
     keras_model = build()
+    _refuse_other_dtypes(keras_model)
     _refuse_stateful_layers(keras_model)
     _avoid_fused_normalization(keras_model)
     trainable = list(keras_model.trainable_weights)
@@ -80,6 +82,11 @@ def model_from_keras(
         loss_scale=current_loss_scale(),
     )
     _refuse_impure_calls(keras_model, model)
+    if not trainable:
+        frozen = f", and {len(non_trainable)} frozen" if non_trainable else ""
+        raise ValueError(
+            f"expected a model with weights to train, found none{frozen}: there is nothing to learn"
+        )
     return model
 
 
@@ -147,6 +154,17 @@ class _StatelessGenerator:
 def _modules(keras_model: tf.keras.Model) -> list[tf.Module]:
     # `submodules` would also walk into Keras' dropout mask caches, and fails there.
     return list(keras_model._flatten_layers())
+
+
+def _refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
+    for module in _modules(keras_model):
+        for weight in getattr(module, "_trainable_weights", ()) if module.trainable else ():
+            dtype = weight.numpy().dtype.name
+            if dtype != "float32":
+                raise ValueError(
+                    f"layer {module.name!r} keeps its weights in {dtype}: expected float32, in "
+                    "which updates are summed; --precision says what layers compute in"
+                )
 
 
 def _refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
