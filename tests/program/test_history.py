@@ -2,6 +2,7 @@
 
 import csv
 import math
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,27 @@ def test_what_was_left_before_the_first_checkpoint_makes_way(tmp_path, left):
     assert path.read_text() == "round,loss\n1,1.5\n"
 
 
+def test_a_round_takes_hardly_more_memory_than_its_line(tmp_path):
+    names = [f"loss/{k}" for k in range(100)]
+    path, rounds = tmp_path / "metrics.csv", 300
+    tracemalloc.start()
+    try:
+        history = _write(path, rounds, names)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(history.rows) == rounds
+    # As mappings, rows took many times their lines.
+    assert used < 2 * path.stat().st_size
+
+
+def test_rows_are_read_by_their_place(tmp_path):
+    history = _write(tmp_path / "metrics.csv", 3, ("a", "b"))
+    assert history.rows[-1] == {"round": "3", "a": "3.0", "b": "3.1"}
+    assert [row["b"] for row in history.rows[1:]] == ["2.1", "3.1"]
+    assert list(history.rows) == [history.rows[k] for k in range(3)]
+
+
 def test_a_row_can_be_changed(tmp_path):
     path = tmp_path / "metrics.csv"
     history = _write(path, 2, ("a", "b"))
@@ -190,7 +212,7 @@ def test_a_full_disk_is_told():
     with pytest.raises(UserError) as error:
         history.append(1, {"loss": 1.0})
     assert str(error.value) == "/dev/full: cannot write: No space left on device"
-    assert history.rows == []
+    assert len(history.rows) == 0
 
 
 def test_a_history_without_rows_has_no_values(tmp_path):

@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_errors, write_text
 from tff_agnostic.program.columns import ROUND, Column
+from tff_agnostic.program.packed_rows import PackedRows, Row, csv_line
 from tff_agnostic.quantities import Quantity
-
-Row = Mapping[str, str]
 
 
 class History:
@@ -36,7 +35,7 @@ class History:
         self._path = path
         self._own = tuple(columns)
         self.columns = self._own
-        self.rows: list[Row] = []
+        self.rows = self._no_rows()
 
     def load(self, completed_rounds: int) -> None:
         """Takes over the rows of `completed_rounds` rounds of an earlier part of the run.
@@ -56,7 +55,8 @@ class History:
                 f"{self._path}: expected rows of rounds 1 to {completed_rounds}, as the checkpoint "
                 f"says, found {_described(rounds)}"
             )
-        self.columns, self.rows = self._own, []
+        self.columns = self._own
+        self.rows = self._no_rows()
         if rows:
             self._take_over(rows)
 
@@ -66,6 +66,7 @@ class History:
         beside = set(names) - set(name_there.values())
         kept = [name for name in names if name in beside and any(row[name] for row in rows)]
         self.columns += tuple(Column(Quantity(name, label=name)) for name in kept)
+        self.rows = self._no_rows()
         name_there.update((name, name) for name in kept)
         for row in rows:
             cells = {
@@ -81,8 +82,7 @@ class History:
             UserError: If that is not possible; the file stays as it was.
         """
         lines = [self._header()] if self.rows else []
-        lines += [_line(list(row.values())) for row in self.rows]
-        write_text(self._path, "".join(lines))
+        write_text(self._path, "".join([*lines, *self.rows.lines]))
 
     def append(self, round_num: int, values: Mapping[str, Any]) -> Row:
         """Adds and returns the row of a round.
@@ -99,15 +99,16 @@ class History:
         row.update((column.name, "") for column in self.columns[len(self._own) :])
         # The first row takes the place of what an earlier start, without a checkpoint, left.
         mode, header = ("a", "") if self.rows else ("w", self._header())
+        line = csv_line(list(row.values()))
         with write_errors(self._path), open(self._path, mode, encoding="utf-8") as file:
-            file.write(header + _line(list(row.values())))
+            file.write(header + line)
         self.rows.append(row)
         return row
 
     def change(self, round_num: int, values: Mapping[str, Any]) -> None:
         """Gives some columns of a round's row other values; `write` makes the file follow."""
         changed = {name: _format(value) for name, value in values.items()}
-        self.rows[round_num - 1] = {**self.rows[round_num - 1], **changed}
+        self.rows.replace(round_num - 1, {**self.rows[round_num - 1], **changed})
 
     def sync(self) -> None:
         """Waits until all rows are on disk; called before a checkpoint counts on them."""
@@ -116,10 +117,14 @@ class History:
 
     def values(self) -> dict[str, np.ndarray]:
         """Returns every column as float64 [rounds], by name, NaN where a round has no value."""
-        return _arrays(self.rows)
+        names = list(self.rows[0]) if self.rows else []
+        return _arrays(names, csv.reader(self.rows.lines))
+
+    def _no_rows(self) -> PackedRows:
+        return PackedRows([ROUND, *(column.name for column in self.columns)])
 
     def _header(self) -> str:
-        return _line([ROUND, *(column.name for column in self.columns)])
+        return csv_line([ROUND, *(column.name for column in self.columns)])
 
 
 def read_history(path: Path) -> dict[str, np.ndarray]:
@@ -132,7 +137,8 @@ def read_history(path: Path) -> dict[str, np.ndarray]:
     for number, row in enumerate(rows, start=1):
         if not _is_whole(row):
             raise UserError(f"{path}: expected a number or nothing in every column, row {number}")
-    return _arrays(rows)
+    names = list(rows[0]) if rows else []
+    return _arrays(names, ([row[name] for name in names] for row in rows))
 
 
 def _names_there(columns: Sequence[Column], names: Sequence[str]) -> dict[str, str]:
@@ -148,11 +154,9 @@ def _names_there(columns: Sequence[Column], names: Sequence[str]) -> dict[str, s
     return found
 
 
-def _arrays(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    return {
-        name: np.array([float(row[name]) if row[name] else np.nan for row in rows])
-        for name in (rows[0] if rows else ())
-    }
+def _arrays(names: Sequence[str], rows: Iterable[Sequence[str]]) -> dict[str, np.ndarray]:
+    numbers = np.array([[float(cell) if cell else np.nan for cell in row] for row in rows])
+    return dict(zip(names, np.ascontiguousarray(numbers.T)))
 
 
 def _read_whole_lines(path: Path) -> list[Row]:
@@ -186,9 +190,3 @@ def _described(rounds: Sequence[str]) -> str:
 def _format(value: Any) -> str:
     # NumPy scalars print in the shortest form for their own precision.
     return "" if value is None else str(value)
-
-
-def _line(cells: Sequence[str]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
