@@ -6,6 +6,7 @@ import email
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -55,6 +56,42 @@ def wheel(tmp_path_factory):
     assert path.name == f"tff_agnostic-{version()}-py3-none-any.whl"
     with zipfile.ZipFile(path) as archive:
         yield archive
+
+
+# In place of pip: writes where setuptools would, beside everything that is packed.
+_PIP = """#!/usr/bin/env bash
+checkout=${!#}
+[[ -z $(find "$checkout" ! -perm -u+w) ]] || exit 1
+mkdir "$checkout/wheels" && touch "$checkout/wheels/one.whl"
+"""
+
+
+def test_a_read_only_checkout_is_built_and_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    checkout, python = tmp_path / "checkout", tmp_path / "python"
+    for folder in ("tools", "tff_agnostic", "binaries", "configs", "plan_runner"):
+        (checkout / folder).mkdir(parents=True)
+        (checkout / folder / "__init__.py").touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (checkout / name).touch()
+    shutil.copy(ROOT / "tools/build_wheel", checkout / "tools")
+    for path in [checkout, *checkout.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    python.write_text(_PIP)
+    python.chmod(0o755)
+
+    def build(folder):
+        return subprocess.run(
+            [checkout / "tools/build_wheel", folder],
+            env={**os.environ, "TFF_AGNOSTIC_BUILD_PYTHON": str(python)},
+            capture_output=True,
+            text=True,
+        )
+
+    built = build(tmp_path / "dist")
+    assert (built.returncode, built.stdout) == (0, f"{tmp_path / 'dist' / 'one.whl'}\n"), built
+    assert (tmp_path / "dist" / "one.whl").is_file()
+    refused = build(python / "dist")
+    assert (refused.returncode, refused.stderr) == (1, f"run: cannot write to {python / 'dist'}\n")
 
 
 def metadata_file(wheel, name):

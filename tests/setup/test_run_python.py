@@ -1,6 +1,5 @@
 """Which Python `run` makes the environment with."""
 
-
 from tests.setup.checkout import one_line
 
 
