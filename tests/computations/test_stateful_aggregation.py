@@ -1,6 +1,7 @@
 """An aggregation with a state of its own, as a user would write it, through rounds and files."""
 
 import dataclasses
+import functools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -92,6 +93,7 @@ def _summed(outputs: Sequence[Any]) -> Any:
     return tf.nest.map_structure(add, *outputs)
 
 
+@functools.cache
 def _expected(name: str, first_norm: float = _FIRST_NORM) -> Any:
     """The algorithm's state after the rounds, with all of the aggregation in NumPy."""
     algorithm = build(name)
