@@ -13,6 +13,7 @@ _IN_PROCESS = ("cohort", "ray")
 _ON_RAY = ("ray",)
 # Each is a thread: systems refuse to start tens of thousands, in the middle of a run.
 _MAX_LANES = 1024
+_DAY = 86_400.0  # seconds
 _OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")
 
 
@@ -85,6 +86,7 @@ class RuntimeOptions(Settings):
         120.0,
         "Seconds without any Ray worker that has started, after which the command gives up.",
         positive=True,
+        at_most=_DAY,
         runtimes=_ON_RAY,
     )
 

@@ -51,7 +51,9 @@ class RayRuntime:
             ExecutionError: If it does not start.
         """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(ray_session(self._options.ray_address))
+            stack.enter_context(
+                ray_session(self._options.ray_address, self._options.worker_start_seconds)
+            )
             self._pool = WorkerPool(self._options)
             stack.callback(self._pool.close)
             self._pool.check_room()

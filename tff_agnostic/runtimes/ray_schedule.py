@@ -65,7 +65,8 @@ class Schedule:
                 self._ask_the_idle(heard)
             starting = {w.starting: w for w in self._pool.workers if w.starting is not None}
             asking = {w.asked: w for w in self._pool.workers if w.asked is not None}
-            ready, _ = ray.wait([*self._tasks, *starting, *asking], timeout=_POLL_SECONDS)
+            seconds = min(_POLL_SECONDS, self._pool.start_seconds)
+            ready, _ = ray.wait([*self._tasks, *starting, *asking], timeout=seconds)
             for ref in ready:
                 if ref in starting:
                     self._pool.finish_start(starting[ref])

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -38,7 +39,7 @@ _ENVIRONMENT = {
 
 
 @contextlib.contextmanager
-def ray_session(address: str) -> Iterator[None]:
+def ray_session(address: str, start_seconds: float) -> Iterator[None]:
     """Connects this process to Ray for as long as the context lasts.
 
     A connection that this process has already is used, and left as it is.
@@ -48,6 +49,7 @@ def ray_session(address: str) -> Iterator[None]:
             only, asks for a token that nobody else has (from Ray 2.52), and ends with this process,
             however that ends. "auto" finds the cluster that runs on this machine. HOST:PORT names
             one.
+        start_seconds: How long a worker of a Ray that is started here may take to start.
 
     Raises:
         UserError: If there is no cluster at the address, or not one that fits this process.
@@ -58,7 +60,13 @@ def ray_session(address: str) -> Iterator[None]:
         with (
             _folder_of_processes() as folder,
             _connected(
-                {**_ENVIRONMENT, **ray_token.new_token(), ray_warden.VARIABLE: folder},
+                {
+                    **_ENVIRONMENT,
+                    **ray_token.new_token(),
+                    # After a minute, Ray by itself would end a process that starts and start anew.
+                    "RAY_worker_register_timeout_seconds": str(math.ceil(start_seconds)),
+                    ray_warden.VARIABLE: folder,
+                },
                 address="local",
                 include_dashboard=False,
                 num_cpus=len(os.sched_getaffinity(0)),
