@@ -79,6 +79,16 @@ def test_a_folder_that_is_not_there_or_no_folder(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("name", [".", "/", "folder"])
+def test_a_folder_where_a_file_should_be(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    message = f"^{name}: cannot write: expected the name of a file, found a folder$"
+    with pytest.raises(UserError, match=message):
+        write_text(Path(name), "text")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
 def test_folders_are_made_with_their_parents(tmp_path):
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")

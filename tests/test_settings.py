@@ -31,6 +31,7 @@ class _Train(Settings):
     coal: float = setting(1.0, "Per hour.", only_with=("engine", ("steam",)))
     noise: float = setting(1.0, "Per hour.", only_with=("engine", ("steam", "diesel")))
     name: str = setting("", "Painted on it.", flag="train_name")
+    line: Optional[str] = setting(None, "File of its stations.", is_path=True)
     stops: Optional[tuple[float, ...]] = setting(None, "At these kilometres.")
 
 
@@ -48,7 +49,7 @@ def _error(**values: Any) -> str:
 
 
 def test_values_in_range_are_taken():
-    assert _Train() == _Train("steam", 3, None, 0.5, 1.0, 1.0, "", None)
+    assert _Train() == _Train("steam", 3, None, 0.5, 1.0, 1.0, "", None, None)
     _Train(engine="diesel", wagons=1, seats=10, speed=math.nextafter(1, 0), name="any")
     _Train(seats=20, speed=1.2e-38, coal=3.4e38, stops=(0.0, -3.4e38))
 
@@ -56,6 +57,7 @@ def test_values_in_range_are_taken():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"line": ""}, "--line: expected a path, found an empty one"),
         ({"wagons": 0}, "--wagons: expected at least 1, found 0"),
         ({"wagons": 2**31}, "--wagons: expected at most 2147483647, found 2147483648"),
         ({"seats": 9}, "--seats: expected at least 10, found 9"),
@@ -114,7 +116,7 @@ def test_the_kind_of_a_setting_is_its_type_optional_or_not():
     kinds = {field.name: kind_of(_Train, field) for field in dataclasses.fields(_Train)}
     assert kinds == {
         **{"engine": str, "wagons": int, "seats": int, "speed": float, "coal": float},
-        **{"noise": float, "name": str, "stops": tuple},
+        **{"noise": float, "name": str, "line": str, "stops": tuple},
     }
 
 

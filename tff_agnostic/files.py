@@ -24,10 +24,13 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     The content is on disk before it gets its name, so that a crash leaves no half-written file.
 
     Raises:
-        UserError: If it cannot be written, e.g. on a full disk; nothing is left behind.
+        UserError: If it cannot be written, e.g. on a full disk, or is a folder; nothing is left
+            behind.
     """
-    temporary = temporary_path(path)
     with write_errors(path):
+        if path.is_dir():
+            raise UserError(f"{path}: cannot write: expected the name of a file, found a folder")
+        temporary = temporary_path(path)
         try:
             with open(temporary, "wb") as file:
                 yield file

@@ -142,6 +142,8 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
             _ = choices[value]
         except UserError as e:
             raise UserError(f"{flag}: {e}") from None
+    if metadata.get("is_path") and not value:
+        raise UserError(f"{flag}: expected a path, found an empty one")
     for number in value if isinstance(value, tuple) else (value,):
         _check_number(flag, number)
     if metadata.get("positive") and value <= 0:

@@ -233,6 +233,16 @@ _COMPARE = [
         ["--algorithms=fed_avg,q_ffl", "--mu=1"],
         "--mu has no effect with --algorithm=fed_avg: it needs --algorithm=fed_prox",
     ),
+    *(
+        (
+            [rows, "--window=10"],
+            "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_av",
+        )
+        for rows in (
+            "--algorithms=fed_avg,q_ffl,fed_prox",
+            "--arms=a=fed_avg;b=q_ffl:q=0;c=fed_avg",
+        )
+    ),
     (["--secure_bits=20"], "--secure_bits has no effect with --aggregation=plain"),
     (["--adult_num_clients=5"], "--adult_num_clients has no effect with --task=digits"),
     (

@@ -81,7 +81,9 @@ class ImportOptions:
     format: str = setting("", "Format of the input.")
     input: tuple[str, ...] = setting((), "Files or folders to read, comma-separated.")
     output: str = setting("", "The store to write, a new file.")
-    report: Optional[str] = setting(None, "Also write the report as JSON to this file.")
+    report: Optional[str] = setting(
+        None, "Also write the report as JSON to this file.", is_path=True
+    )
     seed: int = setting(0, "Seeds the splits, and dealing to clients.", at_least=0)
     max_records: Optional[int] = setting(
         None, "Stop after that many records, to try flags on a large source. [all]", at_least=1
