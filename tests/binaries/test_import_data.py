@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from pyarrow import parquet
 
 from binaries import import_data
 from tests.binaries.harness import Caller, Process, python_module
-from tests.importing.harness import REAL, needs, table
+from tests.importing.harness import table
 from tests.processes import wait_until
 from tff_agnostic.importing.registry import FORMATS
 
@@ -284,14 +283,3 @@ def test_an_installed_script_runs_the_command_that_it_is_called_after(folder):
         outcome = process.outcome()
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Makes a client store from files in a public format.\n")
-
-
-@needs("stackexchange")
-def test_the_three_sites(call, folder):
-    flags = (f"--input={REAL / 'stackexchange'}", "--output=s.sqlite", "--report=r.json")
-    result = call(import_data, "--format=stackexchange", *flags)
-    assert result.status == 0
-    report: dict[str, Any] = json.loads(Path("r.json").read_text())
-    assert report["records"] == 5694
-    assert report["skipped"] == {"neither question nor answer": 385, "post without owner": 19}
-    assert sum(split["clients"] for split in report["splits"].values()) == 1471

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.importing.harness import REAL, needs, read, refused
+from tests.importing.harness import read, refused
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import ReadLog
 from tff_agnostic.importing.stackexchange import FORMAT
@@ -264,12 +264,3 @@ def test_memory_does_not_grow_with_the_dump(tmp_path):
     peak(10)
     # Both are larger than the buffers; kept rows would show.
     assert peak(600) < 2 * peak(100)
-
-
-@needs("stackexchange")
-def test_the_real_sites():
-    examples, log = read("stackexchange", REAL / "stackexchange")
-    assert {e.record.client.partition("/")[0] for e in examples} == {"ai", "beer", "matheducators"}
-    assert {e.record.domain for e in examples} == {"question", "answer"}
-    assert len({e.place for e in examples}) == len(examples)
-    assert log.skipped["post without owner"] == 19

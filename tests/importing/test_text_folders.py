@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.importing.harness import REAL, needs, read, refused
+from tests.importing.harness import read, refused
 from tff_agnostic.importing import text_folders
 
 
@@ -233,9 +233,3 @@ def test_passages_that_stay_together(tmp_path):
         *[("2", "plays/1#0001")] * 2,
         ("3", "plays/1#0001"),
     ]
-
-
-@needs("activ_es")
-def test_the_real_films():
-    documents = text_folders.find_inputs([REAL / "activ_es"])
-    assert len(documents) == 128 + 119 + 182

@@ -42,7 +42,7 @@ def data_remarks(task: Task, config: RunConfig) -> list[Remark]:
         found += _of_domains(counts, task, "train", FEW_EXAMPLES)
     counts = _counts(task.test, task.num_domains)
     if counts is not None:
-        found += _of_domains(counts, task, "test", FEW_EXAMPLES)
+        found += _of_domains(counts, task, task.test_split, FEW_EXAMPLES)
     return found
 
 
