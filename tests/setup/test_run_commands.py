@@ -2,10 +2,14 @@
 
 import json
 import os
+import pathlib
 import signal
 import sys
+import tempfile
 
 import pytest
+
+from tests.setup.checkout import Checkout
 
 
 def test_arguments_pass_unharmed(ready):
@@ -85,6 +89,29 @@ def test_modules_in_the_users_folder_are_not_taken_for_ours(ready):
     (folder / "binaries" / "train.py").write_text("raise SystemExit('the wrong one')\n")
     result = ready.run("train", cwd=folder)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_checkout_that_may_not_be_written_to_has_no_caches():
+    # Not below pytest's folders, which others may not even enter.
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Checkout(pathlib.Path(folder))
+        checkout.add_python("python3.11")
+        checkout.run("setup")
+        python = checkout.root / ".venv" / "bin" / "python"
+        python.unlink()
+        checkout.add_script("shows", 'echo "$RUFF_NO_CACHE|$MYPY_CACHE_DIR|$PYTEST_ADDOPTS"')
+        python.symlink_to(checkout.bin / "shows")
+        others = {"environment": {"PYTEST_ADDOPTS": "-x"}}
+        assert checkout.run("test", **others).stdout == "||-x\n"
+        checkout.folder.chmod(0o755)
+        checkout.root.chmod(0o555)
+        if os.geteuid() == 0:
+            # Who may write everywhere.
+            others["user"] = 65534
+        assert checkout.run("test", **others).stdout == "true|/dev/null|-p no:cacheprovider -x\n"
+        lint = checkout.run("lint", **others)
+        assert set(lint.stdout.splitlines()) == {"true|/dev/null|-p no:cacheprovider -x"}
+        checkout.root.chmod(0o755)
 
 
 def test_test_runs_pytest_from_the_root(ready):
