@@ -16,7 +16,7 @@ from tff_agnostic.importing.reading import ReadLog
 
 _COLUMNS: dict[str, Any] = {
     "client_column": "who",
-    "domain_name": "all",
+    "domain_name": "web",
     "label_column": "y",
 }
 _ROWS = [

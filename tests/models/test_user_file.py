@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.user_files import error_line, error_lines, error_of, model_file
+from tests.models.user_files import error_lines, error_of, model_file
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_files_without_the_function(tmp_path, content: Any, message):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    assert error_line(tmp_path) == "cannot read: Is a directory"
+    assert error_of(tmp_path) == f"{tmp_path}: cannot read: Is a directory"
 
 
 def test_a_file_that_fails_shows_its_own_lines_only(tmp_path):

@@ -62,8 +62,10 @@ def error_lines(path: Path) -> list[str]:
 
 
 def error_line(path: Path, data: ModelData = FEATURES) -> str:
-    """The message, of one line, without the name of the file at its start."""
+    """The message, of one line, without the file and the line of its function at the start."""
     message = error_of(path, data)
     assert "\n" not in message
-    assert message.startswith(f"{path}: ")
-    return message[len(f"{path}: ") :]
+    lines = path.read_text().splitlines()
+    line = next(k for k, text in enumerate(lines, start=1) if text.startswith("def build_model"))
+    assert message.startswith(f"{path}, line {line}: ")
+    return message[len(f"{path}, line {line}: ") :]

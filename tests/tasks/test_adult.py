@@ -1,15 +1,24 @@
 """UCI Adult: its format, line by line, and the real files where they are there."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.computations.harness import run_rounds
+from tests.importing.harness import job
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.computations import PlainSum
 from tff_agnostic.data.clients import domain_counts
+from tff_agnostic.data.partition import even_partition
 from tff_agnostic.errors import UserError
+from tff_agnostic.importing.reading import ReadLog
 from tff_agnostic.tasks.adult import AdultOptions, load, read_adult
-from tff_agnostic.tasks.adult_columns import CATEGORIES
+from tff_agnostic.tasks.adult_columns import CATEGORIES, COLUMNS
+from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
 _REAL = Path(__file__).parents[2].parent / "shared" / "data" / "adult"
@@ -147,3 +156,92 @@ def test_every_category_occurs_in_the_real_files():
     x, y, _ = read_adult(_REAL / "adult.data")
     assert x.sum(axis=0).min() >= 1
     assert np.bincount(y).tolist() == [24720, 7841]
+
+
+_MODEL = """
+import tensorflow as tf
+
+def build_model(data):
+    x = tf.keras.Input(data.x_shape)
+    # Six numbers come first; the task has none.
+    scores = tf.keras.layers.Dense(data.num_classes, kernel_initializer="zeros")(x[:, 6:])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    return tf.keras.Model(x, scores), loss
+"""
+_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
+_PARTS = {"train": ("adult.data", 20), "test": ("adult.test", 10)}
+_FEW = 2000
+
+
+def _few_people(folder: Path) -> Path:
+    """Writes the first lines of UCI's files."""
+    for name, _ in _PARTS.values():
+        lines = (_REAL / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[:_FEW]))
+    return folder
+
+
+def _as_a_table(folder: Path) -> Path:
+    """Writes UCI's files as a user's table, dealt to clients as the task deals them."""
+    rng = np.random.default_rng([0, 2])
+    with open(folder / "adult.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*COLUMNS, "person", "degree", "part"])
+        for part, (name, num_clients) in _PARTS.items():
+            lines = [line for line in (folder / name).read_text().splitlines() if ", " in line]
+            rows = [line.rstrip(".").split(", ") for line in lines]
+            for k, of_client in enumerate(even_partition(len(rows), num_clients, rng)):
+                for row in (rows[i] for i in of_client):
+                    is_doctor = row[COLUMNS.index("education")] == "Doctorate"
+                    degree = "doctorate" if is_doctor else "non-doctorate"
+                    table.writerow([*row, f"{part}_{k:04d}", degree, part])
+    return folder / "adult.csv"
+
+
+@_needs_files
+def test_a_table_of_ones_own_gives_the_tasks_numbers(tmp_path, cohort_runtime):
+    table = _as_a_table(_few_people(tmp_path))
+    job(
+        "csv",
+        table,
+        tmp_path / "s.sqlite",
+        client_column="person",
+        domain_column="degree",
+        split_column="part",
+        feature_columns=_NUMBERS,
+        categorical_columns=tuple(CATEGORIES),
+        missing_values="zero",
+        missing_marks=("?",),
+        label_column="income",
+        class_names=("<=50K", ">50K"),
+    ).run(ReadLog())
+    (tmp_path / "my_model.py").write_text(_MODEL)
+    context = TaskContext(0, data=tmp_path / "s.sqlite")
+    task = _load(tmp_path, num_clients=20, num_test_clients=10)
+    custom = load_task("custom", {"model": str(tmp_path / "my_model.py")}, context)
+    assert custom.domain_names == task.domain_names
+    # The task knows every category of UCI's files, a table those of its training rows.
+    train = np.concatenate([task.train.read(client)["x"] for client in task.train.client_ids])
+    known = train.any(axis=0)
+    assert 80 < known.sum() < 99
+    for found, expected in ((custom.train, task.train), (custom.test, task.test)):
+        assert list(found.client_ids) == list(expected.client_ids)
+        for client in found.client_ids:
+            columns, own = found.read(client), expected.read(client)
+            np.testing.assert_array_equal(columns["x"][:, len(_NUMBERS) :], own["x"][:, known])
+            np.testing.assert_array_equal(columns["y"], own["y"])
+            np.testing.assert_array_equal(columns["domain_id"], own["domain_id"])
+
+    spec = ALGORITHMS["agnostic_fed_avg"]
+    reports = []
+    for one in (custom, task):
+        # A batch is a whole client: how rows are shuffled depends on all columns.
+        options = spec.options(batch_size=_FEW, client_learning_rate=1.0, client_epochs=2)
+        algorithm = spec.build(Problem.of_numbered_domains(one.model, 2), options)
+        cohort = [one.train.read(client) for client in one.train.client_ids[:5]]
+        training = cohort_runtime.training(algorithm, PlainSum())
+        reports.append(run_rounds(training, [cohort] * 3)[1])
+    for found, expected in zip(*map(tf.nest.flatten, reports)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    losses = [report["client_work"]["train"]["loss"][1] for report in reports[0]]
+    assert losses[2] < losses[0]

@@ -56,7 +56,9 @@ class CategoryCounts:
         for column, splits in self._counts.items():
             value = str(record.features[column])
             if value != NO_CATEGORY:
-                splits.setdefault(split, WordCounts()).add([value])
+                if split not in splits:
+                    splits[split] = WordCounts()
+                splits[split].add([value])
                 self._examples[column][split] += 1
 
     def move(self, old: str, new: str, record: Record) -> None:

@@ -12,6 +12,8 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import ReadLog, SourceExample
 
 _BATCH_ROWS = 4096
+# Of rows with images, which may be of a megabyte each.
+_BATCH_IMAGES = 64
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
@@ -44,7 +46,8 @@ def _rows(
             check_columns(options, table.schema_arrow.names, path)
             size, total = path.stat().st_size, table.metadata.num_rows
             number = 0
-            for batch in table.iter_batches(_BATCH_ROWS, columns=needed_columns(options)):
+            rows = _BATCH_IMAGES if options.image_columns else _BATCH_ROWS
+            for batch in table.iter_batches(rows, columns=needed_columns(options)):
                 before = number
                 for row in batch.to_pylist():
                     number += 1

@@ -9,7 +9,7 @@ import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest
@@ -108,11 +108,13 @@ class UserFile:
         return function
 
     @contextlib.contextmanager
-    def running(self, what: str) -> Iterator[None]:
+    def running(self, what: str, made_by: Optional[Callable[..., Any]] = None) -> Iterator[None]:
         """While code of the file runs: its folder is searched by imports, its errors are shown.
 
         Args:
             what: Names what runs, for the message.
+            made_by: The function that made what runs; where none of the user's lines were running,
+                the message names the line where it begins.
 
         Raises:
             UserError: If anything is raised: the user's own lines, if there are any, and the
@@ -122,13 +124,19 @@ class UserFile:
             try:
                 yield
             except UserError as e:
-                raise UserError(f"{self.path}: {e}") from e
+                raise UserError(f"{self._place_of(made_by)}: {e}") from e
             except (Exception, SystemExit) as e:
-                raise UserError(f"{self.path}: {what} fails{self._shown(e)}") from e
+                place = self.path if self.raised(e) else self._place_of(made_by)
+                raise UserError(f"{place}: {what} fails{self._shown(e)}") from e
 
     def raised(self, error: BaseException) -> bool:
         """Returns whether an exception came out of the user's own lines."""
         return bool(self._frames(error))
+
+    def _place_of(self, function: Optional[Callable[..., Any]]) -> str:
+        code = getattr(function, "__code__", None)
+        is_here = code is not None and code.co_filename == self._module.__file__
+        return f"{self.path}, line {code.co_firstlineno}" if is_here else str(self.path)
 
     def _defined(self) -> dict[str, Any]:
         """Returns what the file defines by name, without what it imported."""

@@ -138,21 +138,22 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     """
     build = file.function(_FUNCTION, "data")
     tf.keras.utils.set_random_seed(seed)
-    with file.running(_FUNCTION):
+    with file.running(_FUNCTION, build):
         keras_model, loss, metrics = taken_apart(build(data))
     x, y = _rows(data.x_spec, 0), _rows(data.y_spec, _largest_label(data))
-    with file.running(f"the model, called with x {described(data.x_spec)},"):
+    with file.running(f"the model, called with x {described(data.x_spec)},", build):
         output = tf.nest.map_structure(as_float32, keras_model(x))
         num_ids = data.num_ids if data.predicts_next_words else None
         check_output(output, data.y_spec, data.num_classes, num_ids)
     metrics = _default_metrics(data, output, loss) if metrics is None else metrics
     loss = _of_each_example(loss, data, output)
-    with file.running(f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"):
+    of_loss = f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"
+    with file.running(of_loss, build):
         check_loss(loss(y, output), is_text=data.predicts_next_words)
     for metric in metrics:
-        with file.running(f"the metric {metric.name}"):
+        with file.running(f"the metric {metric.name}", build):
             check_metric(metric.name, metric.per_example(y, output))
-    with file.running("the model, traced for training,"):
+    with file.running("the model, traced for training,", build):
         try:
             return model_from_keras(
                 lambda: keras_model,
