@@ -27,6 +27,7 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
+from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.errors import UserError
@@ -227,6 +228,11 @@ def test_secure_sums_give_the_same_rounds(cohort_runtime, name, training):
     aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, min_clients=3))
     secure = cohort_runtime.training(build(name), aggregation)
     assert secure.security.is_secure
+    # Everything of a client's answers, the counts of clipped values and the number of clients.
+    sent = " ".join(secure.security.secure)
+    for exchange in build(name).exchanges:
+        for field in (*exchange.bounds(ClientLimits())._fields, "clipped", "num_clients"):
+            assert field in sent
     state, reports = run_rounds(secure, cohorts(3))
     expected, expected_reports = run_rounds(training, cohorts(3))
     assert_all_close(state.algorithm, expected.algorithm, rtol=1e-4, atol=1e-5)

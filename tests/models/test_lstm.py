@@ -23,12 +23,17 @@ def _with_twin(
     return layer, twin
 
 
-@pytest.mark.parametrize("return_sequences", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize(
+    ("mask", "dtype", "return_sequences"),
+    [
+        *((mask, "float64", True) for mask in MASKS),
+        ("middle", "float64", False),
+        ("middle", "float32", True),
+    ],
+)
 def test_outputs_and_gradients_are_those_of_keras(mask, dtype, return_sequences):
     layer, twin = _with_twin(5, 3, return_sequences=return_sequences, dtype=dtype)
-    data = sequences([4, 6, 3], dtype, mask)
+    data = sequences([4, 6, 3], dtype, MASKS[mask])
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
