@@ -118,6 +118,45 @@ def test_what_becomes_of_code_and_formulas(tmp_path, markup, expected):
     assert [example.record.features["tokens"] for example in examples] == expected
 
 
+def test_domains_of_posts(tmp_path):
+    beer = [
+        _row(Tags="<hops><ale>"),
+        # An answer has the tags of its question, whoever asked it.
+        _row(Id=2, PostTypeId=2, ParentId=1),
+        _row(Id=5, Tags="|ale|", OwnerUserId=None),
+        _row(Id=6, PostTypeId=2, ParentId=5),
+        # Dumps are sorted by id, but nothing depends on it.
+        _row(Id=4, Tags="<mash>"),
+        _row(Id=7, PostTypeId=2, ParentId=4),
+        _row(Id=8),
+        _row(Id=9, PostTypeId=2, ParentId=99),
+        _row(Id=10, PostTypeId=2),
+    ]
+    _dump(tmp_path, *beer)
+    _dump(tmp_path, _row(Tags="<cnn>"), _row(Id=2, PostTypeId=2, ParentId=1), site="ai")
+
+    def domains(**options):
+        examples, log = read("stackexchange", tmp_path, **options)
+        return {e.place.partition("#")[0]: e.record.domain for e in examples}, log.skipped
+
+    by_tag = {
+        **{"ai/1": "cnn", "ai/2": "cnn", "beer/1": "hops", "beer/2": "hops", "beer/6": "ale"},
+        **{"beer/4": "mash", "beer/7": "mash"},
+    }
+    found, skipped = domains(domain="tag")
+    assert found == by_tag
+    assert skipped == {"post without owner": 1, "post without tag": 3}
+    # The tag that is named comes before the first one.
+    assert domains(domain="tag", domain_names=("ale", "cnn:networks"))[0] == {
+        **by_tag,
+        **{"beer/1": "ale", "beer/2": "ale"},
+    }
+    by_site, skipped = domains(domain="site")
+    assert {place.partition("/")[0] == site for place, site in by_site.items()} == {True}
+    assert (len(by_site), skipped) == (10, {"post without owner": 1})
+    assert set(domains()[0].values()) == {"question", "answer"}
+
+
 @pytest.mark.parametrize(
     "markup",
     [

@@ -24,6 +24,14 @@ SPLIT_BY: Registry[str] = Registry(
         "example": "each client's examples are split",
     },
 )
+POST_DOMAINS: Registry[str] = Registry(
+    "domain of a post",
+    {
+        "type": "question or answer",
+        "site": "the folder's name",
+        "tag": "a tag of the question, the first one, or the first that --domain_names names",
+    },
+)
 CASES: Registry[str] = Registry(
     "case", {"keep": "as it is", "lower": "lower case", "upper": "upper case"}
 )
@@ -125,6 +133,12 @@ class ImportOptions:
     domain_names: tuple[str, ...] = setting(
         (),
         "VALUE:NAME of every domain, or VALUE where it is the name; others are bad records.",
+    )
+    domain: str = setting(
+        "type",
+        "What the domain of a post is.",
+        choices=POST_DOMAINS,
+        only_with=_formats("stackexchange"),
     )
     domain_name: Optional[str] = setting(
         None,

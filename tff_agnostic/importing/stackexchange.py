@@ -1,6 +1,6 @@
 """Dumps of Stack Exchange and Stack Overflow: `Posts.xml`.
 
-A client is the owner of posts, a domain what the post is, an example one of its sentences.
+A client is the owner of posts, an example one of their sentences, a domain what --domain says.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ from tff_agnostic.importing.formats import Format
 from tff_agnostic.importing.html_text import html_blocks
 from tff_agnostic.importing.markup import Markup, parse_markup, treat_math
 from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.post_domains import PostDomains, tags_of_post, type_of_post
 from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.sentences import sentences_of
 
-_TYPES = {"1": "question", "2": "answer"}
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 
 
@@ -33,9 +33,11 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     markup = parse_markup(options.markup)
     dumps = list(find_inputs(paths))
     for path in dumps:
-        prefix = f"{path.resolve().parent.name}/" if len(dumps) > 1 else ""
+        site = path.resolve().parent.name
+        prefix = f"{site}/" if len(dumps) > 1 else ""
+        domains = PostDomains(options, site)
         for number, attributes in _rows(path, log):
-            yield from _sentences(attributes, prefix, path, number, markup, log)
+            yield from _sentences(attributes, prefix, path, number, markup, domains, log)
 
 
 def check(options: ImportOptions) -> None:
@@ -124,12 +126,13 @@ def _sentences(
     path: Path,
     number: int,
     markup: Markup,
+    domains: PostDomains,
     log: ReadLog,
 ) -> Iterator[SourceExample]:
     log.num_records += 1
     owner = attributes.get("OwnerUserId")
     client = None if owner is None else prefix + owner
-    kind = _TYPES.get(attributes.get("PostTypeId", ""))
+    kind = type_of_post(attributes)
     post = attributes.get("Id", "")
     try:
         if not post or "PostTypeId" not in attributes or "Body" not in attributes:
@@ -145,13 +148,18 @@ def _sentences(
     if kind is None:
         log.skip("neither question nor answer", client)
         return
+    # Of a question without owner too: its answers have its tags.
+    domain = domains.of(attributes)
     if client is None:
         log.skip("post without owner")
+        return
+    if domain is None:
+        log.skip(f"post without {domains.kind}", client)
         return
     shared: dict[str, Value] = {
         "creation_date": _date(attributes.get("CreationDate", "")),
         "score": score,
-        "tags": _tags(attributes.get("Tags", "")),
+        "tags": "|".join(tags_of_post(attributes)),
         "title": attributes.get("Title", ""),
         "type": kind,
     }
@@ -163,7 +171,7 @@ def _sentences(
         for sentence in sentences_of(treat_math(block, markup.math))
     ):
         any_sentence = True
-        record = Record(client, kind, {"tokens": tokens, **shared})
+        record = Record(client, domain, {"tokens": tokens, **shared})
         yield SourceExample(record, f"{prefix}{post}#{k}", group)
     if not any_sentence:
         log.skip("post without text", client)
@@ -185,13 +193,9 @@ def _date(text: str) -> str:
     return f"{text.replace('T', ' ')} UTC" if text else ""
 
 
-def _tags(text: str) -> str:
-    """Returns tags separated by "|", from <a><b> or, in newer dumps, |a|b|."""
-    return text.replace("><", "|").strip("<>|")
-
-
 FORMAT = Format(
-    summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains question and answer",
+    summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains are question and "
+    "answer, sites or tags",
     read=read,
     find_inputs=find_inputs,
     check=check,
