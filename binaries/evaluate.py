@@ -15,6 +15,7 @@ from tff_agnostic.files import write_json
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluation_report import EvaluationReport
+from tff_agnostic.program.evaluation_table import evaluation_table
 from tff_agnostic.program.evaluator import Evaluator
 from tff_agnostic.program.flags import (
     data,
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
     for name, report in reports.items():
         if len(reports) > 1:
             print(f"\n{name}")
-        print(report.table())
+        print(evaluation_table(report))
     if output is not None:
         description = {
             "checkpoint": str(flags.FLAGS.checkpoint),

@@ -17,6 +17,7 @@ from tff_agnostic.deployment.plan_export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.cli import run_app
+from tff_agnostic.program.earlier_run import inheriting
 from tff_agnostic.program.enough_clients import check_clients_per_round
 from tff_agnostic.program.exporting import (
     OF_SIMULATIONS,
@@ -142,14 +143,8 @@ def _spec(aggregation: str, trained: Optional[RunSpec]) -> RunSpec:
     task = trained.task
     _check_same("task", task, flags.FLAGS.task)
     _check_same("algorithm", trained.config.algorithm, _algorithm(given))
-    return resolve(
-        task,
-        {**given, "aggregation": aggregation},
-        {**trained.task_options, **given_task_options(task)},
-        data_dir() or _path(trained.data_dir),
-        data() or _path(trained.data),
-        inherited=trained.settings(),
-    )
+    settings = {**given, "aggregation": aggregation}
+    return inheriting(trained, settings, given_task_options(task), data_dir(), data())
 
 
 def _algorithm(given: Mapping[str, Any]) -> Optional[str]:
@@ -162,10 +157,6 @@ def _check_same(flag: str, trained: str, given: Optional[str]) -> None:
         raise UserError(
             f"--{flag}: expected {trained} as in the run of --checkpoint, found {given}"
         )
-
-
-def _path(text: Optional[str]) -> Optional[Path]:
-    return Path(text) if text is not None else None
 
 
 def entry_point() -> None:

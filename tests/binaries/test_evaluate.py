@@ -59,11 +59,21 @@ def test_another_seed_and_other_options_of_the_task(call, folder, trained):
 
 
 def test_secure_sums_give_the_same_up_to_quantisation(call, folder, trained):
-    outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure")
+    outcome = call(
+        *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure"),
+        "--worst_min_examples=200",
+    )
     assert outcome.status == 0, outcome
-    found = json.loads((folder / "e.json").read_text())["overall"]["loss"]
-    result = json.loads((trained / "result.json").read_text())["overall"]["loss"]
-    assert found == pytest.approx(result, rel=1e-4)
+    found, result = (
+        json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
+    )
+    assert found["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-4)
+    # The worst domain has too few examples to be counted here.
+    assert result["worst_domain"] == "center -1.0"
+    assert found["not_counted"] == ["center -1.0", "center -0.4"]
+    losses = {name: result["domains"][name]["loss"] for name in ("center +0.3", "center +1.0")}
+    assert found["worst_domain"] == max(losses, key=lambda name: losses[name])
+    assert "not counted in worst and difference" in outcome.out
 
 
 def _write_clients(path: Path, domains: list[str]) -> None:

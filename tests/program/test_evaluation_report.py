@@ -19,6 +19,7 @@ from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.text_metrics import perplexity
 from tff_agnostic.program.evaluation_report import EvaluationReport, SetReport, evaluation_report
+from tff_agnostic.program.evaluation_table import evaluation_table
 
 _NAMES = ("phone", "tablet", "watch")
 _MODEL = logistic_regression(2, 3)
@@ -142,7 +143,9 @@ def test_json_has_null_for_what_is_undefined(report):
 
 
 def test_the_table_has_a_row_per_domain(report):
-    lines = report.table({"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull").splitlines()
+    lines = evaluation_table(
+        report, {"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull"
+    ).splitlines()
     assert lines[0].split()[-1] == "pull"
     assert "test examples" in lines[0]
     assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
@@ -156,11 +159,11 @@ def test_the_table_has_a_row_per_domain(report):
         "not counted in worst and difference, having less than --worst_min_examples=1 test "
         "examples: watch",
     ]
-    assert "pull" not in report.table()
+    assert "pull" not in evaluation_table(report)
 
 
 def test_shares_are_in_percent(report):
-    lines = report.table().splitlines()
+    lines = evaluation_table(report).splitlines()
     assert "accuracy, %" in lines[0] and "loss, %" not in lines[0]
     assert "75.00 75.0 (55.0, 75.0, 95.0)" in " ".join(lines[2].split())
     assert lines[5].split() == ["difference", "1.0000", "50.00"]
@@ -185,7 +188,7 @@ def test_a_domain_with_few_examples_is_not_counted_and_listed(
     assert values["worst"]["loss"]["value"] == (1.5 if worst else None)
     assert values["difference"]["loss"] == difference
     assert (values["worst_min_examples"], values["not_counted"]) == (fewest, left_out)
-    lines = found.table().splitlines()
+    lines = evaluation_table(found).splitlines()
     assert lines[-1].endswith(f"--worst_min_examples={fewest} test examples: {', '.join(left_out)}")
     assert [line.split()[0] for line in lines if "(worst)" in line] == ([worst] if worst else [])
     # Its own numbers are there all the same.
@@ -207,8 +210,8 @@ def test_a_wide_table_is_one_for_each_measure(report):
         worst_min_examples=5,
     )
     weights = dict.fromkeys(_NAMES, 1 / 3)
-    assert "\n\n" not in report.table(weights, "pull")
-    tables = several.table(weights, "pull").split("\n\n")
+    assert "\n\n" not in evaluation_table(report, weights, "pull")
+    tables = evaluation_table(several, weights, "pull").split("\n\n")
     assert len(tables) == len(names)
     for name, table in zip(names, tables):
         lines = table.splitlines()
@@ -222,25 +225,25 @@ def test_a_wide_table_is_one_for_each_measure(report):
 def test_the_split_is_named(report):
     heldout = dataclasses.replace(report, split="heldout")
     assert heldout.to_json()["split"] == "heldout"
-    assert "test" not in heldout.table()
-    assert "heldout examples" in heldout.table().splitlines()[0]
+    assert "test" not in evaluation_table(heldout)
+    assert "heldout examples" in evaluation_table(heldout).splitlines()[0]
 
 
 def test_what_was_clipped_is_told(report):
     clipped = dataclasses.replace(report, clipped={"sums": 3, "clients": 0, "examples": 2})
     assert clipped.to_json()["clipped"] == {"sums": 3, "clients": 0, "examples": 2}
-    assert clipped.table().splitlines() == [
-        *report.table().splitlines(),
+    assert evaluation_table(clipped).splitlines() == [
+        *evaluation_table(report).splitlines(),
         "values beyond the bounds of secure sums, which were clipped: 3 of sums, 2 of examples",
     ]
     nothing = dataclasses.replace(report, clipped={"sums": 0})
-    assert nothing.table() == report.table()
+    assert evaluation_table(nothing) == evaluation_table(report)
 
 
 def test_a_single_domain_differs_from_none(report):
     one = dataclasses.replace(report, domains={"phone": report.domains["phone"]})
     assert one.difference("loss") == 0
-    assert "difference" not in one.table()
+    assert "difference" not in evaluation_table(one)
     nobody = dataclasses.replace(report, domains={"watch": report.domains["watch"]})
     assert math.isnan(nobody.difference("loss"))
     assert nobody.to_json()["difference"] == {"loss": None, "accuracy": None}
@@ -285,7 +288,7 @@ def test_everything_about_perplexity_is_a_perplexity():
     # The loss is the plain ratio.
     assert report.domains["tablet"].measures["loss"].value == pytest.approx(math.log(1000))
     percentiles = f"({phone.p10:.2f}, {phone.p50:.2f}, {phone.p90:.2f})"
-    assert f" 100.00 100.00 {percentiles}" in " ".join(report.table().split())
+    assert f" 100.00 100.00 {percentiles}" in " ".join(evaluation_table(report).split())
 
 
 def test_a_perplexity_beyond_all_numbers_is_infinite():
@@ -293,4 +296,4 @@ def test_a_perplexity_beyond_all_numbers_is_infinite():
     assert report.domains["phone"].measures["perplexity"].value == math.inf
     assert report.worst("perplexity") == report.difference("perplexity") == math.inf
     assert report.to_json()["domains"]["phone"]["perplexity"] is None
-    assert "inf" in report.table()
+    assert "inf" in evaluation_table(report)

@@ -13,6 +13,7 @@ import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.checkpoints import newest_checkpoint
+from tff_agnostic.program.evaluation_table import evaluation_table
 from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.run_folder import RunFolder
@@ -362,7 +363,9 @@ def test_what_secure_sums_clipped_in_the_last_evaluation_is_told(cohort_runtime,
     assert result["clipped"]["examples"] > 0
     for field, count in result["clipped"].items():
         assert columns[f"test/clipped {field}"][-1] == count
-    assert f"{result['clipped']['examples']} of examples" in report.table().splitlines()[-1]
+    assert (
+        f"{result['clipped']['examples']} of examples" in evaluation_table(report).splitlines()[-1]
+    )
 
 
 def test_a_run_of_the_first_release_goes_on(cohort_runtime, tmp_path):

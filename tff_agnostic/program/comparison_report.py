@@ -11,7 +11,7 @@ from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.cells import cell, with_percent
 from tff_agnostic.program.columns import ROUND, Column, tested_worst
 from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials
-from tff_agnostic.program.evaluation_report import not_counted_line
+from tff_agnostic.program.evaluation_table import not_counted_line
 from tff_agnostic.program.plots import plain_text, plot_known, scale_axis
 
 # Of plain numbers.

@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
-from tabulate import tabulate
 
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
@@ -17,13 +16,10 @@ from tff_agnostic.computations.histogram import Grid, quantile
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.models.metrics import Metric
-from tff_agnostic.program.cells import UNDEFINED, cell, with_percent
 from tff_agnostic.tasks.task import TEST_SPLIT
 
-# Characters of a line; a table that is wider becomes one for each measure.
-_MAX_WIDTH = 120
-_PERCENTILES = "interpolated"
-_OVER_CLIENTS = "mean (p10, p50, p90)"
+# How percentiles over clients are made; release 0.1.0 took the nearest rank.
+PERCENTILES = "interpolated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +129,7 @@ class EvaluationReport:
         """Returns the parts of result.json that an evaluation gives."""
         return {
             "split": self.split,
-            "percentiles": _PERCENTILES,
+            "percentiles": PERCENTILES,
             "domains": {name: report.to_json() for name, report in self.domains.items()},
             "overall": self.overall.to_json(),
             "worst_domain": self.worst_domain(),
@@ -151,106 +147,10 @@ class EvaluationReport:
             **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
 
-    def table(
-        self, domain_weights: Optional[Mapping[str, float]] = None, weights_name: str = "weight"
-    ) -> str:
-        """Returns a table for the terminal: a row per domain, their difference, all examples.
-
-        Where that would be too wide, it is a table for each measure. Lines below say how
-        percentiles were made, which domains are not counted, and what was clipped, if anything was.
-
-        Args:
-            domain_weights: The weight of each domain, to stand beside it.
-            weights_name: What the weights are called.
-        """
-        weights = Weights(weights_name, domain_weights) if domain_weights else None
-        whole = self._table_of(list(self.measures), weights)
-        if max(map(len, whole.splitlines())) > _MAX_WIDTH:
-            whole = "\n\n".join(self._table_of([name], weights) for name in self.measures)
-        return "\n".join([whole, *self._notes()])
-
-    def _table_of(self, names: Sequence[str], weights: Optional["Weights"]) -> str:
-        worst = self.worst_domain()
-        rows = [
-            [
-                f"{name} (worst)" if name == worst else name,
-                str(report.num_examples),
-                *self._cells(report, names),
-                *([weights.cell(name)] if weights else []),
-            ]
-            for name, report in self.domains.items()
-        ]
-        if len(rows) > 1:
-            differences = [cell(self.difference(n), self.measures[n].unit, 4) for n in names]
-            rows.append(["difference", "", *(text for d in differences for text in (d, ""))])
-        rows.append(["all", str(self.overall.num_examples), *self._cells(self.overall, names)])
-        headers = ["domain", f"{self.split} examples"]
-        for name in names:
-            headers += [with_percent(name, self.measures[name].unit), _OVER_CLIENTS]
-        headers += [weights.name] if weights else []
-        table: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
-        return table
-
-    def _cells(self, report: SetReport, names: Sequence[str]) -> list[str]:
-        cells = []
-        for name in names:
-            m, unit = report.measures[name], self.measures[name].unit
-            quantiles = ", ".join(cell(q, unit, 3) for q in (m.p10, m.p50, m.p90))
-            over_clients = f"{cell(m.mean, unit, 3)} ({quantiles})" if m.num_clients else UNDEFINED
-            cells += [cell(m.value, unit, 4), over_clients]
-        return cells
-
-    def _notes(self) -> list[str]:
-        notes = [f"{_OVER_CLIENTS}: of the clients' values; percentiles are {_PERCENTILES}"]
-        if self.not_counted:
-            notes.append(
-                not_counted_line(
-                    self.not_counted, self.worst_min_examples, f"{self.split} examples"
-                )
-            )
-        return [*notes, *self._clipping()]
-
-    def _clipping(self) -> list[str]:
-        counts = [f"{count} of {field}" for field, count in self.clipped.items() if count]
-        if not counts:
-            return []
-        return [f"values beyond the bounds of secure sums, which were clipped: {', '.join(counts)}"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """The weights of domains, to stand beside them in a table.
-
-    Attributes:
-        name: What they are called.
-        by_domain: The weight of each domain.
-    """
-
-    name: str
-    by_domain: Mapping[str, float]
-
-    def cell(self, domain: str) -> str:
-        """Returns the weight of a domain as text."""
-        return f"{self.by_domain[domain]:.3f}" if domain in self.by_domain else UNDEFINED
-
 
 def domains_below(num_examples: Mapping[str, int], least: int) -> tuple[str, ...]:
     """Returns the domains with fewer examples than `least`, or with none."""
     return tuple(name for name, count in num_examples.items() if count < max(1, least))
-
-
-def not_counted_line(names: Iterable[str], least: int, what: str) -> str:
-    """Returns the line that says which domains are not counted, and why.
-
-    Args:
-        names: The domains.
-        least: --worst_min_examples.
-        what: What a domain needs so many of, such as "test examples".
-    """
-    return (
-        f"not counted in worst and difference, having less than --worst_min_examples={least} "
-        f"{what}: {', '.join(names)}"
-    )
 
 
 def evaluation_report(

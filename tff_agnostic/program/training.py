@@ -24,6 +24,7 @@ from tff_agnostic.program.config import COHORT_SAMPLINGS
 from tff_agnostic.program.divergence import diverged, skipped_rounds
 from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluation_report import EvaluationReport
+from tff_agnostic.program.evaluation_table import evaluation_table
 from tff_agnostic.program.evaluator import (
     Evaluator,
     Reports,
@@ -273,4 +274,4 @@ class TrainingRun:
         """Returns the table of an evaluation with the weights of domains, as the run calls them."""
         quantity = with_role(flattened(self._training.quantities), Role.DOMAIN_WEIGHT)
         name = quantity.name if quantity is not None else ""
-        return report.table(self.domain_weights(), name)
+        return evaluation_table(report, self.domain_weights(), name)
