@@ -26,9 +26,9 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
     Raises:
         UserError: If `parent` cannot be read, or the folder cannot be made.
     """
-    newest = _newest_used(parent, name) if resume and given is None else None
-    if given is not None or newest is not None:
-        yield given or newest
+    known = _newest_used(parent, name) if resume and given is None else given
+    if known is not None:
+        yield known
         return
     had_parent = parent.exists()
     path = claimed_folder(parent, name)
