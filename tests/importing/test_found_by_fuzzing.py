@@ -80,6 +80,16 @@ def test_shapes_that_arrays_claim(tmp_path, shape, found):
     assert found in message
 
 
+def test_an_archive_of_a_later_version(tmp_path):
+    path = _npz(tmp_path / "a.npz")
+    content = path.read_bytes()
+    # Of the central directory: the version that is needed to read the first member.
+    at = content.index(b"PK\x01\x02") + 6
+    path.write_bytes(content[:at] + bytes([230]) + content[at + 1 :])
+    message = refused("npz", path, client_column="who", domain_name="d")
+    assert message.endswith("found a damaged or another file (zip file version 23.0)")
+
+
 @pytest.mark.parametrize(
     ("client", "found"), [(b"d\0\0\xff", "0xff000064"), (b"\0\xd8\0\0", "0xd800")]
 )
@@ -87,3 +97,13 @@ def test_texts_of_arrays_that_are_no_characters(tmp_path, client, found):
     path = _npz(tmp_path / "a.npz", client=client)
     message = refused("npz", path, client_column="who", domain_name="d")
     assert message == f"a.npz: client: expected text, found the character {found} in row 3"
+
+
+@pytest.mark.parametrize("depth", [9, 500])
+def test_lists_in_lists_in_lists(tmp_path, depth):
+    path = tmp_path / "users.json"
+    x = "[" * depth + "1" + "]" * depth
+    path.write_text(f'{{"user_data": {{"u": {{"x": [{x}], "y": [0]}}}}}}')
+    message = refused("leaf", path, domain_name="d")
+    place = "users.json user u example 0"
+    assert message == f"{place}: expected at most 8 levels of lists of one length, found others"

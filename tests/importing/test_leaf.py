@@ -131,7 +131,10 @@ def test_users_without_examples_are_counted(tmp_path):
             _user([[1], ["a"]], [0, 1]),
             "data.json user u example 1: expected numbers as features, f",
         ),
-        (_user([[[1], [2, 3]]], [0]), "user u example 0: expected lists of one length, found oth"),
+        (
+            _user([[[1], [2, 3]]], [0]),
+            "user u example 0: expected at most 8 levels of lists of one le",
+        ),
         (
             _user([[1, None]], [0]),
             "user u example 0: expected numbers as features, found None as n",

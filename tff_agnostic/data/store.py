@@ -238,6 +238,8 @@ def parse_examples(
     Raises:
         UserError: If an example is damaged, or lacks a feature in that type and shape.
     """
+    if not features:
+        return {}
     expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
     smallest = min(map(len, serialized), default=0)
     for name, feature in features.items():

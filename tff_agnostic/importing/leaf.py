@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
-
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.data.store_format import LABEL, TOKENS
 from tff_agnostic.errors import UserError
@@ -17,6 +15,9 @@ from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.vectors import VECTOR, check_shape, vector_of
 from tff_agnostic.importing.words import Normalizer
+
+# Lists within lists, as dimensions of an array.
+_MAX_DEPTH = 8
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
@@ -156,12 +157,19 @@ def _item(x: Any, position: int, place: str) -> str:
 
 
 def _flat(x: Any, place: str) -> list[Any]:
-    try:
-        return list(np.asarray(x if isinstance(x, list) else [x]).ravel())
-    except ValueError:
-        raise RecordError(
-            place, "wrong number of features", "expected lists of one length, found others"
-        ) from None
+    """Returns the numbers of lists of lists, whatever they are, in their order."""
+    level, depth = [x], 0
+    while any(isinstance(part, list) for part in level):
+        depth += 1
+        lengths = {len(part) if isinstance(part, list) else None for part in level}
+        if len(lengths) > 1 or depth > _MAX_DEPTH:
+            raise RecordError(
+                place,
+                "wrong number of features",
+                f"expected at most {_MAX_DEPTH} levels of lists of one length, found others",
+            )
+        level = [value for part in level for value in part]
+    return level
 
 
 def _read_domains(path: Path) -> dict[str, str]:
