@@ -29,7 +29,7 @@ class NpzColumns:
         self._path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, EOFError) as e:
+        except Exception as e:  # There is no list of what zip raises on arbitrary bytes.
             raise self._damaged(e) from e
         names = [name for name in self._zip.namelist() if name.endswith(_SUFFIX)]
         self.names = [name[: -len(_SUFFIX)] for name in names]
@@ -75,7 +75,7 @@ class NpzColumns:
                     column.check_end()
         except UserError:
             raise
-        except Exception as e:  # There is no list of what zip and npy raise on arbitrary bytes.
+        except Exception as e:  # Nor of what npy does.
             raise self._damaged(e) from e
 
     def _damaged(self, error: Exception) -> UserError:
