@@ -1,4 +1,4 @@
-"""The cohort runtime: structures, traces, memory, devices, its end; test_parity has its numbers."""
+"""The cohort runtime: structures, memory, devices, its end; test_parity has its numbers."""
 
 import gc
 import json
@@ -14,12 +14,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.algorithms.cases import CASES, build
+from tests.algorithms.cases import build
 from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
     assert_identical,
-    linear_model,
     random_client,
     run_rounds,
 )
@@ -27,7 +26,7 @@ from tests.models import keras_zoo
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import ExecutionError
-from tff_agnostic.models import Model, logistic_regression, model_from_keras
+from tff_agnostic.models import logistic_regression, model_from_keras
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -63,20 +62,14 @@ def test_rounds_follow_the_pure_functions(training):
     assert_all_close(state, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_states_and_metrics_are_made_of_numpy_arrays(training):
+def test_all_that_comes_out_is_made_of_numpy_arrays(runtime, training):
     state, metrics = training.next(training.initialize(), _cohort())
-    for found in (training.initialize(), state):
-        assert isinstance(found, RunState)
-        assert isinstance(found.algorithm.weights, ModelWeights)
-        assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(found))
-    assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in tf.nest.flatten(metrics))
-
-
-def test_an_evaluation_is_made_of_numpy_arrays(runtime):
     model = logistic_regression(4, 3)
-    output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, [_cohort()])
-    assert isinstance(output.output, EvaluationOutput)
-    leaves = tf.nest.flatten(output.output)
+    output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, [_cohort()]).output
+    assert isinstance(state, RunState)
+    assert isinstance(state.algorithm.weights, ModelWeights)
+    assert isinstance(output, EvaluationOutput)
+    leaves = tf.nest.flatten((training.initialize(), state, metrics, output))
     assert all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves)
 
 
@@ -119,16 +112,8 @@ def test_rounds_and_evaluations_may_take_turns(runtime, training):
     assert_identical(state, expected)
 
 
-def test_a_state_read_from_a_file_is_a_state(training):
-    """A checkpoint gives arrays in the state's structure."""
-    state, _ = training.next(training.initialize(), _cohort())
-    restored = tf.nest.pack_sequence_as(state, [np.array(v) for v in tf.nest.flatten(state)])
-    assert_identical(training.next(restored, _cohort(1)), training.next(state, _cohort(1)))
-
-
-@pytest.mark.parametrize("mode", _MODES)
-def test_it_can_be_entered_again(mode):
-    runtime = CohortRuntime(RuntimeOptions(client_mode=mode))
+def test_it_can_be_entered_again():
+    runtime = CohortRuntime()
     training = runtime.training(_algorithm(), PlainSum())
     results = []
     for _ in range(2):
@@ -168,73 +153,6 @@ def test_an_exception_in_a_round_leaves_the_runtime_usable(runtime, training):
     with pytest.raises(tf.errors.InvalidArgumentError):
         training.next(state, [*cohort, wrong])
     assert_identical(training.next(state, cohort), expected)
-
-
-def test_secure_sums_are_checked_as_in_tff(runtime, tff_runtime):
-    secure = runtime.training(_algorithm(), SecureSum()).security
-    assert secure == tff_runtime.training(_algorithm(), SecureSum()).security
-    assert secure is not None
-    assert runtime.training(_algorithm(), PlainSum()).security is None
-
-
-def _counting_model() -> tuple[Model, list[int]]:
-    """A model that notes when it is traced."""
-    model, traces = linear_model(), []
-
-    def predict(weights: Any, x: Any, training: bool, seed: Any) -> Any:
-        traces.append(1)
-        return model.predict(weights, x, training, seed)
-
-    counting = Model(model.initial_weights, model.example_spec, predict, model.loss)
-    return counting, traces
-
-
-def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(sum(sizes))
-    columns = [random_client(rng, n, range(3), num_features=1) for n in sizes]
-    return [{**c, "x": c["x"][:, 0]} for c in columns]
-
-
-@pytest.mark.parametrize("mode", ["auto", *_MODES])
-def test_no_round_and_no_evaluation_is_traced_again(mode):
-    model, traces = _counting_model()
-    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
-        training = runtime.training(_algorithm(model), PlainSum())
-        evaluate = runtime.evaluation(model, 3, PlainSum())
-
-        def run(state: Any, *sizes: int) -> Any:
-            cohort = _scalar_cohort(*sizes)
-            evaluate(state.algorithm.weights, [cohort])
-            return training.next(state, cohort)[0]
-
-        state = run(training.initialize(), 5)
-        first = len(traces)
-        assert first > 0
-        for sizes in ((5,), (7, 1), (0,), (), (100, 3, 3, 20, 1), tuple(range(40))):
-            state = run(state, *sizes)
-        assert len(traces) == first
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
-    model, traces = _counting_model()
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
-
-        def weights_and_traces(**settings: Any) -> tuple[Any, int]:
-            before = len(traces)
-            training = runtime.training(build(name, model, shuffle=False, **settings), PlainSum())
-            state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
-            return state.algorithm.weights, len(traces) - before
-
-        first, num_first = weights_and_traces()
-        assert num_first > 0
-        again, num_again = weights_and_traces(seed=5)
-        assert num_again == 0
-        # Without shuffling nothing is random.
-        assert_identical(again, first)
-        other, num_other = weights_and_traces(client_learning_rate=1.0)
-        assert num_other > 0
-        assert not np.allclose(other.trainable[0], first.trainable[0])
 
 
 @pytest.mark.parametrize("mode", _MODES)

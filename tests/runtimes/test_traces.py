@@ -1,0 +1,73 @@
+"""What the cohort runtime traces, and that it traces nothing twice."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.algorithms.cases import CASES, build
+from tests.computations.harness import assert_identical, linear_model, random_client
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.models import Model
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+
+def _counting_model() -> tuple[Model, list[int]]:
+    """A model that notes when it is traced."""
+    model, traces = linear_model(), []
+
+    def predict(weights: Any, x: Any, training: bool, seed: Any) -> Any:
+        traces.append(1)
+        return model.predict(weights, x, training, seed)
+
+    counting = Model(model.initial_weights, model.example_spec, predict, model.loss)
+    return counting, traces
+
+
+def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(sum(sizes))
+    columns = [random_client(rng, n, range(3), num_features=1) for n in sizes]
+    return [{**c, "x": c["x"][:, 0]} for c in columns]
+
+
+@pytest.mark.parametrize("mode", ["auto", "streamed", "vectorised"])
+def test_no_round_and_no_evaluation_is_traced_again(mode):
+    model, traces = _counting_model()
+    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+        training = runtime.training(build("agnostic_fed_avg", model), PlainSum())
+        evaluate = runtime.evaluation(model, 3, PlainSum())
+
+        def run(state: Any, *sizes: int) -> Any:
+            cohort = _scalar_cohort(*sizes)
+            evaluate(state.algorithm.weights, [cohort])
+            return training.next(state, cohort)[0]
+
+        state = run(training.initialize(), 5)
+        first = len(traces)
+        assert first > 0
+        for sizes in ((5,), (7, 1), (0,), (), (100, 3, 3, 20, 1), tuple(range(40))):
+            state = run(state, *sizes)
+        assert len(traces) == first
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
+    model, traces = _counting_model()
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+
+        def weights_and_traces(**settings: Any) -> tuple[Any, int]:
+            before = len(traces)
+            training = runtime.training(build(name, model, shuffle=False, **settings), PlainSum())
+            state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
+            return state.algorithm.weights, len(traces) - before
+
+        first, num_first = weights_and_traces()
+        assert num_first > 0
+        again, num_again = weights_and_traces(seed=5)
+        assert num_again == 0
+        # Without shuffling nothing is random.
+        assert_identical(again, first)
+        other, num_other = weights_and_traces(client_learning_rate=1.0)
+        assert num_other > 0
+        assert not np.allclose(other.trainable[0], first.trainable[0])
