@@ -174,6 +174,19 @@ _FUNCTIONS = [
         "",
     ),
     (
+        "client_data_spec=model.client_data_spec()",
+        "client_data_spec=None",
+        "build: expected as client_data_spec what problem.model.client_data_spec() returns, found",
+        "",
+    ),
+    (
+        "client_data_spec=model.client_data_spec()",
+        "client_data_spec={'x': 1}",
+        "build: expected as client_data_spec what problem.model.client_data_spec() returns, found",
+        "",
+    ),
+    ("seed=problem.seed", "seed='a'", "build: expected seed to be int, found 'a'", ""),
+    (
         "class Client:\n    model: Model\n",
         "class Client:\n    __hash__ = None\n    model: Model\n",
         "build: expected a function or a frozen dataclass of hashable fields as client of exchange "

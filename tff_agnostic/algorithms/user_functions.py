@@ -56,6 +56,11 @@ def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algor
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"build: expected an Algorithm, found {type(algorithm).__name__}")
     _check_exchanges(algorithm.exchanges)
+    _check_client_data_spec(algorithm.client_data_spec)
+    for name, kind in (("name", str), ("seed", int)):
+        value = getattr(algorithm, name)
+        if not isinstance(value, kind):
+            raise UserError(f"build: expected {name} to be {kind.__name__}, found {value!r:.60}")
     if not isinstance(algorithm.quantities, Mapping):
         found = type(algorithm.quantities).__name__
         raise UserError(f"build: expected a mapping as quantities, found {found}")
@@ -124,6 +129,15 @@ def trace_round(algorithm: Algorithm) -> None:
     # On the CPU: there is nothing to run.
     with tf.device("CPU:0"):
         tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
+
+
+def _check_client_data_spec(spec: Any) -> None:
+    is_right = isinstance(spec, Mapping) and "domain_id" in spec
+    if not is_right or not all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(spec)):
+        raise UserError(
+            "build: expected as client_data_spec what problem.model.client_data_spec() returns, "
+            f"found {type(spec).__name__ if not isinstance(spec, Mapping) else dict(spec)!r:.100}"
+        )
 
 
 def _check_exchanges(exchanges: Any) -> None:
