@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Callable
 
 # Only a hang can take it, however busy the machine is.
-_TIMEOUT_SECONDS = 120.0
+_TIMEOUT_SECONDS = 300.0
 
 
 @contextlib.contextmanager

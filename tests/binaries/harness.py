@@ -17,6 +17,8 @@ from absl import flags, logging
 from absl.testing import flagsaver
 
 from tests.processes import default_signals, wait_until
+from tff_agnostic.files import make_folder
+from tff_agnostic.program import plots
 from tff_agnostic.program.cli import define, exit_status, parse_flags
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 # Two rounds of the smallest task.
 TOY = ("--task=toy_regression", "--toy_regression_num_clients=8", "--clients_per_round=3")
 
-_TIMEOUT_SECONDS = 120.0
+_TIMEOUT_SECONDS = 300.0
 
 
 class Outcome(NamedTuple):
@@ -53,10 +55,12 @@ class Caller:
         running: Runtimes by name, instead of those that every call would start anew; one with other
             options than the default is started. With None, a command that asks for a runtime fails
             the test.
+        draws: Whether runs draw their plots, which takes longer than rounds of small models.
     """
 
-    def __init__(self, running: Optional[Mapping[str, Any]]) -> None:
+    def __init__(self, running: Optional[Mapping[str, Any]], draws: bool = False) -> None:
         self._running = running
+        self._draw_run = plots.draw_run if draws else _draw_nothing
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
         """Runs a binary to its end."""
@@ -67,6 +71,7 @@ class Caller:
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(binary, "RUNTIMES", self._runtimes(), create=True),
+            mock.patch.object(plots, "draw_run", self._draw_run),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             _absl_log(err),
@@ -93,6 +98,11 @@ class Caller:
         if name in self._running and options == RuntimeOptions():
             return contextlib.nullcontext(self._running[name])
         return RUNTIMES[name](options)
+
+
+def _draw_nothing(folder: Path, *what: Any) -> None:
+    del what
+    make_folder(folder)
 
 
 @contextlib.contextmanager

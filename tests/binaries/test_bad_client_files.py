@@ -133,16 +133,16 @@ def test_more_clients_a_round_than_there_are(call, folder):
     )
 
 
-def test_awkward_domain_names_come_through(call, folder):
+def test_awkward_domain_names_come_through(call_that_draws, folder):
     _write(folder, AWKWARD_NAMES)
-    outcome = call(train, *_FLAGS)
+    outcome = call_that_draws(train, *_FLAGS)
     assert outcome.status == 0, outcome
     result = json.loads((folder / "run" / "result.json").read_text())
     assert list(result["domains"]) == list(result["domain_weights"]) == list(AWKWARD_NAMES)
     assert is_png((folder / "run" / "plots" / "test_loss.png").read_bytes())
     # The figures are made from metrics.csv: going on reads it again.
     before = tree(folder / "run")
-    outcome = call(train, *_FLAGS, "--resume")
+    outcome = call_that_draws(train, *_FLAGS, "--resume")
     assert outcome.status == 0, outcome
     for name in ("metrics.csv", "result.json", "plots/test_loss.png"):
         assert tree(folder / "run")[name] == before[name]

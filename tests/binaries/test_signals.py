@@ -1,9 +1,11 @@
 """Runs in processes of their own that are killed or stopped, and go on."""
 
+import functools
 import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -24,24 +26,35 @@ _FLAGS = (
 )
 
 
-@pytest.fixture(scope="module", params=["cohort", "tff"])
+@pytest.fixture(params=["cohort", "tff"])
 def runtime(request) -> str:
     """One without other processes, and one with a worker."""
     return request.param
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def arguments(runtime: str) -> tuple[str, ...]:
     return (*_FLAGS, f"--runtime={runtime}")
 
 
 @pytest.fixture(scope="module")
-def whole(call: Caller, arguments, tmp_path_factory) -> Path:
-    """An uninterrupted run."""
-    path = tmp_path_factory.mktemp("whole") / "run"
-    outcome = call(train, *arguments, f"--output_dir={path}")
-    assert outcome.status == 0, outcome
-    return path
+def whole_runs(call: Caller, tmp_path_factory) -> Callable[[tuple[str, ...]], Path]:
+    """Runs that nobody interrupts, by their flags; each is made once."""
+
+    @functools.cache
+    def run(arguments: tuple[str, ...]) -> Path:
+        path = tmp_path_factory.mktemp("whole") / "run"
+        outcome = call(train, *arguments, f"--output_dir={path}")
+        assert outcome.status == 0, outcome
+        return path
+
+    return run
+
+
+@pytest.fixture
+def whole(whole_runs, arguments) -> Path:
+    """The uninterrupted run."""
+    return whole_runs(arguments)
 
 
 def _children(process: Process, runtime: str) -> list[int]:
@@ -94,7 +107,10 @@ def _arguments(command: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+    ("runtime", "number", "status"),
+    [("cohort", signal.SIGTERM, 143), ("tff", signal.SIGINT, 130)],
+    ids=["SIGTERM", "SIGINT"],
+    indirect=["runtime"],
 )
 def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(
     whole, folder, call, runtime, arguments, number, status
@@ -117,7 +133,7 @@ def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(
     assert (folder / "run" / "checkpoints" / f"round_{completed:08d}.npz").is_file()
 
     # Once in a process, as a shell would run it.
-    if (runtime, number) == ("tff", signal.SIGTERM):
+    if number == signal.SIGTERM:
         with Process(go_on, folder) as process:
             outcome = process.outcome()
     else:
