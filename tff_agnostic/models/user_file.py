@@ -135,8 +135,9 @@ class UserFile:
 
     def _place_of(self, function: Optional[Callable[..., Any]]) -> str:
         code = getattr(function, "__code__", None)
-        is_here = code is not None and code.co_filename == self._module.__file__
-        return f"{self.path}, line {code.co_firstlineno}" if is_here else str(self.path)
+        if code is None or code.co_filename != self._module.__file__:
+            return str(self.path)
+        return f"{self.path}, line {code.co_firstlineno}"
 
     def _defined(self) -> dict[str, Any]:
         """Returns what the file defines by name, without what it imported."""
