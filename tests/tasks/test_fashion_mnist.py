@@ -64,7 +64,8 @@ def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
         [("train", image("a", "0", 0)), ("heldout", image("h", "9", 9))],
         "features",
     )
-    assert list(_load(path, test_split="heldout").test.client_ids) == ["h"]
+    task = _load(path, test_split="heldout")
+    assert (list(task.test.client_ids), task.test_split) == (["h"], "heldout")
     with pytest.raises(UserError, match="expected clients in split test, found the splits heldout"):
         _load(path)
 

@@ -168,8 +168,9 @@ def test_the_fingerprint_is_the_vocabularys(tmp_path, sizes, task):
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
 def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
     path = text_store(tmp_path / "s.sqlite")
-    assert list(_load(task, path).test.client_ids) == ["t"]
-    assert list(_load(task, path, test_split="heldout").test.client_ids) == ["h"]
+    for split, client in (("test", "t"), ("heldout", "h")):
+        loaded = _load(task, path, test_split=split)
+        assert (list(loaded.test.client_ids), loaded.test_split) == ([client], split)
 
 
 @pytest.mark.parametrize(
