@@ -16,7 +16,7 @@ from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.program import comparison_report
 from tff_agnostic.program.arms import Arm, arms_of_algorithms, parsed_arms
 from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparison import Comparison, run_trials
+from tff_agnostic.program.comparison import Comparison, check_trials, run_trials
 from tff_agnostic.program.flags import (
     data,
     data_dir,
@@ -112,8 +112,7 @@ def trial_specs(arms: Mapping[str, Arm]) -> dict[str, list[RunSpec]]:
     Raises:
         UserError: If a flag is out of range, or has no effect on any of the rows.
     """
-    if flags.FLAGS.trials < 1:
-        raise UserError(f"--trials: expected at least 1, found {flags.FLAGS.trials}")
+    check_trials(flags.FLAGS.trials)
     given, own_flags = given_settings(), overrides(list(arms))
     task = flags.FLAGS.task
     options = given_task_options(task)

@@ -21,7 +21,7 @@ from tff_agnostic.experiments.prepare import STORE_NAME, data_lines, prepare, st
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparison import Comparison, check_folder, run_trials
+from tff_agnostic.program.comparison import Comparison, check_folder, check_trials, run_trials
 from tff_agnostic.program.flags import (
     data,
     data_dir,
@@ -202,8 +202,7 @@ def report(
 
 def _trials(experiment: Experiment) -> int:
     trials: int = experiment.trials if flags.FLAGS.trials is None else flags.FLAGS.trials
-    if trials < 1:
-        raise UserError(f"--trials: expected at least 1, found {trials}")
+    check_trials(trials)
     return trials
 
 
@@ -221,7 +220,10 @@ def _add_seconds(folder: Path, seconds: float) -> float:
     path = folder / "seconds.json"
     if is_new_or_empty(folder):
         return seconds
-    total = seconds + (float(read_json(path)["seconds"]) if path.exists() else 0.0)
+    before = read_json(path).get("seconds") if path.exists() else 0.0
+    if not isinstance(before, (int, float)):
+        raise UserError(f"{path}: expected the seconds of earlier trials, found something else")
+    total = seconds + before
     write_json(path, {"seconds": total})
     return total
 

@@ -219,6 +219,7 @@ def test_a_flag_without_effect(call, folder, arguments, message):
 
 _COMPARE = [
     (["--trials=0"], "--trials: expected at least 1, found 0"),
+    (["--trials=2147483647"], "--trials: expected at most 10000, found 2147483647"),
     (["--algorithms="], "--algorithms: expected different names, found ''"),
     (["--algorithms=fed_avg,fed_avg"], "--algorithms: expected different names, found 'fed_avg,fe"),
     (["--algorithms=fed_avg,fedavg"], "unknown algorithm 'fedavg': did you mean fed_avg"),

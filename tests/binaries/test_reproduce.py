@@ -214,6 +214,7 @@ _BAD = [
     ([], "--experiment: expected one of emnist, mnist_by_writer, stackoverflow, "),
     (["--experiment=adlut"], "unknown experiment 'adlut': did you mean adult?"),
     ([*_ADULT, "--trials=0"], "--trials: expected at least 1, found 0"),
+    ([*_ADULT, "--trials=2147483647"], "--trials: expected at most 10000, found 2147483647"),
     ([*_ADULT, "--scale=0"], "--scale: expected a finite positive number, found 0.0"),
     ([*_ADULT, "--scale=-1"], "--scale: expected a finite positive number, found -1.0"),
     ([*_ADULT, "--scale=nan"], "--scale: expected a finite positive number, found nan"),

@@ -30,6 +30,8 @@ SUMMARIES = (WORST, OVERALL, DIFFERENCE)
 _FORMAT = 1
 # By this file a comparison's folder is known.
 _OWN_FILE = "comparison.json"
+# The settings of every trial are made before the first one runs.
+_MAX_TRIALS = 10_000
 # What earlier releases, which had no such file, wrote beside the runs.
 _REPORTS = ("compare.json", "compare.md", "plots")
 
@@ -107,6 +109,14 @@ class Comparison:
             }
             for row, trials in self.trials.items()
         }
+
+
+def check_trials(trials: int) -> None:
+    """Raises a `UserError` if --trials is a number of trials that cannot be made."""
+    if trials < 1:
+        raise UserError(f"--trials: expected at least 1, found {trials}")
+    if trials > _MAX_TRIALS:
+        raise UserError(f"--trials: expected at most {_MAX_TRIALS}, found {trials}")
 
 
 def check_folder(
