@@ -15,6 +15,7 @@ from binaries import reproduce
 from tests.binaries.harness import Caller, Outcome
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
+from tests.plan_runner.test_cli import call as run_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
@@ -32,8 +33,6 @@ SHORTENED = {
 }
 # Run by .ci/run, or by tests/setup; a test that runs all tests would not end.
 COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help"}
-# They need little or no TensorFlow, or bring their own command line.
-_OWN_PROCESS = {"import_data", "run_plan"}
 # Files of the reader's own that pages speak of.
 READERS_FILES = {
     "examples.csv": "user,country,visits,price,age,bought\n"
@@ -58,7 +57,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Commands:
     """Runs the commands of binaries, nearly all in this process: TensorFlow takes seconds to start.
 
-    The first one of each binary is a process, and so is what needs no TensorFlow, or Ray.
+    The first one of each binary is a process, and so are imports, which need none, and Ray.
     """
 
     def __init__(self, call: Caller) -> None:
@@ -67,7 +66,9 @@ class Commands:
 
     def __call__(self, name: str, *arguments: str) -> Outcome:
         """Runs a command to its end."""
-        if name in self._started - _OWN_PROCESS and "--runtime=ray" not in arguments:
+        if name in self._started and name == "run_plan":
+            return Outcome(*run_plan(*arguments))
+        if name in self._started - {"import_data"} and "--runtime=ray" not in arguments:
             with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()):
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
         self._started.add(name)
