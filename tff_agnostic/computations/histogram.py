@@ -75,5 +75,7 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
     below = math.floor(position)
     ranks = np.cumsum(counts)
     centers = grid.centers()
-    lower, upper = (centers[np.searchsorted(ranks, k, "right")] for k in (below, math.ceil(position)))
+    lower, upper = (
+        centers[np.searchsorted(ranks, k, "right")] for k in (below, math.ceil(position))
+    )
     return float(lower + (position - below) * (upper - lower))
