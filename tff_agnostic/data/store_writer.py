@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.data.store_format import (
     DOMAIN,
@@ -60,6 +61,7 @@ class StoreWriter:
         self._known_looks: set[Any] = set()
         self._labels: Optional[tuple[int, int]] = None
         self._label_range: Optional[tuple[float, float]] = None
+        self._serialize = ExampleSerializer()
         self._lengths: Counter[tuple[str, str, int]] = Counter()
         self._units: Optional[UnitCounts] = None
         self._rows: list[tuple[str, str, str, Optional[int], bytes]] = []
@@ -106,7 +108,7 @@ class StoreWriter:
         if unit is not None:
             assert self._units is not None
             self._units.add(unit, record.domain)
-        self._rows.append((split, record.client, record.domain, unit, _serialized(features)))
+        self._rows.append((split, record.client, record.domain, unit, self._serialize(features)))
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._flush()
 
@@ -143,7 +145,7 @@ class StoreWriter:
                 "SELECT split_name, new_split, client_id, domain, proto FROM rows "
                 "JOIN moves USING (unit)"
             ):
-                record = Record(client, domain, _parsed(proto))
+                record = Record(client, domain, parsed_features(proto))
                 self._move(old, new, record)
                 on_moved(old, new, record)
             self._connection.execute(
@@ -172,7 +174,7 @@ class StoreWriter:
         for (proto,) in self._connection.execute(
             "SELECT proto FROM rows WHERE split_name = ?", [TRAIN]
         ):
-            label = float(np.asarray(_parsed(proto)[LABEL]).item())
+            label = float(np.asarray(parsed_features(proto)[LABEL]).item())
             least, most = found or (label, label)
             found = min(least, label), max(most, label)
         return found
@@ -359,39 +361,3 @@ def _feature(name: str, value: Value) -> Feature:
     if array.dtype.kind == "f":
         return Feature("float32", array.shape)
     raise ValueError(f"{name}: expected text or numbers, found {type(value).__name__}")
-
-
-def _serialized(features: Mapping[str, Value]) -> bytes:
-    # Imported here: whoever only checks flags need not wait for TensorFlow.
-    from tensorflow.core.example import example_pb2
-
-    example = example_pb2.Example()
-    for name, value in features.items():
-        feature = example.features.feature[name]
-        if isinstance(value, str):
-            feature.bytes_list.value.append(value.encode())
-        elif isinstance(value, int):
-            feature.int64_list.value.append(value)
-        else:
-            array = np.asarray(value).ravel()
-            values = (
-                feature.float_list.value if array.dtype.kind == "f" else feature.int64_list.value
-            )
-            values.extend(array.tolist())
-    # Equal records give equal bytes.
-    return bytes(example.SerializeToString(deterministic=True))
-
-
-def _parsed(serialized: bytes) -> dict[str, Value]:
-    """Returns the features of what `_serialized` made; numbers as flat arrays."""
-    from tensorflow.core.example import example_pb2
-
-    features: dict[str, Value] = {}
-    for name, feature in example_pb2.Example.FromString(serialized).features.feature.items():
-        if feature.WhichOneof("kind") == "bytes_list":
-            features[name] = feature.bytes_list.value[0].decode()
-        elif feature.WhichOneof("kind") == "float_list":
-            features[name] = np.array(feature.float_list.value, np.float32)
-        else:
-            features[name] = np.array(feature.int64_list.value, np.int64)
-    return features
