@@ -26,7 +26,6 @@ class ModelKind(NamedTuple):
         has_real_inputs: Whether inputs can be not finite.
         has_relu: Of a number that is not finite, TensorFlow's kernels make 0 or leave it, each as
             it likes: an evaluation sees such a client, or does not.
-        can_be_vectorised: Whether TensorFlow can vectorise it; see `test_client_modes`.
         tolerance: How far runtimes may be apart, of the largest value of an array. TFF's worker and
             Python's TensorFlow are two builds, whose kernels of convolutions differ more or less
             from processor to processor.
@@ -36,7 +35,6 @@ class ModelKind(NamedTuple):
     client: Callable[[np.random.Generator, int], dict[str, Any]]
     has_real_inputs: bool = True
     has_relu: bool = False
-    can_be_vectorised: bool = True
     tolerance: float = 1e-5
 
 
@@ -83,7 +81,7 @@ KINDS = {
     ),
     "dropout": _from_zoo(keras_zoo.KINDS["dense_with_dropout"])._replace(has_relu=True),
     "convolutional": _from_zoo(keras_zoo.KINDS["convolutional"])._replace(
-        has_relu=True, can_be_vectorised=False, tolerance=2e-4
+        has_relu=True, tolerance=2e-4
     ),
     "dict_of_inputs": _from_zoo(keras_zoo.KINDS["two_inputs"]),
     "embedding": _from_zoo(_BAG_OF_WORDS, has_real_inputs=False),

@@ -39,7 +39,7 @@ def resident_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> bool:
+def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> bool:
     """Waits until a condition holds; returns whether it does."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,5 +1,6 @@
 """The ray runtime: the cohort runtime's bits, whatever the number of workers and their fate."""
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -123,24 +124,29 @@ def test_rounds_leave_nothing_in_memory(of_three):
 
 
 def _signal_one_that_runs(number: int, signalled: list[int]) -> threading.Thread:
-    def find_and_signal() -> None:
-        if wait_for(lambda: _workers(running=True)):
-            signalled.append(_workers(running=True)[-1])
-            os.kill(signalled[-1], number)
+    def found_and_signalled() -> bool:
+        running = _workers(running=True)
+        for pid in running[-1:]:
+            os.kill(pid, number)
+            signalled.append(pid)
+        return bool(running)
 
-    thread = threading.Thread(target=find_and_signal)
+    thread = threading.Thread(target=wait_for, args=(found_and_signalled,))
     thread.start()
     return thread
 
 
 def test_idle_workers_that_are_killed_are_told_and_replaced(of_three):
     """One client keeps one worker busy: no shard tells that the others have died."""
-    clients, large = cohort("streamed", 1, size=1000), model("streamed")
+    clients, large = cohort("streamed", 1, size=3000), model("streamed")
     evaluate = of_three.evaluation(large, NUM_DOMAINS, PlainSum())
+    evaluate(large.initial_weights, [clients])
+    assert wait_for(lambda: len(_workers(running=False)) == 3)
     busy: list[int] = []
     finder = _signal_one_that_runs(0, busy)
     while finder.is_alive():
         evaluate(large.initial_weights, [clients])
+    assert len(busy) == 1
     of_three.take_events()
     for pid in set(_workers(running=False)) - set(busy):
         os.kill(pid, signal.SIGKILL)
@@ -153,7 +159,7 @@ def test_idle_workers_that_are_killed_are_told_and_replaced(of_three):
 
     assert wait_for(are_told)
     assert len(events) == 2
-    assert all(event.startswith("ray: worker ") and " died " in event for event in events)
+    assert all(event.startswith("ray: worker ") and " died" in event for event in events)
     assert wait_for(lambda: len(_workers(running=False)) == 3)
 
 
@@ -221,6 +227,15 @@ def test_a_worker_with_another_version_is_an_error(local_ray, monkeypatch):
     with RUNTIMES["ray"](_options(1)) as runtime:
         rounds = training(runtime, "streamed")
         with pytest.raises(UserError, match=r"has tff_agnostic .*, this process has 0\.0\.7") as e:
+            rounds.next(rounds.initialize(), cohort("streamed", 2))
+    assert "\n" not in str(e.value)
+
+
+def test_a_worker_that_takes_too_long_to_start_is_an_error(local_ray):
+    options = dataclasses.replace(_options(1), worker_start_seconds=0.01)
+    with RUNTIMES["ray"](options) as runtime:
+        rounds = training(runtime, "streamed")
+        with pytest.raises(ExecutionError, match=r"no Ray worker.*--worker_start_seconds") as e:
             rounds.next(rounds.initialize(), cohort("streamed", 2))
     assert "\n" not in str(e.value)
 

@@ -126,7 +126,9 @@ class WorkerPool:
         try:
             ray.get(worker.asked)
         except ray.exceptions.RayError:
-            self.replace(worker, "died while it had nothing to do; another starts")
+            # Of one that has got something to do since, that will tell.
+            if worker.num_running == 0:
+                self.replace(worker, "died while it had nothing to do; another starts")
         worker.asked = None
 
     def replace(self, worker: Worker, what_happened: str) -> None:
