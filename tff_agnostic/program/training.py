@@ -31,8 +31,9 @@ from tff_agnostic.program.evaluator import (
     RunEvaluations,
     check_readable,
 )
-from tff_agnostic.program.history import History, Row
+from tff_agnostic.program.history import History
 from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.packed_rows import Row
 from tff_agnostic.program.progress import Progress
 from tff_agnostic.program.run_algorithm import MAX_READS, build_algorithm
 from tff_agnostic.program.run_folder import RunFolder
