@@ -14,8 +14,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.enough_clients import check_test_clients
-from tff_agnostic.program.evaluation_report import EvaluationReport
-from tff_agnostic.program.evaluation_table import evaluation_table
 from tff_agnostic.program.evaluator import Evaluator
 from tff_agnostic.program.flags import (
     data,
@@ -28,6 +26,8 @@ from tff_agnostic.program.flags import (
     path_flag,
     runtime_options,
 )
+from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
+from tff_agnostic.program.reporting.evaluation_table import evaluation_table
 from tff_agnostic.program.run_folder import find_checkpoint
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES

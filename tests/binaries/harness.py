@@ -18,8 +18,8 @@ from absl.testing import flagsaver
 
 from tests.processes import default_signals, wait_until
 from tff_agnostic.files import make_folder
-from tff_agnostic.program import plots
 from tff_agnostic.program.cli import define, exit_status, parse_flags
+from tff_agnostic.program.reporting import plots
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 

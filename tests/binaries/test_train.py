@@ -13,7 +13,7 @@ from binaries import compare, evaluate, export, reproduce, train
 from tests.binaries.harness import TOY, Caller, defined_flags
 from tests.program.harness import is_png
 from tff_agnostic.program.config import RunConfig
-from tff_agnostic.program.history import read_history
+from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_settings import FLAGS_OF_BINARIES
 from tff_agnostic.program.run_spec import resolve, settings_of_runs
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -53,6 +53,12 @@ def test_the_output_folder_has_the_layout_of_the_design(digits):
         "tensorboard",
     ]
     assert [p.name for p in (path / "checkpoints").iterdir()] == ["round_00000002.npz"]
+
+
+def test_what_little_can_be_said_of_is_said_before_the_first_round(digits):
+    out = digits[1]
+    note = out.index("note: 10 of 10 domains have fewer than 100 examples in test: ")
+    assert out.index("digits, 2 rounds: ") < note < out.index("result: ")
 
 
 def test_the_result(digits):

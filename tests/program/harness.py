@@ -15,8 +15,8 @@ from matplotlib import image
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.measures import Measure, measures_of
-from tff_agnostic.program.columns import Column, EvaluationColumns, TrainingColumns
-from tff_agnostic.program.evaluation_report import EvaluationReport, Measured, SetReport
+from tff_agnostic.program.reporting.columns import Column, EvaluationColumns, TrainingColumns
+from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, Measured, SetReport
 from tff_agnostic.quantities import Quantity, Role, Unit
 from tff_agnostic.tasks.task import Task
 

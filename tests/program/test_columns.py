@@ -16,7 +16,7 @@ from tests.program.harness import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.program.columns import (
+from tff_agnostic.program.reporting.columns import (
     Column,
     EvaluationColumns,
     TrainingColumns,

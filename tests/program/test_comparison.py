@@ -11,9 +11,9 @@ import pytest
 
 from tests.program.harness import measures, result_json
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.columns import Column
 from tff_agnostic.program.comparison import Comparison, check_folder, collect
-from tff_agnostic.program.history import History
+from tff_agnostic.program.reporting.columns import Column
+from tff_agnostic.program.reporting.history import History
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.quantities import Quantity

@@ -11,7 +11,7 @@ from tests.program.harness import AWKWARD_NAMES, is_png, measures
 from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.comparison import SUMMARIES, Comparison, Trials
 from tff_agnostic.program.comparison_report import figure, markdown, notes, table
-from tff_agnostic.program.plots import save
+from tff_agnostic.program.reporting.plots import save
 from tff_agnostic.quantities import Unit
 
 

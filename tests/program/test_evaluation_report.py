@@ -18,8 +18,12 @@ from tff_agnostic.computations.evaluation import (
 from tff_agnostic.computations.structures import DomainSums, MetricSums
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.text_metrics import perplexity
-from tff_agnostic.program.evaluation_report import EvaluationReport, SetReport, evaluation_report
-from tff_agnostic.program.evaluation_table import evaluation_table
+from tff_agnostic.program.reporting.evaluation_report import (
+    EvaluationReport,
+    SetReport,
+    evaluation_report,
+)
+from tff_agnostic.program.reporting.evaluation_table import evaluation_table
 
 _NAMES = ("phone", "tablet", "watch")
 _MODEL = logistic_regression(2, 3)

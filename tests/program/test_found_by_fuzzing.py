@@ -13,7 +13,7 @@ from tests.program.harness import measures
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.checkpoints import read_checkpoint
 from tff_agnostic.program.comparison import collect
-from tff_agnostic.program.history import read_history
+from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import FORMAT
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.columns import Column
-from tff_agnostic.program.history import History, read_history
+from tff_agnostic.program.reporting.columns import Column
+from tff_agnostic.program.reporting.history import History, read_history
 from tff_agnostic.quantities import Quantity
 
 # Real runs of the first release.

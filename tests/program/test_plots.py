@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from tests.program.harness import AWKWARD_NAMES, is_png, make_columns, make_task, make_values
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.columns import Column
-from tff_agnostic.program.plots import domain_colors, draw_run, figure_of, save
+from tff_agnostic.program.reporting.columns import Column
+from tff_agnostic.program.reporting.plots import domain_colors, draw_run, figure_of, save
 from tff_agnostic.quantities import Quantity, Unit
 
 _LOSS = Quantity("test/loss", "loss on the test clients", per_domain=True)

@@ -4,7 +4,7 @@ import sys
 from collections import OrderedDict
 
 from tests.program.harness import QUANTITIES, make_report
-from tff_agnostic.program.progress import Progress, round_in_short
+from tff_agnostic.program.reporting.progress import Progress, round_in_short
 from tff_agnostic.quantities import Quantity
 
 _NAMES = ("phone", "tablet")

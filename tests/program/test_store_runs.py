@@ -12,8 +12,8 @@ import pytest
 from binaries import evaluate, train
 from tests.binaries.harness import Caller
 from tests.data.stores import image, sentence, write_store
-from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import resolve
 from tff_agnostic.program.training import TrainingRun

@@ -10,8 +10,8 @@ from tensorflow.core.util import event_pb2
 
 from tests.program.harness import AWKWARD_NAMES
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.columns import Column
-from tff_agnostic.program.tensorboard import TensorBoardSink
+from tff_agnostic.program.reporting.columns import Column
+from tff_agnostic.program.reporting.tensorboard import TensorBoardSink
 from tff_agnostic.quantities import Quantity
 
 

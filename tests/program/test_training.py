@@ -13,9 +13,9 @@ import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.checkpoints import newest_checkpoint
-from tff_agnostic.program.evaluation_table import evaluation_table
-from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
+from tff_agnostic.program.reporting.evaluation_table import evaluation_table
+from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.program.training import TrainingRun

@@ -13,11 +13,11 @@ from tabulate import tabulate
 
 from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
 from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.cells import UNDEFINED, shown, with_percent
-from tff_agnostic.program.columns import ROUND, Column, tested
 from tff_agnostic.program.comparison import OVERALL, Comparison, Trials
 from tff_agnostic.program.comparison_report import notes
-from tff_agnostic.program.plots import plot_known
+from tff_agnostic.program.reporting.cells import UNDEFINED, shown, with_percent
+from tff_agnostic.program.reporting.columns import ROUND, Column, tested
+from tff_agnostic.program.reporting.plots import plot_known
 from tff_agnostic.program.run_spec import RunSpec
 
 REMARKS_HEADING = "## What agrees and what does not"

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_temporary, make_folder, read_json, write_errors, write_json
 from tff_agnostic.models.measures import Measure, measures_of
-from tff_agnostic.program.evaluation_report import domains_below
-from tff_agnostic.program.history import read_history
 from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.reporting.evaluation_report import domains_below
+from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_folder import RunFolder, is_new_or_empty
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun

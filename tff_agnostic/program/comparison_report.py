@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.cells import cell, with_percent
-from tff_agnostic.program.columns import ROUND, Column, tested_worst
 from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials
-from tff_agnostic.program.evaluation_table import not_counted_line
-from tff_agnostic.program.plots import plain_text, plot_known, scale_axis
+from tff_agnostic.program.reporting.cells import cell, with_percent
+from tff_agnostic.program.reporting.columns import ROUND, Column, tested_worst
+from tff_agnostic.program.reporting.evaluation_table import not_counted_line
+from tff_agnostic.program.reporting.plots import plain_text, plot_known, scale_axis
 
 # Of plain numbers.
 _DECIMALS = 3

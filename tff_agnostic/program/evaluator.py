@@ -11,7 +11,7 @@ from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, ModelWeights
 from tff_agnostic.program.divergence import diverged
-from tff_agnostic.program.evaluation_report import EvaluationReport, evaluation_report
+from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, evaluation_report
 from tff_agnostic.runtimes.runtime import Evaluation
 from tff_agnostic.tasks.task import Task
 

@@ -12,33 +12,33 @@ from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.files import read_json, write_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.measures import measures_of
-from tff_agnostic.program import plots
 from tff_agnostic.program.checkpoints import CheckpointFolder
-from tff_agnostic.program.columns import (
-    EvaluationColumns,
-    TrainingColumns,
-    distinct,
-    with_role,
-)
 from tff_agnostic.program.config import COHORT_SAMPLINGS
 from tff_agnostic.program.divergence import diverged, skipped_rounds
 from tff_agnostic.program.enough_clients import check_test_clients
-from tff_agnostic.program.evaluation_report import EvaluationReport
-from tff_agnostic.program.evaluation_table import evaluation_table
 from tff_agnostic.program.evaluator import (
     Evaluator,
     Reports,
     RunEvaluations,
     check_readable,
 )
-from tff_agnostic.program.history import History
 from tff_agnostic.program.interrupts import StopRequest
-from tff_agnostic.program.packed_rows import Row
-from tff_agnostic.program.progress import Progress
+from tff_agnostic.program.reporting import plots
+from tff_agnostic.program.reporting.columns import (
+    EvaluationColumns,
+    TrainingColumns,
+    distinct,
+    with_role,
+)
+from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
+from tff_agnostic.program.reporting.evaluation_table import evaluation_table
+from tff_agnostic.program.reporting.history import History
+from tff_agnostic.program.reporting.packed_rows import Row
+from tff_agnostic.program.reporting.progress import Progress
+from tff_agnostic.program.reporting.tensorboard import TensorBoardSink
 from tff_agnostic.program.run_algorithm import MAX_READS, build_algorithm
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec
-from tff_agnostic.program.tensorboard import TensorBoardSink
 from tff_agnostic.quantities import Role, flattened
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task

@@ -10,7 +10,7 @@ import numpy as np
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.evaluation_report import EvaluationReport
+from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.quantities import Quantities, Quantity, Role, Unit, flattened, paired
 from tff_agnostic.tasks.task import TEST_SPLIT
 

@@ -4,8 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from tff_agnostic.program.cells import UNDEFINED, cell, with_percent
-from tff_agnostic.program.evaluation_report import PERCENTILES, EvaluationReport, SetReport
+from tff_agnostic.program.reporting.cells import UNDEFINED, cell, with_percent
+from tff_agnostic.program.reporting.evaluation_report import (
+    PERCENTILES,
+    EvaluationReport,
+    SetReport,
+)
 
 # Characters of a line; a table that is wider becomes one for each measure.
 _MAX_WIDTH = 120

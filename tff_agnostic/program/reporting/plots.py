@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tff_agnostic.files import atomic_file, make_folder
-from tff_agnostic.program.columns import ROUND, Column
+from tff_agnostic.program.reporting.columns import ROUND, Column
 from tff_agnostic.quantities import Quantity, Unit
 from tff_agnostic.tasks.task import Task
 

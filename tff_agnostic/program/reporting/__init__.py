@@ -1,0 +1,1 @@
+"""What people see of rounds and evaluations: numbers in files, tables, plots, a progress line."""
