@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from tff_agnostic.importing.categories import CategorySummary
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.reading import ReadLog
 from tff_agnostic.importing.sizes import Sizes
+from tff_agnostic.importing.split_summary import SplitSummary, summary_of_split
 from tff_agnostic.importing.splits import TRAIN, parse_shares
 from tff_agnostic.importing.store_remarks import (
     domain_remarks,
@@ -35,31 +35,6 @@ _SENTENCE_LENGTHS = (
 )
 # A larger matrix cannot be read any more; the JSON report has it all.
 _MAX_MATRIX = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Count:
-    """How much there is of something."""
-
-    clients: int
-    examples: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitSummary:
-    """What one split holds.
-
-    Attributes:
-        total: All of it.
-        domains: By domain; a client with examples of several counts in each.
-        clients_by_num_domains: How many clients have examples of that many domains.
-        shared: How many clients have examples of both domains of a pair.
-    """
-
-    total: Count
-    domains: Mapping[str, Count]
-    clients_by_num_domains: Mapping[int, int]
-    shared: Mapping[tuple[str, str], int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +176,7 @@ class ImportReport:
             "store": str(self.store),
             "format": self.format,
             "records": self.num_records,
-            "splits": {name: _split_json(split) for name, split in self.splits.items()},
+            "splits": {name: split.to_json() for name, split in self.splits.items()},
             "skipped": dict(self.skipped),
             "clients_without_examples": self.clients_without_examples,
             "skewness": dataclasses.asdict(self.skewness),
@@ -262,7 +237,7 @@ class ImportReport:
         train = self.splits[TRAIN]
         if len(domains) > _MAX_MATRIX or not train.shared:
             return "\n".join(lines)
-        rows = [[a, *(_clients_with(train, a, b) for b in domains)] for a in domains]
+        rows = [[a, *(train.clients_with(a, b) for b in domains)] for a in domains]
         title = f"\nClients of {TRAIN} with examples of both domains:\n"
         return "\n".join(lines) + "\n" + title + tabulate(rows, headers=["", *domains])
 
@@ -290,7 +265,7 @@ def summarise(
     ) as db:
         names = [row[0] for row in db.execute("SELECT DISTINCT split_name FROM client_metadata")]
         ordered = sorted(names, key=lambda name: (name != TRAIN, name))
-        splits = {name: _summary_of(db, name) for name in ordered}
+        splits = {name: summary_of_split(db, name) for name in ordered}
         sizes = dict(db.execute(_CLIENT_SIZES, [TRAIN]))
         lengths = dict(db.execute(_SENTENCE_LENGTHS, [TRAIN]))
         words = dict(db.execute("SELECT word, count FROM vocabulary"))
@@ -329,49 +304,3 @@ def skewness(examples: Mapping[str, int]) -> Skewness:
     return Skewness(
         sum(examples.values()) / examples[rarest], rarest, examples[rarest], len(examples)
     )
-
-
-def _summary_of(db: sqlite3.Connection, split: str) -> SplitSummary:
-    domains = {
-        domain: Count(clients, examples)
-        for domain, clients, examples in db.execute(
-            "SELECT domain, COUNT(*), SUM(num_examples) FROM client_domains WHERE split_name = ? "
-            "GROUP BY domain ORDER BY domain",
-            [split],
-        )
-    }
-    by_number: Counter[int] = Counter()
-    shared: Counter[tuple[str, str]] = Counter()
-    rows = db.execute(
-        "SELECT client_id, domain FROM client_domains WHERE split_name = ? ORDER BY client_id",
-        [split],
-    )
-    for _, group in itertools.groupby(rows, key=lambda row: row[0]):
-        own = sorted(domain for _, domain in group)
-        by_number[len(own)] += 1
-        shared.update(itertools.combinations(own, 2))
-    return SplitSummary(
-        total=Count(sum(by_number.values()), sum(n.examples for n in domains.values())),
-        domains=domains,
-        clients_by_num_domains=dict(sorted(by_number.items())),
-        shared=dict(sorted(shared.items())),
-    )
-
-
-def _clients_with(split: SplitSummary, a: str, b: str) -> int:
-    if a == b:
-        return split.domains[a].clients if a in split.domains else 0
-    return split.shared.get((min(a, b), max(a, b)), 0)
-
-
-def _split_json(split: SplitSummary) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(split.total),
-        "domains": {name: dataclasses.asdict(count) for name, count in split.domains.items()},
-        "clients_by_number_of_domains": {
-            str(k): n for k, n in split.clients_by_num_domains.items()
-        },
-        "clients_in_both": [
-            {"domains": list(pair), "clients": n} for pair, n in split.shared.items()
-        ],
-    }
