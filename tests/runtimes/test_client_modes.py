@@ -13,7 +13,7 @@ from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.errors import UserError
-from tff_agnostic.models import Model, logistic_regression, model_from_keras
+from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.client_work import CompiledWork, client_work_of
 from tff_agnostic.runtimes.shards import streamed_shards
@@ -108,50 +108,6 @@ def test_a_cohort_without_clients_has_no_shards(small, mode):
     assert small.plan(mode, [])[1] == []
 
 
-def _keras_work(*layers: tf.keras.layers.Layer, features: tuple[int, ...]) -> _Work:
-    def build() -> tf.keras.Model:
-        return tf.keras.Sequential([tf.keras.Input(features), *layers, tf.keras.layers.Dense(3)])
-
-    return _Work(
-        model_from_keras(
-            build,
-            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
-            example_spec={
-                "x": tf.TensorSpec([None, *features], tf.float32),
-                "y": tf.TensorSpec([None], tf.int32),
-            },
-        )
-    )
-
-
-def _cohort_of(features: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
-    cohort = _cohort(5, 2, num_features=int(np.prod(features)))
-    return [{**client, "x": client["x"].reshape(-1, *features)} for client in cohort]
-
-
-@pytest.mark.parametrize(
-    ("layer", "features"),
-    [
-        (lambda: tf.keras.layers.LSTM(2), (3, 2)),
-        (lambda: tf.keras.layers.GRU(2), (3, 2)),
-        (lambda: tf.keras.layers.Conv1D(2, 2), (3, 2)),
-    ],
-    ids=["Keras LSTM", "Keras GRU", "convolution"],
-)
-def test_what_tensorflow_cannot_convert_is_streamed_without_a_word(layer, features, capfd):
-    layers = (layer(), tf.keras.layers.Flatten())
-    work, cohort = _keras_work(*layers, features=features), _cohort_of(features)
-    capfd.readouterr()
-    found = _total(work.sums("auto", cohort))
-    assert capfd.readouterr().err == ""
-    assert_identical(found, _total(work.sums("streamed", cohort)))
-    with pytest.raises(UserError) as error:
-        work.plan("vectorised", cohort)
-    message = str(error.value)
-    assert message.startswith("--client_mode=vectorised: TensorFlow cannot vectorise this model, ")
-    assert "\n" not in message
-
-
 class _BrokenError(Exception):
     """Of a type that no one else has."""
 
@@ -227,15 +183,6 @@ def test_a_function_that_is_only_right_for_one_client_at_a_time_is_not_hidden():
     assert len(work.sums("streamed", _cohort(5, 2))) == 2
     with pytest.raises(ValueError, match=r"Shape must be rank|shape.* not compatible|Shapes"):
         work.sums("auto", _cohort(5, 2))
-
-
-def test_dropout_is_vectorised_without_a_word(capfd):
-    layers = (tf.keras.layers.Dropout(0.5), tf.keras.layers.GaussianNoise(0.1))
-    work, cohort = _keras_work(*layers, features=(4,)), _cohort(5, 2, 0, 9)
-    capfd.readouterr()
-    found = _total(work.sums("vectorised", cohort))
-    assert capfd.readouterr().err == ""
-    assert_all_close(found, _total(work.sums("streamed", cohort)))
 
 
 def _total(sums):

@@ -1,0 +1,106 @@
+"""Models as users write them: they train in every client mode, with the same sums."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import run_rounds
+from tests.runtimes.user_models import USER_MODELS
+from tff_agnostic.algorithms import FedAvgOptions, Problem
+from tff_agnostic.algorithms.fed_avg import fed_avg
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, load_user_model
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.runtimes.client_modes import CLIENT_MODES
+from tff_agnostic.runtimes.client_work import CompiledWork
+from tff_agnostic.runtimes.cohort import CohortRuntime, CohortTraining, SumOnLanes
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+_NUM_DOMAINS = 3
+_REFUSED = "--client_mode=vectorised: TensorFlow cannot vectorise this model, "
+
+
+def _model(folder: Path, name: str) -> Model:
+    path = folder / "my_model.py"
+    path.write_text(USER_MODELS[name].source())
+    return load_user_model(path, USER_MODELS[name].data)
+
+
+def _cohorts(name: str) -> list[list[dict[str, Any]]]:
+    rng = np.random.default_rng(0)
+    draw = functools.partial(USER_MODELS[name].client, rng, num_domains=_NUM_DOMAINS)
+    return [[draw(size=size) for size in sizes] for sizes in ((5, 1, 3), (2, 4))]
+
+
+@pytest.mark.parametrize("name", USER_MODELS)
+def test_two_rounds_are_the_same_in_every_client_mode(
+    tmp_path: Path,
+    name: str,
+    cohort_runtime: CohortRuntime,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    model = _model(tmp_path, name)
+    options = FedAvgOptions(client_learning_rate=0.3, batch_size=2)
+    algorithm = fed_avg(Problem.of_numbered_domains(model, _NUM_DOMAINS), options)
+    # What clients do is traced once for all modes.
+    compiled = functools.lru_cache(CompiledWork)
+
+    def train(mode: str) -> Any:
+        def sum_over_clients(work: Any) -> SumOnLanes:
+            return SumOnLanes(
+                compiled(work), RuntimeOptions(client_mode=mode), cohort_runtime.running_lanes
+            )
+
+        training = CohortTraining(algorithm, PlainSum(), sum_over_clients)
+        state, reports = run_rounds(training, _cohorts(name))
+        return state.algorithm.weights, reports
+
+    capfd.readouterr()
+    weights, reports = train("streamed")
+    assert all(report["clients"]["contributed"] > 1 for report in reports)
+    assert all(np.all(np.isfinite(weight)) for weight in weights.trainable)
+    # Not each one: attention is the same for any bias of its keys.
+    assert not all(map(np.array_equal, model.initial_weights.trainable, weights.trainable))
+    for mode in [mode for mode in CLIENT_MODES if mode != "streamed"]:
+        if mode == "vectorised" and not USER_MODELS[name].can_be_vectorised:
+            with pytest.raises(UserError) as error:
+                train(mode)
+            assert str(error.value).startswith(_REFUSED)
+            assert "\n" not in str(error.value)
+            continue
+        for found, expected in zip(
+            tf.nest.flatten(train(mode)), tf.nest.flatten((weights, reports))
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    # What TensorFlow cannot convert is streamed without a word.
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["bidirectional LSTM of texts", "Transformer of texts"])
+def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, name):
+    model = _model(tmp_path, name)
+    weights = [np.array(w) for w in model.initial_weights.trainable]
+    x = tf.constant([[3, 5, 0], [2, 0, 0], [4, 1, 2]])
+    scores = []
+    for vector_of_padding in (0.0, 9.0):
+        weights[0][0] = vector_of_padding
+        tensors = ModelWeights([tf.constant(weight) for weight in weights], [])
+        found = model.predict(tensors, x, False, tf.zeros([2], tf.int32))
+        scores.append(found.numpy())
+    np.testing.assert_allclose(*scores, atol=1e-6)
+    assert np.any(scores[0][0] != scores[0][1])
+
+
+def test_a_transformer_of_next_words_does_not_look_ahead(tmp_path):
+    model = _model(tmp_path, "Transformer of next words")
+    first, second = (
+        model.predict(model.initial_weights, tf.constant([ids]), False, tf.zeros([2], tf.int32))
+        for ids in ([1, 2, 3], [1, 2, 6])
+    )
+    np.testing.assert_allclose(first[:, :2], second[:, :2], atol=1e-6)
+    assert np.any(first[:, 2] != second[:, 2])
