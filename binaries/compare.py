@@ -16,7 +16,8 @@ from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.program import comparison_report
 from tff_agnostic.program.arms import Arm, arms_of_algorithms, parsed_arms
 from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparison import Comparison, check_trials, run_trials
+from tff_agnostic.program.comparison import Comparison, run_trials
+from tff_agnostic.program.comparison_folder import check_trials
 from tff_agnostic.program.flags import (
     data,
     data_dir,

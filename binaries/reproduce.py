@@ -21,7 +21,8 @@ from tff_agnostic.experiments.prepare import STORE_NAME, data_lines, prepare, st
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparison import Comparison, check_folder, check_trials, run_trials
+from tff_agnostic.program.comparison import Comparison, run_trials
+from tff_agnostic.program.comparison_folder import check_folder, check_trials
 from tff_agnostic.program.flags import (
     data,
     data_dir,

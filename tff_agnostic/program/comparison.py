@@ -10,12 +10,13 @@ import numpy as np
 from tqdm import tqdm
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import is_temporary, make_folder, read_json, write_errors, write_json
+from tff_agnostic.files import read_json
 from tff_agnostic.models.measures import Measure, measures_of
+from tff_agnostic.program.comparison_folder import check_folder, claim, trial_folder
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.reporting.evaluation_report import domains_below
 from tff_agnostic.program.reporting.history import read_history
-from tff_agnostic.program.run_folder import RunFolder, is_new_or_empty
+from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
@@ -26,14 +27,6 @@ OVERALL = "(overall)"
 WORST = "(worst)"
 DIFFERENCE = "(difference)"
 SUMMARIES = (WORST, OVERALL, DIFFERENCE)
-
-_FORMAT = 1
-# By this file a comparison's folder is known.
-_OWN_FILE = "comparison.json"
-# The settings of every trial are made before the first one runs.
-_MAX_TRIALS = 10_000
-# What earlier releases, which had no such file, wrote beside the runs.
-_REPORTS = ("compare.json", "compare.md", "plots")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,88 +104,6 @@ class Comparison:
         }
 
 
-def check_trials(trials: int) -> None:
-    """Raises a `UserError` if --trials is a number of trials that cannot be made."""
-    if trials < 1:
-        raise UserError(f"--trials: expected at least 1, found {trials}")
-    if trials > _MAX_TRIALS:
-        raise UserError(f"--trials: expected at most {_MAX_TRIALS}, found {trials}")
-
-
-def check_folder(
-    specs: Mapping[str, Sequence[RunSpec]],
-    folder: Path,
-    resume: bool,
-    other_files: Collection[str] = (),
-) -> None:
-    """Checks that a comparison may use the folder; writes nothing.
-
-    Args:
-        specs: The trials of each row, by its name.
-        folder: The folder.
-        resume: Whether to go on with the trials there.
-        other_files: Names of what the caller puts beside the runs.
-
-    Raises:
-        UserError: If it holds something else, other trials, or trials that are not to be resumed.
-    """
-    with write_errors(folder):
-        if not is_new_or_empty(folder):
-            stranger = _stranger(folder, {*specs, *other_files})
-            if stranger is not None:
-                raise UserError(
-                    "--output_dir: expected a new or empty folder or that of a comparison, found "
-                    f"{stranger} in {folder}"
-                )
-            if not resume:
-                raise UserError(
-                    f"--output_dir: {folder} holds a comparison already: add --resume to go on "
-                    "with it, or choose another folder"
-                )
-    for row, row_specs in specs.items():
-        for k, spec in enumerate(row_specs):
-            _trial_folder(folder, row, k).check(spec, resume)
-
-
-def _stranger(folder: Path, own: Collection[str]) -> Optional[str]:
-    """Returns the name of something that no comparison puts into its folder, if there is any."""
-    if not folder.is_dir():
-        return folder.name
-    if (folder / _OWN_FILE).exists():
-        _rows_there(folder)
-        return None
-    for path in sorted(folder.iterdir()):
-        is_known = path.name in {*own, *_REPORTS} or is_temporary(path)
-        if not is_known and not any(trial.is_dir() for trial in path.glob("trial_[0-9][0-9]*")):
-            return path.name
-    return None
-
-
-def _rows_there(folder: Path) -> list[str]:
-    path = folder / _OWN_FILE
-    if not path.exists():
-        return []
-    content = read_json(path)
-    try:
-        rows = list(content["rows"]) if content["format"] == _FORMAT else None
-    except (KeyError, TypeError):
-        rows = None
-    if rows is None:
-        raise UserError(f"{path}: expected a comparison of format {_FORMAT}, found something else")
-    return rows
-
-
-def _claim(folder: Path, rows: Collection[str]) -> None:
-    """Makes the folder that of a comparison of these rows, beside those that are there."""
-    make_folder(folder)
-    all_rows = list(dict.fromkeys([*_rows_there(folder), *rows]))
-    write_json(folder / _OWN_FILE, {"format": _FORMAT, "rows": all_rows})
-
-
-def _trial_folder(folder: Path, row: str, trial: int) -> RunFolder:
-    return RunFolder(folder / row / f"trial_{trial:02d}")
-
-
 def run_trials(
     specs: Mapping[str, Sequence[RunSpec]],
     folder: Path,
@@ -225,10 +136,10 @@ def run_trials(
             folders, fewest = [], []
             for k, spec in enumerate(row_specs):
                 bar.set_postfix_str(f"{row}, trial {k + 1}")
-                run_folder = _trial_folder(folder, row, k)
+                run_folder = trial_folder(folder, row, k)
                 run = TrainingRun(spec, run_folder, runtime, resume)
                 # Now that a run can be made: what is refused leaves nothing behind.
-                _claim(folder, specs)
+                claim(folder, specs)
                 if not (resume and run.is_complete()):
                     try:
                         run.run(stop, show_progress=False)
