@@ -25,9 +25,15 @@ _RANDOM_LAYERS = {
 _X = np.random.default_rng(0).random([5, 4, 4, 6]).astype(np.float32)
 
 
+def _unchanged(channels: int) -> tf.keras.layers.Layer:
+    """A model has weights to train; these leave what they are applied to as it is."""
+    return layers.Dense(channels, kernel_initializer="identity")
+
+
 def _model(*random_layers: Any) -> Model:
     def build() -> tf.keras.Model:
-        return tf.keras.Sequential([tf.keras.Input([4, 4, 6]), *[r() for r in random_layers]])
+        drawn = [make() for make in random_layers]
+        return tf.keras.Sequential([tf.keras.Input([4, 4, 6]), *drawn, _unchanged(6)])
 
     kind = classification(build, [4, 4, 6])
     return model_from_keras(
@@ -71,9 +77,8 @@ def test_two_layers_and_two_calls_of_one_layer_draw_differently():
     def build() -> tf.keras.Model:
         inputs = tf.keras.Input([4, 4, 6])
         first, second = layers.Dropout(0.5), layers.Dropout(0.5)
-        return tf.keras.Model(
-            inputs, layers.Concatenate()([first(inputs), first(inputs), second(inputs)])
-        )
+        drawn = layers.Concatenate()([first(inputs), first(inputs), second(inputs)])
+        return tf.keras.Model(inputs, _unchanged(18)(drawn))
 
     kind = classification(build, [4, 4, 6])
     model = model_from_keras(
