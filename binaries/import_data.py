@@ -15,7 +15,7 @@ from tqdm import tqdm
 from tff_agnostic.files import make_folder, write_json
 from tff_agnostic.importing.flags import define_import_flags, options_from_flags
 from tff_agnostic.importing.importer import checked_import
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.interrupts import Interrupted
 

@@ -10,8 +10,8 @@ import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing.importer import Import, checked_import
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog, SourceExample
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, SourceExample
 from tff_agnostic.importing.registry import FORMATS
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data"

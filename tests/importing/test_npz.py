@@ -10,10 +10,10 @@ import pytest
 
 from tests.importing.harness import REAL, needs, read, refused
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import npz
-from tff_agnostic.importing.npz_columns import NpzColumns
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.formats import npz
+from tff_agnostic.importing.formats.npz_columns import NpzColumns
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.importing.registry import FORMATS
 
 _COLUMNS = {"client_column": "who", "domain_column": "where"}

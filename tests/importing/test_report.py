@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.importing.harness import job
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.importing.report import ImportReport, skewness
 
 _ROWS = [

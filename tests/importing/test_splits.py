@@ -6,7 +6,7 @@ import pytest
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.reading import SourceExample
+from tff_agnostic.importing.records.reading import SourceExample
 from tff_agnostic.importing.splits import Splits, parse_shares
 
 _SHARES = {"train": 0.7, "heldout": 0.2, "test": 0.1}

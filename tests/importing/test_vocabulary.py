@@ -7,12 +7,12 @@ import pytest
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import distinct
-from tff_agnostic.importing.distinct import DistinctKeys
+from tff_agnostic.importing.columns.labels import Labels
 from tff_agnostic.importing.domains import DomainNames
-from tff_agnostic.importing.labels import Labels
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import RecordError, SourceExample
+from tff_agnostic.importing.records import distinct
+from tff_agnostic.importing.records.distinct import DistinctKeys
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import RecordError, SourceExample
 from tff_agnostic.importing.vocabulary import WordCounts
 
 

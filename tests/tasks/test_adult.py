@@ -15,7 +15,7 @@ from tff_agnostic.computations import PlainSum
 from tff_agnostic.data.clients import domain_counts
 from tff_agnostic.data.partition import even_partition
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.tasks.adult import AdultOptions, load, read_adult
 from tff_agnostic.tasks.adult_columns import CATEGORIES, COLUMNS
 from tff_agnostic.tasks.registry import load_task

@@ -11,7 +11,7 @@ from tests.data.stores import text_store, tff_store, write_store
 from tests.importing.harness import job
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.program.run_spec import resolve
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext

@@ -14,7 +14,7 @@ from tests.importing.harness import job
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext

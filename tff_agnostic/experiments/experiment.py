@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.arms import Arm
 from tff_agnostic.program.comparison import DIFFERENCE, OVERALL, WORST
 

@@ -1,7 +1,7 @@
 """Fashion-MNIST, section 5.2 of Mohri et al. 2019."""
 
 from tff_agnostic.experiments.experiment import Experiment, PaperTable
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.arms import Arm
 from tff_agnostic.program.comparison import OVERALL, WORST
 

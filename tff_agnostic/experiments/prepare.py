@@ -9,7 +9,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.files import make_folder
 from tff_agnostic.importing.importer import checked_import
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.reading import ReadLog
 
 STORE_NAME = "clients.sqlite"
 

@@ -1,7 +1,7 @@
 """The Spanish keyboard, section 5.2 of Ro et al. 2021."""
 
 from tff_agnostic.experiments.experiment import Experiment, PaperTable, fed_avg_arms
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.comparison import DIFFERENCE
 
 # The paper's locales are es-AR, es-419* (some countries of Latin America) and es-US; es-AR is the

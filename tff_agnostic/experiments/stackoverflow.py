@@ -1,7 +1,7 @@
 """Stack Overflow, section 5.1 of Ro et al. 2021."""
 
 from tff_agnostic.experiments.experiment import Experiment, PaperTable, fed_avg_arms
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.comparison import DIFFERENCE
 
 STACKOVERFLOW = Experiment(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.data.store_format import TRAIN
-from tff_agnostic.importing.missing import NO_CATEGORY
+from tff_agnostic.importing.columns.missing import NO_CATEGORY
 from tff_agnostic.importing.vocabulary import WordCounts
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.reading import RecordError, SourceExample
+from tff_agnostic.importing.records.reading import RecordError, SourceExample
 
 # Each has a weight that is learnt: far more of them are a column that holds something else.
 _MAX_DOMAINS = 1000

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Set
 
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.importing.registry import FORMATS
 from tff_agnostic.setting_flags import define, given_values, settings_in
 

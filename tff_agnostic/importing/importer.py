@@ -13,10 +13,10 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_can_be_made, folder_to_write_in
 from tff_agnostic.importing.categories import CategoryCounts
 from tff_agnostic.importing.domains import DomainNames
-from tff_agnostic.importing.formats import Format
-from tff_agnostic.importing.input_files import input_paths
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog, RecordError
+from tff_agnostic.importing.records.format import Format
+from tff_agnostic.importing.records.input_files import input_paths
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, RecordError
 from tff_agnostic.importing.registry import FORMATS
 from tff_agnostic.importing.report import ImportReport, VocabularySummary, summarise
 from tff_agnostic.importing.splits import TRAIN, Splits, parse_shares

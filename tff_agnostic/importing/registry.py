@@ -1,6 +1,6 @@
 """All formats by name."""
 
-from tff_agnostic.importing import (
+from tff_agnostic.importing.formats import (
     csv_table,
     idx,
     jsonl,
@@ -10,7 +10,7 @@ from tff_agnostic.importing import (
     stackexchange,
     text_folders,
 )
-from tff_agnostic.importing.formats import Format
+from tff_agnostic.importing.records.format import Format
 from tff_agnostic.registry import Registry
 
 FORMATS: Registry[Format] = Registry(

@@ -12,8 +12,8 @@ from tabulate import tabulate
 
 from tff_agnostic.data.remarks import Remark
 from tff_agnostic.importing.categories import CategorySummary
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.importing.sizes import Sizes
 from tff_agnostic.importing.split_summary import SplitSummary, summary_of_split
 from tff_agnostic.importing.splits import TRAIN, parse_shares

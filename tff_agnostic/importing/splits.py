@@ -9,9 +9,9 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.distinct import hash64
-from tff_agnostic.importing.options import SPLIT_NAMES
-from tff_agnostic.importing.reading import SourceExample
+from tff_agnostic.importing.records.distinct import hash64
+from tff_agnostic.importing.records.options import SPLIT_NAMES
+from tff_agnostic.importing.records.reading import SourceExample
 
 TRAIN, HELDOUT, TEST = SPLIT_NAMES
 # Options that say how a source is divided which does not say it itself.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_agnostic.data.remarks import Remark, cut_words, domains_without, share, small_domains
 from tff_agnostic.data.sentences import SEQUENCE_LENGTH
-from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.records.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.strata import Stratum
 
 # A share of markup among the words that is said.

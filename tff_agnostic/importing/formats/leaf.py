@@ -8,13 +8,13 @@ from typing import Any, Optional
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.data.store_format import LABEL, TOKENS
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import input_files
-from tff_agnostic.importing.formats import Format
-from tff_agnostic.importing.labels import Labels
-from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
-from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
-from tff_agnostic.importing.vectors import VECTOR, check_shape, vector_of
-from tff_agnostic.importing.words import Normalizer
+from tff_agnostic.importing.columns.labels import Labels
+from tff_agnostic.importing.columns.vectors import VECTOR, check_shape, vector_of
+from tff_agnostic.importing.columns.words import Normalizer
+from tff_agnostic.importing.records import input_files
+from tff_agnostic.importing.records.format import Format
+from tff_agnostic.importing.records.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
 # Lists within lists, as dimensions of an array.
 _MAX_DEPTH = 8

@@ -13,13 +13,13 @@ import numpy as np
 from tff_agnostic.data.records import Record
 from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import input_files
-from tff_agnostic.importing.distinct import hash64
-from tff_agnostic.importing.formats import Format
-from tff_agnostic.importing.labels import Labels
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
-from tff_agnostic.importing.vectors import PIXELS, unit_interval
+from tff_agnostic.importing.columns.labels import Labels
+from tff_agnostic.importing.columns.vectors import PIXELS, unit_interval
+from tff_agnostic.importing.records import input_files
+from tff_agnostic.importing.records.distinct import hash64
+from tff_agnostic.importing.records.format import Format
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
 _IMAGES, _LABELS = "images", "labels"
 _UNSIGNED_BYTE = 8

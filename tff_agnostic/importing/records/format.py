@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Callable
 
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog, SourceExample
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, SourceExample
 
 Read = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceExample]]
 

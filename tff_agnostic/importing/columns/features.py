@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_agnostic.data.records import Value
-from tff_agnostic.importing.images import image_of
-from tff_agnostic.importing.inputs import Input, image_inputs, vector_inputs
-from tff_agnostic.importing.missing import MISSING, NO_CATEGORY, MissingValues
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import RecordError
-from tff_agnostic.importing.vectors import vector_of
+from tff_agnostic.importing.columns.images import image_of
+from tff_agnostic.importing.columns.inputs import Input, image_inputs, vector_inputs
+from tff_agnostic.importing.columns.missing import MISSING, NO_CATEGORY, MissingValues
+from tff_agnostic.importing.columns.vectors import vector_of
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import RecordError
 
 
 class FeatureConverter:

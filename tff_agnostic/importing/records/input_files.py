@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.reading import ReadLog
+from tff_agnostic.importing.records.reading import ReadLog
 
 _BUFFER = 1 << 20
 # No text file has a line like this; other files may have no line ends at all.

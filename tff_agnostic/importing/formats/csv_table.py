@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import input_files
-from tff_agnostic.importing.columns import RowConverter, check, check_columns
-from tff_agnostic.importing.formats import Format
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.columns.columns import RowConverter, check, check_columns
+from tff_agnostic.importing.records import input_files
+from tff_agnostic.importing.records.format import Format
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _MAX_FIELD = 1 << 26

@@ -10,14 +10,14 @@ from xml.etree.ElementTree import ParseError
 
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import input_files
-from tff_agnostic.importing.formats import Format
-from tff_agnostic.importing.html_text import html_blocks
-from tff_agnostic.importing.markup import Markup, parse_markup, treat_math
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.post_domains import PostDomains, tags_of_post, type_of_post
-from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
-from tff_agnostic.importing.sentences import sentences_of
+from tff_agnostic.importing.formats.html_text import html_blocks
+from tff_agnostic.importing.formats.post_domains import PostDomains, tags_of_post, type_of_post
+from tff_agnostic.importing.formats.sentences import sentences_of
+from tff_agnostic.importing.records import input_files
+from tff_agnostic.importing.records.format import Format
+from tff_agnostic.importing.records.markup import Markup, parse_markup, treat_math
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 

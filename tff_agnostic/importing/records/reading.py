@@ -6,7 +6,7 @@ from typing import Callable, Optional
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.distinct import DistinctKeys
+from tff_agnostic.importing.records.distinct import DistinctKeys
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,14 +12,9 @@ import numpy as np
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import input_files
-from tff_agnostic.importing.columns import require_client_and_domain
-from tff_agnostic.importing.formats import Format
-from tff_agnostic.importing.labels import Labels
-from tff_agnostic.importing.npz_columns import NpzColumns
-from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
-from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
-from tff_agnostic.importing.vectors import (
+from tff_agnostic.importing.columns.columns import require_client_and_domain
+from tff_agnostic.importing.columns.labels import Labels
+from tff_agnostic.importing.columns.vectors import (
     PIXELS,
     VECTOR,
     check_finite,
@@ -27,6 +22,11 @@ from tff_agnostic.importing.vectors import (
     to_float32,
     unit_interval,
 )
+from tff_agnostic.importing.formats.npz_columns import NpzColumns
+from tff_agnostic.importing.records import input_files
+from tff_agnostic.importing.records.format import Format
+from tff_agnostic.importing.records.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
 _BLOCK_ROWS = 1024
 

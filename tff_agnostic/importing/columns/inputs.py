@@ -6,8 +6,8 @@ from typing import Optional
 
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.vectors import PIXELS, VECTOR, check_shape
+from tff_agnostic.importing.columns.vectors import PIXELS, VECTOR, check_shape
+from tff_agnostic.importing.records.options import ImportOptions
 
 _RESERVED = (DOMAIN, LABEL, TOKENS)
 

@@ -11,11 +11,11 @@ from typing import Callable, Optional
 
 from tff_agnostic.data.records import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing import input_files
-from tff_agnostic.importing.formats import Format
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import ReadLog, SourceExample
-from tff_agnostic.importing.words import Normalizer, is_sentence_end
+from tff_agnostic.importing.columns.words import Normalizer, is_sentence_end
+from tff_agnostic.importing.records import input_files
+from tff_agnostic.importing.records.format import Format
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, SourceExample
 
 _SUFFIX = ".txt"
 _BLOCK = 1 << 16

@@ -7,12 +7,12 @@ from typing import Any, Optional
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.data.store_format import LABEL, TOKENS
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.features import FeatureConverter, cell
-from tff_agnostic.importing.inputs import check_inputs, feature_columns_of
-from tff_agnostic.importing.labels import Labels
-from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
-from tff_agnostic.importing.reading import ReadLog, RecordError, SourceExample
-from tff_agnostic.importing.words import Normalizer
+from tff_agnostic.importing.columns.features import FeatureConverter, cell
+from tff_agnostic.importing.columns.inputs import check_inputs, feature_columns_of
+from tff_agnostic.importing.columns.labels import Labels
+from tff_agnostic.importing.columns.words import Normalizer
+from tff_agnostic.importing.records.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
 # So many cells, all of them numbers, are a column of numbers.
 _ENOUGH_NUMBERS = 100

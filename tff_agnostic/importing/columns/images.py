@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tff_agnostic.importing.reading import RecordError
-from tff_agnostic.importing.vectors import unit_interval
+from tff_agnostic.importing.columns.vectors import unit_interval
+from tff_agnostic.importing.records.reading import RecordError
 
 _MAX_BYTE = 255
 

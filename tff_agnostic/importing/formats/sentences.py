@@ -6,7 +6,7 @@ a special word for every URL; one sentence each.
 
 import re
 
-from tff_agnostic.importing.markup import CODE_MARK, MATH_MARK, SPECIAL_WORDS
+from tff_agnostic.importing.records.markup import CODE_MARK, MATH_MARK, SPECIAL_WORDS
 
 URL = "<url>"
 

@@ -5,7 +5,7 @@ from typing import Optional
 
 from tff_agnostic import settings
 from tff_agnostic.data.remarks import FEW_EXAMPLES
-from tff_agnostic.importing.markup import DEFAULT_MARKUP
+from tff_agnostic.importing.records.markup import DEFAULT_MARKUP
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 

@@ -6,9 +6,9 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.reading import RecordError
-from tff_agnostic.importing.vectors import to_float32
+from tff_agnostic.importing.columns.vectors import to_float32
+from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.records.reading import RecordError
 
 # Stores hold them as int64, models count them as int32.
 _MAX_LABEL = 2**31 - 1

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 
 # The category of missing values, where they have one.
 MISSING = "<missing>"

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import numpy as np
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.reading import RecordError
+from tff_agnostic.importing.records.reading import RecordError
 
 PIXELS = "pixels"
 VECTOR = "x"

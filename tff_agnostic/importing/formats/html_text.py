@@ -5,7 +5,7 @@ from html import unescape
 from html.parser import HTMLParser
 from typing import Optional
 
-from tff_agnostic.importing.markup import CODE_MARK
+from tff_agnostic.importing.records.markup import CODE_MARK
 
 # What stands in these is no prose.
 _CODE = {"code", "pre"}

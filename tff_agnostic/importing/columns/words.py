@@ -3,7 +3,7 @@
 import re
 from typing import Callable
 
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 
 # A word that stands for something, such as <unk>; one with apostrophes or hyphens inside; a run of
 # one sign such as "..."; or a single sign.

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
-from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.records.options import ImportOptions
 
 _TYPES = {"1": "question", "2": "answer"}
 

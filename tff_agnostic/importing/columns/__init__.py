@@ -1,0 +1,1 @@
+"""What columns of a table become: inputs, labels, categories, images, words."""

@@ -1,0 +1,1 @@
+"""How each public format is read."""

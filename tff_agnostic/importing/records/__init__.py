@@ -1,0 +1,1 @@
+"""What every format reads into: examples with client, domain and place; an import's options."""
