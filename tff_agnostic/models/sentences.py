@@ -29,7 +29,9 @@ def word_cross_entropies(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     """
     rows = tf.reshape(scores, [-1, scores.shape[-1]])
     per_word = sparse_cross_entropy(tf.reshape(labels, [-1]), rows)
-    return tf.reshape(per_word, tf.shape(labels)) * is_word(labels)
+    per_word = tf.reshape(per_word, tf.shape(labels))
+    # Not a product: scores at padding mean nothing, and 0 times an infinite one would be NaN.
+    return tf.where(is_word(labels) > 0, per_word, tf.zeros_like(per_word))
 
 
 @dataclasses.dataclass(frozen=True)
