@@ -27,7 +27,7 @@ from tff_agnostic.tasks.labelled_texts import labelled_text_task, text_spec
 from tff_agnostic.tasks.labels import StoredLabels
 from tff_agnostic.tasks.language import (
     Corpus,
-    LanguageOptions,
+    StoredTextOptions,
     check_sizes,
     known_words,
     next_word_task,
@@ -35,10 +35,9 @@ from tff_agnostic.tasks.language import (
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     data_fingerprint,
-    domains_by_name,
     open_store,
-    stored_domains,
 )
+from tff_agnostic.tasks.stored_domains import StoredDomains, chosen_domains
 from tff_agnostic.tasks.stored_inputs import CATEGORY_ENCODINGS, StoredInputs
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
@@ -56,7 +55,7 @@ PREDICTIONS: Registry[str] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class CustomOptions(LanguageOptions):
+class CustomOptions(StoredTextOptions):
     """Options of the task."""
 
     model: Optional[str] = setting(
@@ -102,8 +101,9 @@ def _text_task(store: Store, options: CustomOptions, build: Build) -> Task:
     has_labels = LABEL in store.description.features
     predicted = options.predict or ("label" if has_labels else "next_word")
     words = known_words(options, "custom", store.vocabulary)
-    names = stored_domains(store)
-    corpus = Corpus(store, words, names, DOMAIN)
+    domains = _domains(store, options)
+    names = domains.names
+    corpus = Corpus(store, words, domains)
     if predicted == "label":
         return _labelled_text_task(corpus, options, build)
     spec = sentence_spec(options.sequence_length)
@@ -125,7 +125,7 @@ def _labelled_text_task(corpus: Corpus, options: CustomOptions, build: Build) ->
     data = ModelData(
         text_spec(options.sequence_length),
         labels.spec,
-        corpus.domain_names,
+        corpus.domains.names,
         num_classes=labels.num_classes,
         vocabulary_size=len(corpus.words),
         label_range=corpus.store.description.label_range,
@@ -139,7 +139,8 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
     _refuse(options, _OF_TEXTS, f"{store.path} holds no text")
     if not store.description.categories:
         _refuse(options, _OF_CATEGORIES, f"{store.path} holds neither texts nor categories")
-    names = stored_domains(store)
+    domains = _domains(store, options)
+    names = domains.names
     if LABEL not in store.description.features:
         raise UserError(
             f"{store.path}: --task=custom needs texts ({TOKENS}), or a {LABEL} and numbers, found "
@@ -156,7 +157,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
         categories=inputs.categories,
     )
     model = build(data)
-    domains_of = domains_by_name(names, store.path)
+    domains_of = domains.of_examples(store)
     client_spec = model.client_data_spec()
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
@@ -169,8 +170,9 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
         return checked_examples(examples, client_spec, len(names), where)
 
     def clients(split: str) -> StoreClients:
-        wanted = {**inputs.features, LABEL: labels.feature, DOMAIN: Feature("string")}
-        return StoreClients(store, split, wanted, to_examples, names)
+        wanted = {**inputs.features, LABEL: labels.feature, **domains.features}
+        has_counts = domains.are_the_stores
+        return StoreClients(store, split, wanted, to_examples, names, has_counts)
 
     return Task(
         domain_names=names,
@@ -183,6 +185,11 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
             **data_fingerprint(store),
         },
     )
+
+
+def _domains(store: Store, options: CustomOptions) -> StoredDomains:
+    splits = (TRAIN_SPLIT, options.test_split)
+    return chosen_domains(store, options.domain_feature, "custom", splits)
 
 
 def _known_categories(

@@ -13,7 +13,7 @@ from tff_agnostic.data.texts import TextEncoder
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.tasks.labels import StoredLabels
 from tff_agnostic.tasks.language import Corpus, cut_words
-from tff_agnostic.tasks.stored import TRAIN_SPLIT, data_fingerprint, domains_by_name
+from tff_agnostic.tasks.stored import TRAIN_SPLIT, data_fingerprint
 from tff_agnostic.tasks.task import Task
 
 
@@ -43,9 +43,9 @@ def labelled_text_task(
     Raises:
         UserError: If a split has no clients.
     """
-    store, names = corpus.store, corpus.domain_names
+    store, domains = corpus.store, corpus.domains
     encoder = TextEncoder(corpus.words, sequence_length)
-    domains_of = domains_by_name(names, store.path, corpus.domain_feature)
+    domains_of = domains.of_examples(store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         return {
@@ -55,12 +55,12 @@ def labelled_text_task(
         }
 
     def clients(split: str) -> StoreClients:
-        text = Feature("string")
-        features = {TOKENS: text, LABEL: labels.feature, corpus.domain_feature: text}
-        return StoreClients(store, split, features, to_examples, names)
+        features = {TOKENS: Feature("string"), LABEL: labels.feature, **domains.features}
+        names, has_counts = domains.names, domains.are_the_stores
+        return StoreClients(store, split, features, to_examples, names, has_counts)
 
     return Task(
-        domain_names=names,
+        domain_names=domains.names,
         train=clients(TRAIN_SPLIT),
         test=clients(test_split),
         model=model(),

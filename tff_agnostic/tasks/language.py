@@ -21,10 +21,9 @@ from tff_agnostic.tasks.stored import (
     TEST_SPLIT_HELP,
     TRAIN_SPLIT,
     data_fingerprint,
-    domains_by_name,
     open_store,
-    stored_domains,
 )
+from tff_agnostic.tasks.stored_domains import DomainOptions, StoredDomains, chosen_domains
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
 # How SQLite files begin.
@@ -65,20 +64,23 @@ class LanguageOptions(TextOptions):
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredTextOptions(DomainOptions, LanguageOptions):
+    """Options of next-word tasks whose domains are whatever a store says."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Corpus:
     """A store of sentences with the vocabulary that goes with it.
 
     Attributes:
         store: The store.
         words: The vocabulary, the most frequent word first.
-        domain_names: Names of the domains.
-        domain_feature: The feature that holds an example's domain.
+        domains: The domains.
     """
 
     store: Store
     words: Sequence[str]
-    domain_names: tuple[str, ...]
-    domain_feature: str
+    domains: StoredDomains
 
 
 def check_sizes(task: str, options: Any) -> None:
@@ -126,7 +128,7 @@ def known_words(
 def stored_text_task(
     name: str,
     summary: str,
-    options: type[LanguageOptions],
+    options: type[StoredTextOptions],
     network: Callable[[Any], NextWordNetwork],
     defaults: Mapping[str, Any],
 ) -> TaskSpec:
@@ -140,30 +142,32 @@ def stored_text_task(
         defaults: See `TaskSpec`.
     """
 
-    def load(options: LanguageOptions, context: TaskContext) -> Task:
+    def load(options: StoredTextOptions, context: TaskContext) -> Task:
         assert context.data is not None
         check_sizes(name, options)
-        corpus = stored_corpus(name, options, context.data)
+        corpus = stored_corpus(name, options, context.data, options.domain_feature)
         build = model_builder(network(options), options, context.seed)
         return next_word_task(name, corpus, options, build)
 
     return TaskSpec(summary, options, load, defaults, data=Use.REQUIRED)
 
 
-def stored_corpus(name: str, options: TextOptions, path: Path) -> Corpus:
+def stored_corpus(name: str, options: TextOptions, path: Path, domain_feature: str) -> Corpus:
     """Returns a store's texts, with the domains that it names.
 
     Args:
         name: Name of the task, for messages.
         options: The task's options.
         path: The store.
+        domain_feature: Name of the feature that says an example's domain.
 
     Raises:
         UserError: If there is none of texts, or the options name no vocabulary.
     """
     store = open_store(path, name, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
     words = known_words(options, name, store.vocabulary)
-    return Corpus(store, words, stored_domains(store), DOMAIN)
+    splits = (TRAIN_SPLIT, options.test_split)
+    return Corpus(store, words, chosen_domains(store, domain_feature, name, splits))
 
 
 def model_builder(
@@ -201,22 +205,24 @@ def next_word_task(
     encode = LONG_SENTENCES[options.long_sentences]
     cuts = options.long_sentences == "cut"
     store = corpus.store
-    domains_of = domains_by_name(corpus.domain_names, store.path, corpus.domain_feature)
+    domains = corpus.domains
+    domains_of = domains.of_examples(store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         x, y, sentence = encode(encoder, columns[TOKENS])
         return {"x": x, "y": y, "domain_id": domains_of(client_id, columns)[sentence]}
 
     def clients(split: str) -> StoreClients:
-        features = {TOKENS: Feature("string"), corpus.domain_feature: Feature("string")}
-        return StoreClients(store, split, features, to_examples, corpus.domain_names, cuts)
+        features = {TOKENS: Feature("string"), **domains.features}
+        has_counts = cuts and domains.are_the_stores
+        return StoreClients(store, split, features, to_examples, domains.names, has_counts)
 
     def remarks_on_words() -> list[remarks.Remark]:
         in_chunks = f"--{name}_long_sentences=chunk continues them in the next example."
         return cut_words(name, store, options.sequence_length, in_chunks) if cuts else []
 
     return Task(
-        domain_names=corpus.domain_names,
+        domain_names=domains.names,
         train=clients(TRAIN_SPLIT),
         test=clients(options.test_split),
         model=build(len(corpus.words)),

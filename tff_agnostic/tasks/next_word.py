@@ -7,11 +7,11 @@ import dataclasses
 
 from tff_agnostic.models.next_word import CELLS, NextWordNetwork
 from tff_agnostic.settings import setting
-from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
+from tff_agnostic.tasks.language import StoredTextOptions, stored_text_task
 
 
 @dataclasses.dataclass(frozen=True)
-class NextWordOptions(LanguageOptions):
+class NextWordOptions(StoredTextOptions):
     """Options of the task."""
 
     cell: str = setting(

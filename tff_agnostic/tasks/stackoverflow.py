@@ -20,6 +20,7 @@ from tff_agnostic.tasks.language import (
     next_word_task,
 )
 from tff_agnostic.tasks.stored import open_store
+from tff_agnostic.tasks.stored_domains import StoredDomains
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 from tff_agnostic.tasks.tff_datasets import stackoverflow_store, stackoverflow_words
 
@@ -55,7 +56,8 @@ def load(options: StackOverflowOptions, context: TaskContext) -> Task:
 
     network = NextWordNetwork("lstm", options.embedding, options.units, options.layers)
     build = model_builder(network, options, context.seed)
-    corpus = Corpus(store, words, _DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
+    domains = StoredDomains(_DOMAIN_NAMES, DOMAIN if is_ours else _TYPE)
+    corpus = Corpus(store, words, domains)
     return next_word_task("stackoverflow", corpus, options, build)
 
 

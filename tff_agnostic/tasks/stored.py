@@ -62,14 +62,16 @@ def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMA
     Args:
         domain_names: The task's domains.
         path: The store, for messages.
-        feature: The feature that holds the name.
+        feature: The feature that holds the name, or a number that is it.
     """
-    id_of = {name.encode(): i for i, name in enumerate(domain_names)}
+    id_of = {name: i for i, name in enumerate(domain_names)}
 
     def domains_of(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        ids = [id_of.get(name, -1) for name in columns[feature]]
+        values = columns[feature].tolist()
+        names = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values]
+        ids = [id_of.get(name, -1) for name in names]
         if -1 in ids:
-            name = columns[feature][ids.index(-1)].decode(errors="replace")
+            name = names[ids.index(-1)]
             raise UserError(
                 f"{path}: client {client_id}: expected domains {', '.join(domain_names)}, found "
                 f"{name!r}"

@@ -9,13 +9,14 @@ from tff_agnostic.settings import setting
 from tff_agnostic.tasks.labelled_texts import labelled_text_task
 from tff_agnostic.tasks.labels import StoredLabels
 from tff_agnostic.tasks.language import TextOptions, check_sizes, stored_corpus
+from tff_agnostic.tasks.stored_domains import DomainOptions
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
 _NAME = "text_classifier"
 
 
 @dataclasses.dataclass(frozen=True)
-class TextClassifierOptions(TextOptions):
+class TextClassifierOptions(DomainOptions, TextOptions):
     """Options of the task."""
 
     sequence_length: int = setting(50, "T, words of a text that are read; the rest is cut off.")
@@ -42,7 +43,7 @@ def load(options: TextClassifierOptions, context: TaskContext) -> Task:
             f"--{_NAME}_units has no effect with --{_NAME}_pooling={options.pooling}: it needs "
             f"--{_NAME}_pooling=lstm"
         )
-    corpus = stored_corpus(_NAME, options, context.data)
+    corpus = stored_corpus(_NAME, options, context.data, options.domain_feature)
     labels = StoredLabels(corpus.store)
     num_classes = labels.num_classes
     if num_classes is None:

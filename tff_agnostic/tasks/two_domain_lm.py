@@ -10,11 +10,11 @@ import dataclasses
 
 from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.settings import setting
-from tff_agnostic.tasks.language import LanguageOptions, stored_text_task
+from tff_agnostic.tasks.language import StoredTextOptions, stored_text_task
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoDomainOptions(LanguageOptions):
+class TwoDomainOptions(StoredTextOptions):
     """Options of the task."""
 
     embedding: int = setting(96, "Size of the word vectors.")
