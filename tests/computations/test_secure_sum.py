@@ -227,7 +227,7 @@ def test_an_empty_secure_cohort_changes_nothing(tff_runtime):
         ({"max_delta": float("nan")}, "--secure_max_delta: expected a finite number"),
         ({"max_beta": float("inf")}, "--secure_max_beta: expected a finite number"),
         ({"bits": 1}, "--secure_bits: expected at least 2, found 1"),
-        ({"bits": 41}, "--secure_bits: expected less than 41, found 41"),
+        ({"bits": 41}, "--secure_bits: expected at most 40, found 41"),
         ({"min_clients": 0}, "--secure_min_clients: expected at least 1, found 0"),
     ],
 )

@@ -51,7 +51,7 @@ def _assert_same(found: Any, expected: Any) -> None:
         for key, value in expected.items():
             _assert_same(found[key], value)
     elif isinstance(expected, float):
-        # Sums in float64 are rounded once; in secure sums that may be a step of quantisation.
+        # Sums are rounded batch by batch; in secure sums that may be a step of quantisation.
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
     else:
         assert found == expected

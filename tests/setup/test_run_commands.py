@@ -108,7 +108,8 @@ def test_a_checkout_that_may_not_be_written_to_has_no_caches():
         if os.geteuid() == 0:
             # Who may write everywhere.
             others["user"] = 65534
-        assert checkout.run("test", **others).stdout == "true|/dev/null|-p no:cacheprovider -x\n"
+        tested = checkout.run("test", **others)
+        assert tested.stdout == "true|/dev/null|-p no:cacheprovider -x\n", tested
         lint = checkout.run("lint", **others)
         assert set(lint.stdout.splitlines()) == {"true|/dev/null|-p no:cacheprovider -x"}
         checkout.root.chmod(0o755)

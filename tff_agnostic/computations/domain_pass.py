@@ -57,7 +57,7 @@ def domain_pass(
         add_batch,
         (tf.constant(0), zero_sums(model, num_domains, clients)),
     )
-    return rounded(sums)
+    return sums
 
 
 class ExampleMeasures(NamedTuple):
@@ -86,13 +86,9 @@ def measure_examples(
 
 
 def zero_sums(model: Model, num_domains: int, clients: ClientGroup) -> DomainSums:
-    """Returns each client's sums over no examples: values [p], in a group [G, p].
-
-    They are added up in float64: in float32 a sum that has become large would swallow what small
-    losses there are, and of a client with 20,000 examples the fourth digit.
-    """
+    """Returns each client's sums over no examples: values [p], in a group [G, p]."""
     shape = tf.concat([tf.shape(clients.num_examples), [num_domains]], axis=0)
-    zeros = tf.zeros(shape, tf.float64)
+    zeros = tf.zeros(shape)
     return DomainSums(
         losses=zeros,
         counts=tf.zeros(shape, tf.int64),
@@ -113,20 +109,15 @@ def add_by_domain(
     """
 
     def add(total: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        # The batch by itself first: added one by one to a sum that is large already, small losses
+        # would be rounded away, and of a client with 20,000 examples the fourth digit.
         values = tf.where(counted, values, tf.zeros_like(values))
-        return add_at(total, domain_id, tf.cast(values, total.dtype))
+        return total + add_at(tf.zeros_like(total), domain_id, values)
 
     return DomainSums(
         losses=add(sums.losses, batch.losses),
         counts=add(sums.counts, tf.cast(counted, tf.int64)),
         metric_sums=tf.nest.map_structure(add, sums.metric_sums, batch.metrics),
-    )
-
-
-def rounded(sums: DomainSums) -> DomainSums:
-    """Returns sums as they are sent: real ones in float32."""
-    return tf.nest.map_structure(
-        lambda value: tf.cast(value, tf.float32) if value.dtype.is_floating else value, sums
     )
 
 

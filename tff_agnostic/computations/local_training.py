@@ -14,7 +14,6 @@ from tff_agnostic.computations.client_group import (
 from tff_agnostic.computations.domain_pass import (
     add_by_domain,
     measure_examples,
-    rounded,
     zero_sums,
 )
 from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
@@ -174,7 +173,7 @@ def local_training(
     _, final = tf.while_loop(
         lambda epoch, _: epoch < options.client_epochs, train_epoch, (tf.constant(0), initial)
     )
-    return final if measured_domains is None else final._replace(sums=rounded(final.sums))
+    return final
 
 
 class LocalTraining(NamedTuple):
