@@ -16,6 +16,7 @@ from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
     assert_identical,
+    make_client,
     run_rounds,
 )
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
@@ -74,6 +75,22 @@ class _HalvingNorm:
     def quantities(self, fields: tuple[str, ...], prefix: str = "") -> Quantities:
         del fields
         return OrderedDict(norm=Quantity(f"{prefix}norm", "norm that answers are scaled to"))
+
+
+class _SizeOfTheLast(_HalvingNorm):
+    """Plain sums, of which the norm of the last one is remembered."""
+
+    name = "size_of_the_last"
+
+    def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
+        del params, bounds, client
+        return output
+
+    def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+        del bounds
+        real = [v for v in tf.nest.flatten(summed) if v.dtype.is_floating]
+        norm = tf.linalg.global_norm(real)
+        return _State(state.rounds + 1, norm), summed, OrderedDict(norm=norm)
 
 
 def _scaled(output: Any, norm: float) -> Any:
@@ -169,3 +186,16 @@ def test_every_evaluation_is_a_first_one(runtime):
     assert_identical(first, second)
     plain = runtime.evaluation(model, 3, _HalvingNorm(1e9))(model.initial_weights, [clients])
     assert np.all(first.sums.losses < plain.output.sums.losses)
+
+
+def test_a_sum_that_is_not_finite_is_not_remembered(cohort_runtime):
+    """Each client's answer is within float32's range; their sum, and its norm, are not."""
+    training = cohort_runtime.training(build("fed_avg", client_epochs=1), _SizeOfTheLast())
+    start = training.initialize()
+    far_out = make_client(np.full([1, 4], 3e38, np.float32), [1], [2])
+    state, report = training.next(start, [far_out] * 60)
+    assert report["skipped"] == 1
+    assert_identical((state.algorithm, state.aggregations), (start.algorithm, start.aggregations))
+    after, report = training.next(state, cohorts(1)[0])
+    assert report["skipped"] == 0
+    assert np.isfinite(after.aggregations[0].norm)

@@ -159,12 +159,14 @@ class AggregatedRound:
         check_state(state.algorithm, next_state)
         # A state that is not finite by itself, such as a least loss so far, says nothing.
         has_state = tf.cond(
-            _real_ones_are_finite(next_state),
+            _real_ones_are_finite((next_state, aggregations)),
             lambda: True,
-            lambda: ~_real_ones_are_finite(state.algorithm),
+            lambda: ~_real_ones_are_finite((state.algorithm, state.aggregations)),
         )
-        next_state, report = tf.cond(
-            has_state, lambda: (next_state, report), lambda: finished(no_sums)
+        (next_state, report), aggregations = tf.cond(
+            has_state,
+            lambda: ((next_state, report), aggregations),
+            lambda: (finished(no_sums), state.aggregations),
         )
         skipped = tf.cast(~(has_sums & has_state), tf.int64)
         return (

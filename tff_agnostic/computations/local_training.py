@@ -11,11 +11,7 @@ from tff_agnostic.computations.client_group import (
     batch_positions,
     one_client,
 )
-from tff_agnostic.computations.domain_pass import (
-    add_by_domain,
-    measure_examples,
-    zero_sums,
-)
+from tff_agnostic.computations.domain_pass import add_by_domain, measure_examples, zero_sums
 from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
@@ -192,8 +188,13 @@ class LocalTraining(NamedTuple):
 def _minus(weight: tf.Tensor, step: Any, loss_scale: float, per_client: PerClient) -> tf.Tensor:
     if isinstance(step, tf.IndexedSlices) and not (per_client.in_step or per_client.fixed_shapes):
         # The rows of an embedding that a batch has: the others need not even be read.
-        return minus_rows(weight, step.indices, step.values / loss_scale)
-    return weight - tf.convert_to_tensor(step) / loss_scale
+        return minus_rows(weight, step.indices, _unscaled(step.values, loss_scale))
+    return weight - _unscaled(tf.convert_to_tensor(step), loss_scale)
+
+
+def _unscaled(step: tf.Tensor, loss_scale: float) -> tf.Tensor:
+    # Not divided by 1: that would be another pass over all weights.
+    return step if loss_scale == 1.0 else step / loss_scale
 
 
 def minus_rows(weight: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

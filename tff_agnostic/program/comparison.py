@@ -9,10 +9,12 @@ from typing import Any, Optional
 import numpy as np
 from tqdm import tqdm
 
+from tff_agnostic.data.remarks import Remark
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.program.comparison_folder import check_folder, claim, trial_folder
+from tff_agnostic.program.data_remarks import data_remarks
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.reporting.evaluation_report import domains_below
 from tff_agnostic.program.reporting.history import read_history
@@ -130,6 +132,7 @@ def run_trials(
     """
     check_folder(specs, folder, resume, other_files)
     trials: dict[str, Trials] = {}
+    said: set[str] = set()
     comparison = Comparison((), {}, trials, labels or {})
     with tqdm(total=sum(map(len, specs.values())), disable=None, unit="trial") as bar:
         for row, row_specs in specs.items():
@@ -140,6 +143,8 @@ def run_trials(
                 run = TrainingRun(spec, run_folder, runtime, resume)
                 # Now that a run can be made: what is refused leaves nothing behind.
                 claim(folder, specs)
+                if k == 0:
+                    _say_once(data_remarks(run.task, run.spec.config), said)
                 if not (resume and run.is_complete()):
                     try:
                         run.run(stop, show_progress=False)
@@ -159,6 +164,14 @@ def run_trials(
                     stop.check(f"trial {k + 1} of {row}")
             trials[row] = collect(folders, comparison.domain_names, comparison.measures, fewest)
     return comparison
+
+
+def _say_once(remarks: Iterable[Remark], said: set[str]) -> None:
+    """Prints what is to be known of the data above the bar, and no line twice."""
+    for text in dict.fromkeys(remark.text for remark in remarks):
+        if text not in said:
+            said.add(text)
+            tqdm.write(f"note: {text}")
 
 
 def collect(
