@@ -5,13 +5,14 @@ Example: ./run evaluate --checkpoint=runs/digits-agnostic_fed_avg-001
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from absl import flags
 
 from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
+from tff_agnostic.lambda_sets import LambdaSet
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluator import Evaluator
@@ -28,10 +29,11 @@ from tff_agnostic.program.flags import (
 )
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
+from tff_agnostic.program.run_algorithm import build_lambda_set
 from tff_agnostic.program.run_folder import find_checkpoint
-from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.run_spec import RunSpec, path_fields, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
-from tff_agnostic.tasks.task import DATA
+from tff_agnostic.tasks.task import DATA, Task
 
 _SETTINGS = (
     "seed",
@@ -69,7 +71,8 @@ def main(argv: Sequence[str]) -> None:
     spec = evaluated_spec(trained)
     task = spec.load_task()
     # The weights alone: neither the examples nor the code that trains need be those of the run.
-    folder.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE))
+    files = [field.name for field in path_fields(trained.algorithm)]
+    folder.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *files))
     config, aggregation = spec.config, spec.build_aggregation()
     check_test_clients(task, aggregation)
     options = runtime_options(config.runtime)
@@ -77,7 +80,12 @@ def main(argv: Sequence[str]) -> None:
     models = checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint)
     with RUNTIMES[config.runtime](options) as runtime:
         evaluate = runtime.evaluation(task.model, task.num_domains, aggregation)
-        evaluator = Evaluator(task, evaluate, worst_min_examples=config.worst_min_examples)
+        evaluator = Evaluator(
+            task,
+            evaluate,
+            worst_min_examples=config.worst_min_examples,
+            lambda_set=_lambda_set(trained, task),
+        )
         reports = {name: evaluator(weights, on_all=True) for name, weights in models.items()}
     algorithm = algorithm_label(config.algorithm)
     print(f"{algorithm} after round {checkpoint.round_num}, on {spec.task}")
@@ -93,6 +101,15 @@ def main(argv: Sequence[str]) -> None:
             "seed": config.seed,
         }
         write_json(output, {**description, **reports_to_json(reports)})
+
+
+def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:
+    try:
+        return build_lambda_set(trained, task)
+    except UserError as e:
+        # The task may have other domains by now, or a file of mixtures may be gone.
+        print(f"note: the worst mixture of the run's --lambda_set is left out: {e}")
+        return None
 
 
 def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ _CASES = {
     "fed_avg": _fed_avg("fed_avg"),
     "above_mean": _Case("above_mean", {}, lambda w, c: above_mean_round(SOFTMAX, w, c, _SGD).w),
 }
-_SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=40, min_clients=1))
+SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=40, min_clients=1))
 
 
 def _cohorts() -> list[list[dict[str, np.ndarray]]]:
@@ -96,11 +96,11 @@ def _cohorts() -> list[list[dict[str, np.ndarray]]]:
     return cohorts
 
 
-_COHORTS = _cohorts()
+COHORTS = _cohorts()
 
 
 # Not zeros, at which all clients have the same loss.
-_W_0 = ModelWeights(
+W_0 = ModelWeights(
     [
         np.random.default_rng(4).normal(size=v.shape, scale=0.3).astype(np.float32)
         for v in logistic_regression(4, 3).initial_weights.trainable
@@ -110,9 +110,9 @@ _W_0 = ModelWeights(
 
 
 def _expected(case: _Case) -> list[Any]:
-    w = [v.astype(np.float64) for v in _W_0.trainable]
+    w = [v.astype(np.float64) for v in W_0.trainable]
     weights = []
-    for cohort in _COHORTS:
+    for cohort in COHORTS:
         w = case.reference(w, cohort)
         weights.append(w)
     return weights
@@ -120,8 +120,8 @@ def _expected(case: _Case) -> list[Any]:
 
 def _assert_follows(training: Any, algorithm: Any, expected: list[Any]) -> None:
     state = training.initialize()
-    state = state._replace(algorithm=algorithm.with_weights(state.algorithm, _W_0))
-    for cohort, weights in zip(_COHORTS, expected):
+    state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
+    for cohort, weights in zip(COHORTS, expected):
         state, _ = run_rounds(training, [cohort], state)
         for found, wanted in zip(state.algorithm.weights.trainable, weights):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
@@ -152,7 +152,7 @@ def test_rounds_of_streamed_clients_are_those_of_the_reference(streaming_runtime
 def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime):
     case = "q=1"
     algorithm = _CASES[case].build()
-    training = cohort_runtime.training(algorithm, _SECURE)
+    training = cohort_runtime.training(algorithm, SECURE)
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
@@ -164,7 +164,7 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
 
 
 def test_the_update_of_a_client_falls_in_mu(cohort_runtime):
-    client = _COHORTS[6][0]
+    client = COHORTS[6][0]
     norms = []
     for mu in (0.0, 0.1, 1.0, 3.0):
         case = _prox(mu)
@@ -180,7 +180,7 @@ def test_with_one_local_step_mu_has_no_effect(cohort_runtime):
     for mu in (0.0, 5.0):
         algorithm = build("fed_prox", mu=mu, client_epochs=1, batch_size=1000, shuffle=False)
         training = cohort_runtime.training(algorithm, PlainSum())
-        models.append(run_rounds(training, _COHORTS[:3])[0].algorithm.weights.trainable)
+        models.append(run_rounds(training, COHORTS[:3])[0].algorithm.weights.trainable)
     for one, other in zip(*models):
         np.testing.assert_array_equal(one, other)
 
@@ -188,12 +188,12 @@ def test_with_one_local_step_mu_has_no_effect(cohort_runtime):
 @pytest.mark.parametrize("factor", [1e-4, 1e3])
 def test_the_unit_of_losses_changes_no_update_of_q_ffl(cohort_runtime, factor):
     training = cohort_runtime.training(_q(5.0).build(), PlainSum())
-    state, _ = run_rounds(training, _COHORTS[:3])
+    state, _ = run_rounds(training, COHORTS[:3])
     algorithm = state.algorithm
     scaled = state._replace(
         algorithm=algorithm._replace(unit_loss=np.float32(algorithm.unit_loss * factor))
     )
-    one, other = (training.next(s, _COHORTS[3])[0].algorithm.weights for s in (state, scaled))
+    one, other = (training.next(s, COHORTS[3])[0].algorithm.weights for s in (state, scaled))
     for found, wanted in zip(other.trainable, one.trainable):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
@@ -201,7 +201,7 @@ def test_the_unit_of_losses_changes_no_update_of_q_ffl(cohort_runtime, factor):
 def test_large_powers_do_not_overflow(cohort_runtime):
     training = cohort_runtime.training(_q(30.0).build(), PlainSum())
     # Three clients whose losses are about 30 times the unit, and one of a usual loss.
-    loud = [{**client, "x": 100 * client["x"]} for client in _COHORTS[0][:3]]
-    state, report = run_rounds(training, [_COHORTS[0], [*loud, _COHORTS[0][-1]]])
+    loud = [{**client, "x": 100 * client["x"]} for client in COHORTS[0][:3]]
+    state, report = run_rounds(training, [COHORTS[0], [*loud, COHORTS[0][-1]]])
     assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)
     assert report[-1]["clients"]["contributed"] >= 3

@@ -3,12 +3,18 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.computations import domain_weights as dw
+from tff_agnostic.computations import domain_window as dw
+from tff_agnostic.computations.lambda_steps import lambda_steps
 from tff_agnostic.errors import UserError
 
 
 def _f32(*values) -> np.ndarray:
     return np.array(values, np.float32)
+
+
+def _initial(options, num_domains, expected_counts=None) -> dw.DomainState:
+    steps = lambda_steps(options, ["abcd"[i] for i in range(num_domains)], expected_counts)
+    return dw.initial_domain_state(options, steps, expected_counts)
 
 
 def test_append_counts_slides_and_averages():
@@ -43,25 +49,23 @@ def test_scaling_vector_divides_the_weights_by_the_mean_counts():
 
 
 def test_initial_state_defaults_to_uniform_weights_and_counts_of_one():
-    state = dw.initial_domain_state(dw.DomainWeightsOptions(window=3), num_domains=4)
+    state = _initial(dw.DomainWeightsOptions(window=3), 4)
     np.testing.assert_array_equal(state.lambda_, [0.25] * 4)
     np.testing.assert_array_equal(state.window, np.ones([3, 4]))
     np.testing.assert_array_equal(state.mean_counts, np.ones(4))
 
 
 def test_the_window_starts_with_the_counts_that_a_round_is_expected_to_have():
-    expected = dw.initial_domain_state(dw.DomainWeightsOptions(window=2), 2, (30.0, 10.0))
+    expected = _initial(dw.DomainWeightsOptions(window=2), 2, (30.0, 10.0))
     np.testing.assert_array_equal(expected.window, [[30, 10], [30, 10]])
     np.testing.assert_array_equal(expected.mean_counts, [30, 10])
     given = dw.DomainWeightsOptions(initial_domain_counts=(7.0, 9.0))
-    np.testing.assert_array_equal(
-        dw.initial_domain_state(given, 2, (30.0, 10.0)).mean_counts, [7, 9]
-    )
+    np.testing.assert_array_equal(_initial(given, 2, (30.0, 10.0)).mean_counts, [7, 9])
 
 
 def test_initial_weights_that_nearly_sum_to_one_are_normalized():
     options = dw.DomainWeightsOptions(initial_domain_weights=(0.333, 0.333, 0.3335))
-    lambda_ = dw.initial_domain_state(options, 3).lambda_
+    lambda_ = _initial(options, 3).lambda_
     np.testing.assert_allclose(lambda_.sum(), 1.0, rtol=1e-6)
 
 
@@ -79,7 +83,7 @@ def test_initial_weights_that_nearly_sum_to_one_are_normalized():
 )
 def test_initial_values_that_do_not_fit_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        dw.initial_domain_state(dw.DomainWeightsOptions(**options), num_domains=2)
+        _initial(dw.DomainWeightsOptions(**options), 2)
 
 
 @pytest.mark.parametrize(

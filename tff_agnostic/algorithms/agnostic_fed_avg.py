@@ -8,11 +8,12 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations import domain_weights as dw
+from tff_agnostic.computations import domain_window as dw
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, training_outputs
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.lambda_steps import LAMBDA_QUANTITIES, lambda_steps
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
@@ -28,7 +29,6 @@ from tff_agnostic.computations.server_update import (
 from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
 from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.quantities import Quantity, Role
 from tff_agnostic.settings import part_of
 
 # A client's weight is its share of the round, about 1 / c; more when a domain was rarer in the
@@ -100,7 +100,8 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
     """
     model, p = problem.model, problem.num_domains
     optimizer = options.build_server_optimizer()
-    domains_0 = dw.initial_domain_state(options, p, problem.expected_counts)
+    steps = lambda_steps(options, problem.domain_names, problem.expected_counts)
+    domains_0 = dw.initial_domain_state(options, steps, problem.expected_counts)
 
     def initialize() -> AgnosticFedAvgState:
         # w_0, lambda_0, N_0
@@ -108,11 +109,13 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
             *initial_training_state(model, optimizer), domains=as_tensors(domains_0)
         )
 
+    def scale(domains: dw.DomainState) -> tf.Tensor:
+        # alpha_t = lambda_{t-1} / (sum_{j=t-r}^{t-1} N_j / r)
+        return dw.scaling_vector(steps.mixture(domains.lambda_), domains.mean_counts)
+
     def prepare(state: AgnosticFedAvgState, sums: Sums) -> TrainingBroadcast:
         del sums
-        # alpha_t = lambda_{t-1} / (sum_{j=t-r}^{t-1} N_j / r)
-        alpha = dw.scaling_vector(state.domains.lambda_, state.domains.mean_counts)
-        return TrainingBroadcast(state.weights, alpha)
+        return TrainingBroadcast(state.weights, scale(state.domains))
 
     def finish(state: AgnosticFedAvgState, sums: Sums) -> tuple[AgnosticFedAvgState, Report]:
         (summed,) = sums
@@ -125,17 +128,16 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
         # L = sum_k L^k / N_t
         losses = mean_domain_losses(domain_sums(summed))
         # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
-        lambda_ = dw.update_domain_weights(options, state.domains.lambda_, losses, counts)
+        lambda_ = steps.next(state.domains.lambda_, losses, counts)
         window, mean_counts = dw.append_counts(
             state.domains.window, state.domains.mean_counts, counts
         )
-        alpha = dw.scaling_vector(state.domains.lambda_, state.domains.mean_counts)
         report = training_report(
             model,
             domain_sums(summed),
             summed.clients,
             update.update_norm,
-            domain_weights={"lambda": lambda_, "alpha": alpha},
+            domain_weights={"lambda": steps.mixture(lambda_), "alpha": scale(state.domains)},
         )
         domains = dw.DomainState(lambda_, window, mean_counts)
         return AgnosticFedAvgState(update.weights, update.optimizer_state, domains), report
@@ -152,22 +154,10 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
         exchanges=(training,),
         finish=finish,
         models=lambda state: {MAIN_MODEL: state.weights},
-        quantities=training_quantities(
-            model,
-            domain_weights={
-                "lambda": Quantity(
-                    "lambda",
-                    "domain weight lambda",
-                    per_domain=True,
-                    role=Role.DOMAIN_WEIGHT,
-                    is_drawn=True,
-                    file_name="domain_weights",
-                ),
-                "alpha": Quantity("alpha", "scale alpha of a domain", per_domain=True),
-            },
-        ),
+        quantities=training_quantities(model, domain_weights=LAMBDA_QUANTITIES),
         client_data_spec=model.client_data_spec(),
         seed=problem.seed,
+        lambda_set=steps.lambda_set,
     )
 
 

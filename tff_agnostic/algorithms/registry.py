@@ -1,6 +1,6 @@
 """Every algorithm by name."""
 
-from tff_agnostic.algorithms import agnostic_fed_avg, fed_avg, fed_prox, q_ffl
+from tff_agnostic.algorithms import agnostic_fed_avg, fed_avg, fed_prox, q_ffl, stochastic_afl
 from tff_agnostic.algorithms.spec import AlgorithmSpec
 from tff_agnostic.registry import Registry
 
@@ -12,5 +12,6 @@ ALGORITHMS: Registry[AlgorithmSpec] = Registry(
         "fed_avg_target_only": fed_avg.TARGET_ONLY,
         "fed_prox": fed_prox.ALGORITHM,
         "q_ffl": q_ffl.ALGORITHM,
+        "stochastic_afl": stochastic_afl.ALGORITHM,
     },
 )

@@ -7,12 +7,13 @@ TensorFlow without variables, so that every runtime can take them, and a compile
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import tensorflow as tf
 
 from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
+from tff_agnostic.lambda_sets.lambda_set import LambdaSet
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.quantities import Quantities
 
@@ -87,6 +88,8 @@ class Algorithm:
         client_data_spec: Specs of one client's examples.
         seed: Seed of the run; local shuffling and dropout derive from it.
         with_weights: (state, weights) -> state with other weights of the main model.
+        lambda_set: The mixtures of domains of which it minimises the worst; None if it has no such
+            set.
     """
 
     name: str
@@ -98,6 +101,7 @@ class Algorithm:
     client_data_spec: Mapping[str, Any]
     seed: int = 0
     with_weights: Callable[[Any, ModelWeights], Any] = _replace_weights
+    lambda_set: Optional[LambdaSet] = None
 
     def main_model(self, state: Any) -> ModelWeights:
         """Returns the weights of the main model of a state."""

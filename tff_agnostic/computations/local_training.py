@@ -12,7 +12,7 @@ from tff_agnostic.computations.client_group import (
     one_client,
 )
 from tff_agnostic.computations.domain_pass import add_by_domain, measure_examples, zero_sums
-from tff_agnostic.computations.seeds import fold_in, random_order, stateless_seed
+from tff_agnostic.computations.seeds import example_order, fold_in, stateless_seed
 from tff_agnostic.models.functional import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
@@ -149,7 +149,7 @@ def local_training(
         return LocalTraining(trained, sums)
 
     def train_epoch(epoch: tf.Tensor, state: Any) -> tuple:
-        order = _order(clients, fold_in(seed, epoch), options.shuffle)
+        order = example_order(clients, fold_in(seed, epoch), options.shuffle)
         _, state = tf.while_loop(
             lambda start, _: start < clients.capacity,
             lambda start, state: (
@@ -206,10 +206,3 @@ def minus_rows(weight: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> tf.Tens
     distinct, positions = tf.unique(rows)
     totals = tf.math.unsorted_segment_sum(values, positions, tf.size(distinct))
     return tf.tensor_scatter_nd_sub(weight, distinct[:, tf.newaxis], totals)
-
-
-def _order(clients: ClientGroup, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
-    if shuffle:
-        return random_order(seed, clients.num_examples, clients.capacity)
-    shape = tf.concat([tf.shape(clients.num_examples), [clients.capacity]], axis=0)
-    return tf.broadcast_to(tf.range(clients.capacity), shape)

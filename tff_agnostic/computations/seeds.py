@@ -50,6 +50,20 @@ def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) 
     return tf.argsort(tf.where(is_example, keys, _MAX_INT64), stable=True)
 
 
+def example_order(clients: ClientGroup, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
+    """Returns the order in which clients take their examples, int32 [c], in a group [G, c].
+
+    Args:
+        clients: The clients.
+        seed: Of each client, int64.
+        shuffle: Whether it is a random one; otherwise it is theirs.
+    """
+    if shuffle:
+        return random_order(seed, clients.num_examples, clients.capacity)
+    shape = tf.concat([tf.shape(clients.num_examples), [clients.capacity]], axis=0)
+    return tf.broadcast_to(tf.range(clients.capacity), shape)
+
+
 def client_seeds(round_seed: tf.Tensor, clients: ClientGroup) -> tf.Tensor:
     """Returns the seed of each client in a round, int64, in the shape of `clients.num_examples`.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.program.config import RunConfig
-from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.run_spec import RunSpec, path_fields, resolve
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import DATA, option_flag
@@ -60,7 +60,7 @@ def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) 
             anywhere, as whoever reads them compares what is in them.
     """
     there, here = earlier.flags(), spec.flags()
-    free = {*CHANGEABLE, *_found_by_content(spec.task, known_content)}
+    free = {*CHANGEABLE, *_found_by_content(spec, known_content)}
     # What only one of them has belongs to another algorithm or aggregation, which is told.
     names = sorted({*here} & {*there}, key=lambda name: (name not in _CHIEF, name))
     different = [name for name in names if here[name] != there[name] and name not in free]
@@ -83,12 +83,13 @@ def changes(earlier: RunSpec, spec: RunSpec) -> list[str]:
     ]
 
 
-def _found_by_content(task: str, known_content: Container[str]) -> set[str]:
+def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
     """Returns the flags of files of which the content is known."""
     by_flag = {"data": DATA, "data_dir": DATA}
-    for field in dataclasses.fields(TASKS[task].options):
-        if field.metadata["is_path"]:
-            by_flag[option_flag(task, field)] = field.name
+    for field in path_fields(TASKS[spec.task].options):
+        by_flag[option_flag(spec.task, field)] = field.name
+    for field in path_fields(spec.algorithm):
+        by_flag[flag_of(field)] = field.name
     return {flag for flag, name in by_flag.items() if name in known_content}
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.errors import UserError
+from tff_agnostic.lambda_sets.lambda_set import LambdaSet
 from tff_agnostic.models.functional import Examples, ModelWeights
 from tff_agnostic.program.divergence import diverged
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, evaluation_report
@@ -33,6 +34,7 @@ class Evaluator:
         sample: How many clients evaluations between rounds use, the same in all; all if None.
         seed: Seeds the draw of these clients.
         worst_min_examples: See `EvaluationReport`.
+        lambda_set: The mixtures of which the worst is reported too; none if None.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class Evaluator:
         sample: Optional[int] = None,
         seed: int = 0,
         worst_min_examples: int = 1,
+        lambda_set: Optional[LambdaSet] = None,
     ) -> None:
         self._task = task
         self._evaluate = evaluate
         self._worst_min_examples = worst_min_examples
+        self._lambda_set = lambda_set
         self._sample = _sample(task.test.client_ids, sample, seed)
 
     def __call__(self, weights: ModelWeights, on_all: bool) -> EvaluationReport:
@@ -66,6 +70,7 @@ class Evaluator:
             evaluated.clipped,
             self._task.test_split,
             self._worst_min_examples,
+            self._lambda_set,
         )
 
     def diverged(self, round_num: int, report: EvaluationReport, on_all: bool) -> UserError:

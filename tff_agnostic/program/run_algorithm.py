@@ -1,11 +1,15 @@
-"""The algorithm of a run."""
+"""The algorithm of a run, and the mixtures that it has in view."""
+
+from typing import Optional
 
 import numpy as np
 
 from tff_agnostic.algorithms.spec import Problem
 from tff_agnostic.algorithms.user_algorithm import algorithm_named
 from tff_agnostic.computations.exchange import Algorithm
+from tff_agnostic.computations.lambda_steps import LambdaOptions, lambda_steps
 from tff_agnostic.data.clients import domain_counts
+from tff_agnostic.lambda_sets import LambdaSet
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.tasks.task import Task
 
@@ -26,6 +30,18 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
         expected_counts=_expected_counts(task, spec.config.clients_per_round),
     )
     return algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
+
+
+def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
+    """Returns the mixtures of domains of which a run minimises the worst; None if it has no set.
+
+    Raises:
+        UserError: If the settings do not fit the task.
+    """
+    if not isinstance(spec.algorithm, LambdaOptions):
+        return None
+    expected_counts = _expected_counts(task, spec.config.clients_per_round)
+    return lambda_steps(spec.algorithm, task.domain_names, expected_counts).lambda_set
 
 
 def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:

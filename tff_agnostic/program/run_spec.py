@@ -16,6 +16,7 @@ from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import file_digest
 from tff_agnostic.models.precision import computing_in
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.run_parts import (
@@ -84,7 +85,12 @@ class RunSpec:
         Args:
             task: Its task, loaded.
         """
-        return {**task.fingerprint, **algorithm_fingerprint(self.config.algorithm)}
+        of_files = {
+            field.name: file_digest(Path(getattr(self.algorithm, field.name)))
+            for field in path_fields(self.algorithm)
+            if getattr(self.algorithm, field.name) is not None
+        }
+        return {**task.fingerprint, **algorithm_fingerprint(self.config.algorithm), **of_files}
 
     def load_task(self) -> Task:
         """Loads the task; see `tasks.registry.load_task`."""
@@ -129,17 +135,13 @@ def resolve(
     tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
     values = {**before, **tuned, **wanted, "algorithm": name}
     config = made_of(RunConfig, values)
-    options = dataclasses.asdict(spec.options(**task_options))
-    for field in dataclasses.fields(spec.options):
-        if field.metadata["is_path"]:
-            options[field.name] = _absolute(_path(options[field.name]))
     run = RunSpec(
         task,
-        options,
+        dataclasses.asdict(_with_absolute_paths(spec.options(**task_options))),
         _absolute(data_dir),
         _absolute(data),
         config,
-        algorithm_options(name, values),
+        _with_absolute_paths(algorithm_options(name, values)),
         made_of(AGGREGATIONS[config.aggregation].options, values),
         frozenset(wanted),
     )
@@ -233,6 +235,16 @@ def _without_effect(flag: str, config: RunConfig) -> str:
             f"--{kind}={' or '.join(names)}"
         )
     return f"--{flag} has no effect with --algorithm={config.algorithm}"
+
+
+def path_fields(options: Any) -> list[dataclasses.Field]:
+    """Returns the fields of a dataclass of settings that name files."""
+    return [field for field in dataclasses.fields(options) if field.metadata["is_path"]]
+
+
+def _with_absolute_paths(options: Any) -> Any:
+    paths = {f.name: _absolute(_path(getattr(options, f.name))) for f in path_fields(options)}
+    return dataclasses.replace(options, **paths) if paths else options
 
 
 def _path(text: Optional[str]) -> Optional[Path]:

@@ -87,6 +87,7 @@ class TrainingRun:
                 config.evaluation_clients,
                 config.seed,
                 config.worst_min_examples,
+                self._algorithm.lambda_set,
             ),
             config.evaluate_every,
             config.rounds,

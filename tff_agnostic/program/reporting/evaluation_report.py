@@ -13,6 +13,7 @@ from tff_agnostic.computations.evaluation import (
     measure_grids,
 )
 from tff_agnostic.computations.histogram import Grid, quantile
+from tff_agnostic.lambda_sets import LambdaSet, Simplex
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.models.metrics import Metric
@@ -70,6 +71,19 @@ class SetReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorstMixture:
+    """The worst of a set of mixtures of domains.
+
+    Attributes:
+        loss: sum_i lambda_i L_i.
+        lambda_: The weight of each domain, by name.
+    """
+
+    loss: float
+    lambda_: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluationReport:
     """A federated evaluation.
 
@@ -83,6 +97,8 @@ class EvaluationReport:
         split: Whose clients were evaluated: "test", or "heldout".
         worst_min_examples: How many examples a domain needs to be counted in what is said of the
             worst domain, and of its difference from the best.
+        lambda_set: The mixtures of domains that the algorithm has in view; None if it has none, or
+            if they are all mixtures, of which the worst is the worst domain.
     """
 
     domains: Mapping[str, SetReport]
@@ -92,6 +108,7 @@ class EvaluationReport:
     clipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     split: str = TEST_SPLIT
     worst_min_examples: int = 1
+    lambda_set: Optional[LambdaSet] = None
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -112,6 +129,19 @@ class EvaluationReport:
         name = self.worst_domain(measure)
         return math.nan if name is None else self.domains[name].measures[measure].value
 
+    def worst_mixture(self) -> Optional["WorstMixture"]:
+        """Returns the mixture of `lambda_set` with the largest loss.
+
+        None without such a set, or if a domain has no examples or no finite loss.
+        """
+        losses = np.array([domain.measures["loss"].value for domain in self.domains.values()])
+        if self.lambda_set is None or not np.all(np.isfinite(losses)):
+            return None
+        lambda_ = self.lambda_set.worst(losses)
+        return WorstMixture(
+            float(lambda_ @ losses), dict(zip(self.domains, map(float, lambda_.tolist())))
+        )
+
     def difference(self, measure: str) -> float:
         """Returns by how much the values of the best and the worst domain differ; at least 0.
 
@@ -119,6 +149,19 @@ class EvaluationReport:
         """
         values = self._counted_values(measure).values()
         return max(values) - min(values) if values else math.nan
+
+    def _worst_mixture_json(self) -> dict[str, Any]:
+        if self.lambda_set is None:
+            return {}
+        worst = self.worst_mixture()
+        of_set = self.lambda_set.to_json(tuple(self.domains))
+        return {
+            "worst_mixture": {
+                **of_set,
+                "loss": None if worst is None else worst.loss,
+                "lambda": None if worst is None else dict(worst.lambda_),
+            }
+        }
 
     def _counted_values(self, measure: str) -> dict[str, float]:
         values = {name: report.measures[measure].value for name, report in self.domains.items()}
@@ -141,6 +184,7 @@ class EvaluationReport:
                 for name in self.measures
             },
             "difference": {name: _finite_or_none(self.difference(name)) for name in self.measures},
+            **self._worst_mixture_json(),
             "worst_min_examples": self.worst_min_examples,
             "not_counted": list(self.not_counted),
             "clients": dict(self.clients),
@@ -160,6 +204,7 @@ def evaluation_report(
     clipped: Optional[Mapping[str, int]] = None,
     split: str = TEST_SPLIT,
     worst_min_examples: int = 1,
+    lambda_set: Optional[LambdaSet] = None,
 ) -> EvaluationReport:
     """Returns the report of an evaluation.
 
@@ -170,6 +215,7 @@ def evaluation_report(
         clipped: Of secure sums, how many values of each field exceeded their bounds.
         split: Whose clients were evaluated.
         worst_min_examples: See `EvaluationReport`.
+        lambda_set: The mixtures of domains that the algorithm has in view, if it has any.
     """
     sums = summed.sums
     ratios = {"loss": (sums.losses, sums.counts)}
@@ -203,6 +249,7 @@ def evaluation_report(
         clipped={field: int(count) for field, count in (clipped or {}).items()},
         split=split,
         worst_min_examples=worst_min_examples,
+        lambda_set=None if isinstance(lambda_set, Simplex) else lambda_set,
     )
 
 

@@ -104,6 +104,10 @@ def _notes(report: EvaluationReport) -> list[str]:
     if report.not_counted:
         what = f"{report.split} examples"
         notes.append(not_counted_line(report.not_counted, report.worst_min_examples, what))
+    worst = report.worst_mixture()
+    if worst is not None:
+        of_domains = ", ".join(f"{name} {weight:.3f}" for name, weight in worst.lambda_.items())
+        notes.append(f"worst mixture of Lambda: loss {worst.loss:.4g} at {of_domains}")
     clipped = [f"{count} of {field}" for field, count in report.clipped.items() if count]
     if clipped:
         notes.append(

@@ -1,0 +1,55 @@
+"""Projections and worst mixtures by general solvers of SciPy: oracles for the package's own."""
+
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+from scipy import optimize
+
+# A set as a solver takes it: bounds of each coordinate, and g(x) >= 0 beside the sum of 1.
+Bounds = Sequence[tuple[float, float]]
+Inside = Optional[Callable[[np.ndarray], float]]
+
+
+def nearest(point: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray) -> np.ndarray:
+    """argmin ||x - v||^2."""
+    # Of the order of 1 everywhere, as the solver's tolerance is absolute.
+    scale = 1.0 + np.abs(point).max()
+    return _minimum(lambda x: np.sum((x - point) ** 2) / scale, bounds, inside, start)
+
+
+def nearest_in_entropy(
+    point: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray
+) -> np.ndarray:
+    """argmin sum_i x_i log(x_i / y_i)."""
+
+    def divergence(x: np.ndarray) -> float:
+        x = np.maximum(x, 1e-300)
+        return float(np.sum(x * np.log(x / point)))
+
+    return _minimum(divergence, bounds, inside, start)
+
+
+def worst(losses: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray) -> np.ndarray:
+    """argmax sum_i lambda_i L_i."""
+    scale = np.abs(losses).max()
+    return _minimum(lambda x: -float(losses @ x) / scale, bounds, inside, start)
+
+
+def _minimum(
+    objective: Callable[[np.ndarray], float], bounds: Bounds, inside: Inside, start: np.ndarray
+) -> np.ndarray:
+    constraints: list[dict[str, Any]] = [{"type": "eq", "fun": lambda x: x.sum() - 1.0}]
+    if inside is not None:
+        constraints.append({"type": "ineq", "fun": inside})
+    found = optimize.minimize(
+        objective,
+        start,
+        method="SLSQP",
+        bounds=bounds,
+        constraints=constraints,
+        options={"maxiter": 1000, "ftol": 1e-13},
+    )
+    # 8: no direction leads down any more, as far as rounding lets it see.
+    assert found.status in (0, 8), found.message
+    return np.asarray(found.x)

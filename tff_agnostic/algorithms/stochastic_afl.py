@@ -1,0 +1,418 @@
+"""Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
+
+Every round is one step of both players, from the same point: w descends along a gradient of
+sum_i lambda_i L_i, lambda climbs along the losses, and what is evaluated is the mean of the
+iterates. The paper has no federated round; this one asks each client of the cohort for one gradient
+of all its examples, or of a sample, each scaled by alpha_i = lambda_i / n_i. n_i is the number of
+examples of domain i that a round is expected to have, from totals over all clients, so that under
+uniform sampling of clients the sums are unbiased estimates of both gradients; a ratio of sums, such
+as the mean loss of a cohort, is not.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
+from tff_agnostic.computations.client_group import ClientGroup, PerClient
+from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
+from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.gradient_pass import gradient_pass
+from tff_agnostic.computations.lambda_steps import (
+    DOMAIN_WEIGHT_UPDATES,
+    LAMBDA_QUANTITIES,
+    LambdaOptions,
+    lambda_steps,
+)
+from tff_agnostic.computations.seeds import fold_in, stateless_seed
+from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
+from tff_agnostic.computations.server_update import (
+    as_tensors,
+    average_and_apply,
+    domain_sums,
+    initial_training_state,
+    mean_domain_losses,
+    training_output_bounds,
+    training_quantities,
+    training_report,
+)
+from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
+from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.quantities import Quantity
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import setting
+
+# Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
+_MAX_BETA = 10.0
+# Keep the draws of the two players apart.
+_OF_WEIGHTS, _OF_LAMBDA = 0, 1
+
+# t, counted from 1 -> what both step sizes are multiplied by.
+STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
+    "decay of steps",
+    {
+        "none": tf.ones_like,
+        "inverse_sqrt": tf.math.rsqrt,
+        "inverse": tf.math.reciprocal,
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions):
+    """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
+
+    Attributes:
+        domain_weight_update: "projected_gradient" is the paper's step; "exponentiated_gradient" is
+            mirror ascent with the entropy as mirror map.
+        weights_gradient: "per_domain": of all domains, each with its lambda; "weighted": of one
+            domain, which the server draws with probabilities lambda for the round.
+        lambda_gradient: "every_domain": the losses of all domains; "one_domain": p times that of
+            one domain, drawn uniformly, and 0 for the others.
+        domain_losses: "unbiased": sums of losses over the counts that a round is expected to have;
+            "ratio": over those that it has. An absent domain counts as 0 in both.
+        sample_size: Examples that each client draws; all if None.
+        step_decay: Member of `STEP_DECAYS`, for both players.
+        optimistic: Steps along 2 g_{t-1} - g_{t-2} in place of g_{t-1}, of both players.
+        weights_radius: Norm of the ball around 0 in which w stays; none if None.
+    """
+
+    server_learning_rate: float = setting(0.1, "Of the server optimizer.", positive=True)
+    domain_weight_update: str = setting(
+        "projected_gradient", "How lambda moves.", choices=DOMAIN_WEIGHT_UPDATES
+    )
+    weights_gradient: str = setting(
+        "per_domain",
+        "Of what the weights' gradient is in Stochastic-AFL: of all domains by their lambda, or of "
+        "one that is drawn by lambda.",
+        choices=Registry("gradient of the weights", {"per_domain": None, "weighted": None}),
+    )
+    lambda_gradient: str = setting(
+        "every_domain",
+        "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
+        "that is drawn uniformly.",
+        choices=Registry("gradient of lambda", {"every_domain": None, "one_domain": None}),
+    )
+    domain_losses: str = setting(
+        "unbiased",
+        "What sums of losses are divided by in Stochastic-AFL: counts that are expected "
+        "(unbiased), or those of the round (ratio).",
+        choices=Registry("estimate of domain losses", {"unbiased": None, "ratio": None}),
+    )
+    sample_size: Optional[int] = setting(
+        None, "Examples that each client draws for its gradient; all if not given.", at_least=1
+    )
+    step_decay: str = setting(
+        "none",
+        "How both players' steps fall in round t: not, by 1 / sqrt(t), or by 1 / t.",
+        choices=STEP_DECAYS,
+    )
+    optimistic: bool = setting(
+        False, "Whether both players step along twice the gradient less the one before."
+    )
+    weights_radius: Optional[float] = setting(
+        None, "Norm of the ball in which the weights stay; none if not given.", positive=True
+    )
+
+
+class Gradients(NamedTuple):
+    """Estimates of the gradients of both players.
+
+    Attributes:
+        weights: By w, like the trainable weights.
+        losses: By lambda, float32 [p].
+    """
+
+    weights: list[tf.Tensor]
+    losses: tf.Tensor
+
+
+class StochasticAflState(NamedTuple):
+    """What the server remembers.
+
+    Attributes:
+        weights: w_t.
+        optimizer_state: State of the server optimizer.
+        lambda_: lambda_t, by its coordinates in Lambda.
+        mean_weights: w_A, the mean of w_1 to w_t; w_0 before.
+        mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before.
+        steps: t, rounds that had examples, int32 scalar.
+        rounds: All rounds, int32 scalar: what draws are made from.
+        before: The gradients of the last step, for the optimistic variant; empty otherwise.
+    """
+
+    weights: ModelWeights
+    optimizer_state: Any
+    lambda_: tf.Tensor
+    mean_weights: list[tf.Tensor]
+    mean_lambda: tf.Tensor
+    steps: tf.Tensor
+    rounds: tf.Tensor
+    before: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientClient:
+    """What a client does: one gradient at w, and its losses there.
+
+    Attributes:
+        model: The model.
+        num_domains: p.
+        sample_size: Examples that it draws; all if None.
+    """
+
+    model: Model
+    num_domains: int
+    sample_size: Optional[int]
+
+    def __call__(
+        self,
+        broadcast: TrainingBroadcast,
+        clients: ClientGroup,
+        seed: tf.Tensor,
+        per_client: PerClient,
+    ) -> TrainingOutput:
+        """Returns what each client sends: in `weighted_delta` the gradient of its scaled losses."""
+        weights, alpha = broadcast
+        gradient, sums = gradient_pass(
+            self.model,
+            self.num_domains,
+            weights,
+            clients,
+            alpha,
+            seed,
+            per_client,
+            self.sample_size,
+        )
+        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.counts)
+        output = TrainingOutput(
+            weighted_delta=gradient,
+            beta=beta,
+            domain_losses=sums.losses,
+            domain_counts=sums.counts,
+            metric_sums=sums.metric_sums,
+            clients=no_clients(clients),
+        )
+        return only_sound(output, beta, clients, per_client)
+
+
+def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm:
+    """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one.
+
+    Raises:
+        UserError: If the initial domain weights or the set of lambda do not fit the domains.
+    """
+    model, p = problem.model, problem.num_domains
+    optimizer = options.build_server_optimizer()
+    steps = lambda_steps(options, problem.domain_names, problem.expected_counts)
+    expected = np.ones([p]) if problem.expected_counts is None else problem.expected_counts
+    # n_i
+    expected_counts = np.asarray(expected, np.float32)
+    decay = STEP_DECAYS[options.step_decay]
+
+    def initialize() -> StochasticAflState:
+        weights, optimizer_state = initial_training_state(model, optimizer)
+        # lambda_0
+        lambda_ = tf.constant(steps.initial, tf.float32)
+        no_gradients = Gradients([tf.zeros_like(w) for w in weights.trainable], tf.zeros([p]))
+        return StochasticAflState(
+            weights=weights,
+            optimizer_state=optimizer_state,
+            lambda_=lambda_,
+            mean_weights=list(weights.trainable),
+            mean_lambda=steps.mixture(lambda_),
+            steps=tf.constant(0),
+            rounds=tf.constant(0),
+            before=no_gradients if options.optimistic else (),
+        )
+
+    def drawn(probabilities: tf.Tensor, rounds: tf.Tensor, stream: int) -> tf.Tensor:
+        seed = fold_in(fold_in(tf.constant(problem.seed, tf.int64), rounds), stream)
+        return tf.one_hot(draw(probabilities, stateless_seed(seed)), p)
+
+    def scale(state: StochasticAflState) -> tf.Tensor:
+        lambda_ = steps.mixture(state.lambda_)
+        if options.weights_gradient == "weighted":
+            # K ~ lambda: as if lambda were the vertex of domain K.
+            lambda_ = drawn(lambda_, state.rounds, _OF_WEIGHTS)
+        # alpha_i = lambda_i / n_i
+        return lambda_ / expected_counts
+
+    def prepare(state: StochasticAflState, sums: Sums) -> TrainingBroadcast:
+        del sums
+        return TrainingBroadcast(state.weights, scale(state))
+
+    def estimates(state: StochasticAflState, summed: TrainingOutput) -> Gradients:
+        # delta_lambda L
+        losses = mean_domain_losses(domain_sums(summed))
+        if options.domain_losses == "unbiased":
+            losses = summed.domain_losses / expected_counts
+        if options.lambda_gradient == "one_domain":
+            # p L_K for K uniform in [p]
+            losses *= p * drawn(tf.ones([p]) / p, state.rounds, _OF_LAMBDA)
+        # delta_w L
+        return Gradients(summed.weighted_delta, losses)
+
+    def finish(state: StochasticAflState, sums: Sums) -> tuple[StochasticAflState, Report]:
+        (summed,) = sums
+        counts = tf.cast(summed.domain_counts, tf.float32)
+        has_examples = tf.reduce_sum(counts) > 0
+        t = state.steps + tf.cast(has_examples, tf.int32)
+        factor = decay(tf.cast(tf.maximum(t, 1), tf.float32))
+        found = estimates(state, summed)
+        before = state.before
+        directions = optimistic(found, before, t) if options.optimistic else found
+        # w_t = Project_W(w_{t-1} - gamma_w delta_w L)
+        update = average_and_apply(
+            optimizer,
+            state.weights,
+            state.optimizer_state,
+            directions.weights,
+            tf.cast(has_examples, tf.float32),
+        )
+        trainable = scaled_step(state.weights.trainable, update.weights.trainable, factor)
+        if options.weights_radius is not None:
+            trainable = project_to_ball(trainable, options.weights_radius)
+        # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
+        lambda_ = steps.next(state.lambda_, directions.losses, counts, factor)
+        # w_A, lambda_A
+        mean_weights = [
+            running_mean(mean, w, t, has_examples) for mean, w in zip(state.mean_weights, trainable)
+        ]
+        mean_lambda = running_mean(state.mean_lambda, steps.mixture(lambda_), t, has_examples)
+        report = training_report(
+            model,
+            domain_sums(summed),
+            summed.clients,
+            tf.linalg.global_norm([n - o for n, o in zip(trainable, state.weights.trainable)]),
+            domain_weights={
+                "lambda": steps.mixture(lambda_),
+                "alpha": scale(state),
+                "mean_lambda": mean_lambda,
+            },
+        )
+        report["finalizer"]["weight"] = summed.beta
+        if options.optimistic:
+            before = tf.nest.map_structure(
+                lambda new, old: tf.where(has_examples, new, old), found, before
+            )
+        return (
+            StochasticAflState(
+                ModelWeights(trainable, state.weights.non_trainable),
+                update.optimizer_state,
+                lambda_,
+                mean_weights,
+                mean_lambda,
+                t,
+                state.rounds + 1,
+                before,
+            ),
+            report,
+        )
+
+    def models(state: StochasticAflState) -> dict[str, ModelWeights]:
+        return {
+            MAIN_MODEL: ModelWeights(state.mean_weights, state.weights.non_trainable),
+            "last": state.weights,
+        }
+
+    quantities = training_quantities(
+        model,
+        domain_weights={
+            **LAMBDA_QUANTITIES,
+            "mean_lambda": Quantity("mean_lambda", "mean of lambda so far", per_domain=True),
+        },
+    )
+    quantities["finalizer"]["weight"] = Quantity(
+        "weight", "sum of the clients' weights, 1 on average"
+    )
+    training = Exchange(
+        name="training",
+        prepare=prepare,
+        client=GradientClient(model, p, options.sample_size),
+        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
+    )
+    return Algorithm(
+        name="stochastic_afl",
+        initialize=initialize,
+        exchanges=(training,),
+        finish=finish,
+        models=models,
+        quantities=OrderedDict(quantities),
+        client_data_spec=model.client_data_spec(),
+        seed=problem.seed,
+        with_weights=_start_from,
+        lambda_set=steps.lambda_set,
+    )
+
+
+def _start_from(state: StochasticAflState, weights: ModelWeights) -> StochasticAflState:
+    return state._replace(
+        weights=weights,
+        mean_weights=list(weights.trainable),
+        steps=as_tensors(np.zeros([], np.int32)),
+    )
+
+
+def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns an index, int32 scalar; never one whose probability is 0.
+
+    Args:
+        probabilities: At least 0, float32 [n]; their sum may be rounded.
+        seed: int32 [2].
+    """
+    ends = tf.cumsum(probabilities)
+    place = tf.random.stateless_uniform([], seed) * ends[-1]
+    # What rounding leaves beyond the last end belongs to the last one that is positive.
+    last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
+    return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
+
+
+def optimistic(found: Gradients, before: Gradients, step: tf.Tensor) -> Gradients:
+    """Returns 2 g_{t-1} - g_{t-2}; g_{-1} is g_0.
+
+    Args:
+        found: g_{t-1}.
+        before: g_{t-2}.
+        step: t, counted from 1.
+    """
+    return tf.nest.map_structure(
+        lambda new, old: tf.where(step <= 1, new, 2.0 * new - old), found, before
+    )
+
+
+def scaled_step(
+    before: list[tf.Tensor], after: list[tf.Tensor], factor: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns weights moved by `factor` times a step: an optimizer's rate may not change."""
+    return [
+        tf.where(factor < 1.0, w + factor * (stepped - w), stepped)
+        for w, stepped in zip(before, after)
+    ]
+
+
+def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
+    """Returns the weights nearest to the given ones whose norm is at most `radius`."""
+    norm = tf.linalg.global_norm(weights)
+    factor = tf.where(norm > radius, radius / norm, 1.0)
+    return [w * factor for w in weights]
+
+
+def running_mean(
+    mean: tf.Tensor, value: tf.Tensor, count: tf.Tensor, is_counted: tf.Tensor
+) -> tf.Tensor:
+    """Returns the mean of `count` values, the last of which is `value`, if it is counted."""
+    share = 1.0 / tf.cast(tf.maximum(count, 1), tf.float32)
+    return tf.where(is_counted, mean + (value - mean) * share, mean)
+
+
+ALGORITHM = AlgorithmSpec(
+    label="Stochastic-AFL",
+    paper="Mohri et al. 2019, figures 3 and 4",
+    build=stochastic_afl,
+    options=StochasticAflOptions,
+    traits=frozenset({Trait.PARTITION_BLIND}),
+)

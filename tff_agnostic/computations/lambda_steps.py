@@ -1,0 +1,270 @@
+"""How lambda climbs in its set: one step a round on the domains' losses.
+
+Sources: Mohri, Sivek, Suresh 2019, sections 3 and 4; Ro et al. 2021, Algorithm 1, SERVER line 12.
+Pure functions on float32 vectors, usable with NumPy arrays.
+"""
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from typing import Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.lambda_sets.lambda_set import LambdaSet
+from tff_agnostic.lambda_sets.options import LambdaSetOptions
+from tff_agnostic.lambda_sets.simplex import project_to_simplex
+from tff_agnostic.quantities import Quantity, Role
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import setting
+
+_SUM_TOLERANCE = 1e-3
+# The smallest normal float32: what is smaller, processors may take for 0.
+_SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
+
+
+def exponentiated_gradient(
+    lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    """Returns lambda * exp(gamma L), normalised (SERVER line 12), in the log domain.
+
+    A positive weight stays positive, however small; 0 stays 0. A product gamma L beyond float32's
+    range gives the limit: all weight on the domains with the largest loss.
+    """
+    losses = tf.convert_to_tensor(losses)
+    exponents = learning_rate * losses
+    # The same up to a factor of all weights, and it rounds otherwise: only where it has to be.
+    from_largest = learning_rate * (losses - tf.reduce_max(losses))
+    in_range = tf.reduce_all(tf.math.is_finite(exponents))
+    logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
+    unnormalized = tf.exp(logits - tf.reduce_max(logits))
+    normalized = unnormalized / tf.reduce_sum(unnormalized)
+    return tf.where(lambda_ > 0, tf.maximum(normalized, _SMALLEST_WEIGHT), 0.0)
+
+
+def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
+    """Returns the projection of lambda + gamma L on the simplex (Mohri et al. 2019, 4.2)."""
+    return project_to_simplex(lambda_ + learning_rate * losses)
+
+
+def fixed(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
+    """Returns lambda unchanged."""
+    del losses, learning_rate
+    return lambda_
+
+
+def _entropy_step(
+    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    return lambda_set.nearest_in_entropy(exponentiated_gradient(coordinates, slopes, learning_rate))
+
+
+def _euclidean_step(
+    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    return lambda_set.nearest(coordinates + learning_rate * slopes)
+
+
+def _no_step(
+    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    del lambda_set
+    return fixed(coordinates, slopes, learning_rate)
+
+
+# (set, coordinates, gradient by them, learning rate) -> coordinates. Mirror ascent with the entropy
+# as mirror map, with half the squared norm, and none.
+DomainWeightUpdate = Callable[[LambdaSet, tf.Tensor, tf.Tensor, float], tf.Tensor]
+DOMAIN_WEIGHT_UPDATES: Registry[DomainWeightUpdate] = Registry(
+    "domain weight update",
+    {
+        "exponentiated_gradient": _entropy_step,
+        "projected_gradient": _euclidean_step,
+        "fixed": _no_step,
+    },
+)
+
+# What mu chi2(lambda || m_bar) is to the objective: equation (6) of Mohri et al. adds it within the
+# maximum, which is the pessimism of their bound, and a convex function of lambda; taken away, it is
+# the penalty of distributionally robust optimisation, and keeps lambda near m_bar.
+CHI2_SIGNS: Registry[float] = Registry("sign of chi2", {"penalty": -1.0, "pessimism": 1.0})
+
+
+# Describes what algorithms report of lambda, beside losses.
+LAMBDA_QUANTITIES: Mapping[str, Quantity] = types.MappingProxyType(
+    {
+        "lambda": Quantity(
+            "lambda",
+            "domain weight lambda",
+            per_domain=True,
+            role=Role.DOMAIN_WEIGHT,
+            is_drawn=True,
+            file_name="domain_weights",
+        ),
+        "alpha": Quantity("alpha", "scale alpha of a domain", per_domain=True),
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LambdaOptions(LambdaSetOptions):
+    """How lambda moves, and where; part of the settings of algorithms that have it.
+
+    Attributes:
+        domain_weight_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`.
+        domain_learning_rate: gamma_lambda; positive.
+        initial_domain_weights: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
+            its centre. A weight of 0 stays 0 under exponentiated gradient. A hull starts from the
+            mean of its mixtures.
+        freeze_absent_domains: Keep the weight of a domain without examples in a round. Otherwise
+            its loss counts as 0, as section 4 of Ro et al. has it (line 11 as printed is 0/0).
+        chi2_weight: mu of a term mu chi2(lambda || m_bar) of the objective, at least 0.
+        chi2_sign: Member of `CHI2_SIGNS`.
+    """
+
+    domain_weight_update: str = setting(
+        "exponentiated_gradient", "How lambda moves.", choices=DOMAIN_WEIGHT_UPDATES
+    )
+    domain_learning_rate: float = setting(0.01, "gamma_lambda.", positive=True)
+    initial_domain_weights: Optional[tuple[float, ...]] = setting(
+        None,
+        "lambda_0, comma-separated; if not given, uniform, or in a ball the training mixture.",
+        only_with=("lambda_set", ("simplex", "box", "ball")),
+    )
+    freeze_absent_domains: bool = setting(
+        False,
+        "Keep lambda of a domain without examples in a round; otherwise its loss counts as 0.",
+        only_with=("lambda_set", ("simplex",)),
+    )
+    chi2_weight: float = setting(
+        0.0, "mu of a term mu chi2(lambda || training mixture) of the objective.", at_least=0.0
+    )
+    chi2_sign: str = setting(
+        "penalty",
+        "Whether that term is a penalty, which keeps lambda near the training mixture, or a "
+        "pessimism, as equation (6) of Mohri et al. has it, which drives it away.",
+        choices=CHI2_SIGNS,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LambdaSteps:
+    """Moves lambda; what `LambdaOptions` make of the domains of a problem.
+
+    Attributes:
+        options: The settings.
+        lambda_set: Lambda.
+        training_mixture: m_bar, the domains' shares of the training examples, p positive numbers.
+        initial: The coordinates of lambda_0.
+    """
+
+    options: LambdaOptions
+    lambda_set: LambdaSet
+    training_mixture: tuple[float, ...]
+    initial: tuple[float, ...]
+
+    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
+        """Returns lambda, float32 [p], of coordinates in the set."""
+        return self.lambda_set.mixture(coordinates)
+
+    def next(
+        self,
+        coordinates: tf.Tensor,
+        losses: tf.Tensor,
+        counts: tf.Tensor,
+        rate_factor: Optional[tf.Tensor] = None,
+    ) -> tf.Tensor:
+        """Returns the coordinates of lambda_t from those of lambda_{t-1}.
+
+        With `freeze_absent_domains`, absent domains keep their weight and the others share the rest
+        in the proportions that the update gives them. A round without any example changes nothing.
+        A weight that the update leaves positive stays positive: one that were rounded to 0 could
+        never grow again.
+
+        Args:
+            coordinates: Of lambda_{t-1}, float32 [q].
+            losses: L, the mean losses of the domains, float32 [p].
+            counts: N_t, the round's examples of each domain, float32 [p].
+            rate_factor: What gamma_lambda is multiplied by in this round; 1 if None.
+        """
+        options = self.options
+        update = DOMAIN_WEIGHT_UPDATES[options.domain_weight_update]
+        rate = options.domain_learning_rate
+        if rate_factor is not None:
+            rate = rate * rate_factor
+        if options.freeze_absent_domains:
+            # Updates depend on differences of losses. Beside the 0 of an absent domain, negative
+            # losses could leave the present ones without any weight to share.
+            losses = tf.where(counts > 0, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
+        if options.chi2_weight:
+            losses += self._chi2_slope(coordinates)
+        updated = update(self.lambda_set, coordinates, self.lambda_set.slopes(losses), rate)
+        is_positive = updated > 0
+        if options.freeze_absent_domains:
+            present = tf.cast(counts > 0, coordinates.dtype)
+            share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
+            kept = coordinates * (1.0 - present)
+            updated = share * tf.reduce_sum(coordinates * present) + kept
+        updated = tf.where(is_positive, tf.maximum(updated, _SMALLEST_WEIGHT), updated)
+        return tf.where(tf.reduce_sum(counts) > 0, updated, coordinates)
+
+    def _chi2_slope(self, coordinates: tf.Tensor) -> tf.Tensor:
+        m = tf.constant(self.training_mixture, tf.float32)
+        sign = CHI2_SIGNS[self.options.chi2_sign]
+        return sign * self.options.chi2_weight * 2.0 * (self.mixture(coordinates) - m) / m
+
+
+def lambda_steps(
+    options: LambdaOptions,
+    domain_names: Sequence[str],
+    expected_counts: Optional[Sequence[float]] = None,
+) -> LambdaSteps:
+    """Returns what moves lambda among the domains of a problem.
+
+    Args:
+        options: The settings.
+        domain_names: Of the p domains.
+        expected_counts: Examples of each domain in a round, whose shares are the training mixture;
+            uniform if None.
+
+    Raises:
+        UserError: If lambda_0 does not fit the domains, is no point of the simplex or not in the
+            set, or if the set is empty.
+    """
+    p = len(domain_names)
+    counts = np.ones([p]) if expected_counts is None else np.asarray(expected_counts, np.float64)
+    training_mixture = counts / counts.sum()
+    lambda_set = options.build_lambda_set(domain_names, training_mixture)
+    flag = "--initial_domain_weights"
+    given = options.initial_domain_weights
+    if given is None and options.lambda_set == "ball":
+        weights = training_mixture
+    else:
+        weights = per_domain(flag, given, p, default=1.0 / p)
+    if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
+        raise UserError(
+            f"{flag}: expected non-negative numbers that sum to 1, found "
+            f"{list(options.initial_domain_weights or ())}, which sum to {weights.sum():g}"
+        )
+    initial = lambda_set.start(weights / weights.sum())
+    return LambdaSteps(
+        options, lambda_set, tuple(training_mixture.tolist()), tuple(initial.tolist())
+    )
+
+
+def per_domain(
+    flag: str, values: Optional[Sequence[float]], length: int, default: float
+) -> np.ndarray:
+    """Returns values of a flag as a float64 vector with an entry per domain.
+
+    Raises:
+        UserError: Naming the flag, if there are more or fewer.
+    """
+    if values is None:
+        return np.full([length], default)
+    vector = np.asarray(values, np.float64)
+    if vector.shape != (length,):
+        raise UserError(f"{flag}: expected {length} numbers, one per domain, found {vector.size}")
+    return vector

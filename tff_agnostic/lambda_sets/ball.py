@@ -1,0 +1,202 @@
+"""Mixtures near that of the training examples: chi2(lambda || m_bar) <= rho.
+
+The distance is the one of the paper's generalisation bound: its skewness is the largest
+chi2(lambda || m_bar) + 1 of the set (Mohri et al. 2019, section 3), which the radius bounds.
+
+A projection is the solution x(mu) of an unconstrained problem, for the multiplier mu of the ball at
+which x(mu) is on its surface; chi2 falls as mu grows, so that mu is found by bisection. All of it
+in float64: the weights of small domains divide.
+"""
+
+import dataclasses
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.errors import UserError
+
+_TOLERANCE = 1e-6
+# Of the multiplier, in powers of 2; each bisection halves what is left.
+_LOG_MULTIPLIERS = (-80.0, 80.0)
+_BISECTIONS = 50
+_NEWTON_STEPS = 12
+_LAMBERT_STEPS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Ball:
+    """A ball around a mixture, within the simplex.
+
+    Attributes:
+        center: m_bar, the shares of the training examples; positive, of sum 1.
+        radius: rho, the largest chi2 distance sum_i (lambda_i - m_i)^2 / m_i; positive.
+    """
+
+    center: tuple[float, ...]
+    radius: float
+
+    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
+        """Returns lambda."""
+        return coordinates
+
+    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+        """Returns L."""
+        return losses
+
+    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+        """See `LambdaSet`."""
+        return self._on_surface(point, _euclidean)
+
+    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+        """See `LambdaSet`."""
+        return self._on_surface(point, _entropic)
+
+    def start(self, initial: np.ndarray) -> np.ndarray:
+        """Returns lambda_0.
+
+        Raises:
+            UserError: If lambda_0 is outside of the ball.
+        """
+        distance = _chi2_of_arrays(initial, np.array(self.center))
+        if distance > self.radius + _TOLERANCE:
+            raise UserError(
+                f"--initial_domain_weights: expected a lambda_0 within --lambda_radius="
+                f"{self.radius:g} of the training mixture {np.round(self.center, 6).tolist()}, "
+                f"found one at a chi2 distance of {distance:g}"
+            )
+        return initial
+
+    def worst(self, losses: np.ndarray) -> np.ndarray:
+        """See `LambdaSet`.
+
+        With the multiplier mu of the ball and nu of the sum, lambda_i is m_i times the part of
+        1 + (L_i - nu) / (2 mu) that is positive.
+        """
+        center = np.array(self.center, np.float64)
+
+        def at(log_multiplier: float) -> np.ndarray:
+            # max sum_i lambda_i L_i - mu chi2: a projection of the centre, moved along L.
+            mu = 2.0**log_multiplier
+            return _weighted_simplex(center * (1.0 + losses / (2.0 * mu)), center)
+
+        low, high = _LOG_MULTIPLIERS
+        if _chi2_of_arrays(at(low), center) <= self.radius:
+            return at(low)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            inside = _chi2_of_arrays(at(middle), center) <= self.radius
+            low, high = (low, middle) if inside else (middle, high)
+        return at(high)
+
+    def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
+        """See `LambdaSet`."""
+        return {
+            "set": "ball",
+            "center": dict(zip(domain_names, self.center)),
+            "radius": self.radius,
+        }
+
+    def _on_surface(
+        self, point: tf.Tensor, nearest: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        center = tf.constant(self.center, tf.float64)
+        target = tf.cast(point, tf.float64)
+
+        def bisect(step: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple:
+            middle = (low + high) / 2
+            inside = _chi2(nearest(target, center, _power_of_2(middle)), center) <= self.radius
+            return step + 1, tf.where(inside, low, middle), tf.where(inside, middle, high)
+
+        def projected() -> tf.Tensor:
+            bounds = [tf.constant(bound, tf.float64) for bound in _LOG_MULTIPLIERS]
+            _, _, high = tf.while_loop(
+                lambda step, *_: step < _BISECTIONS, bisect, (tf.constant(0), *bounds)
+            )
+            return nearest(target, center, _power_of_2(high))
+
+        unconstrained = nearest(target, center, tf.constant(0.0, tf.float64))
+        found = tf.cond(
+            _chi2(unconstrained, center) <= self.radius, lambda: unconstrained, projected
+        )
+        return tf.cast(found, point.dtype)
+
+
+def _power_of_2(exponent: tf.Tensor) -> tf.Tensor:
+    return tf.pow(tf.constant(2.0, tf.float64), exponent)
+
+
+def _chi2(lambda_: tf.Tensor, center: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.square(lambda_ - center) / center)
+
+
+def _chi2_of_arrays(lambda_: np.ndarray, center: np.ndarray) -> float:
+    return float(np.sum(np.square(lambda_ - center) / center))
+
+
+def _euclidean(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
+    """Returns argmin over the simplex of ||x - v||^2 + mu chi2(x || m).
+
+    x_i = w_i max(v_i + mu - nu, 0) with w_i = 1 / (1 + mu / m_i); nu as in `project_to_simplex`.
+    """
+    # By 1 + mu, so that nothing grows with mu.
+    weights = (1.0 + mu) / (1.0 + mu / center)
+    values = (point + mu) / (1.0 + mu)
+    order = tf.argsort(values, direction="DESCENDING")
+    sorted_values, sorted_weights = tf.gather(values, order), tf.gather(weights, order)
+    total = tf.cumsum(sorted_weights)
+    thresholds = (tf.cumsum(sorted_weights * sorted_values) - 1.0) / total
+    support_size = tf.reduce_sum(tf.cast(sorted_values > thresholds, tf.int32))
+    return weights * tf.maximum(values - thresholds[support_size - 1], 0.0)
+
+
+def _weighted_simplex(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns x_i = max(a_i - nu w_i, 0) of sum 1."""
+    order = np.argsort(-values / weights, kind="stable")
+    a, w = np.cumsum(values[order]), np.cumsum(weights[order])
+    thresholds = (a - 1.0) / w
+    support_size = int(np.sum(values[order] / weights[order] > thresholds))
+    x: np.ndarray = np.maximum(values - thresholds[support_size - 1] * weights, 0.0)
+    return x
+
+
+def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
+    """Returns argmin over the simplex of sum_i x_i log(x_i / y_i) + mu / 2 chi2(x || m).
+
+    log x_i + mu x_i / m_i = log y_i - nu; the sum of x falls in nu, and is convex in it.
+    """
+    # 0 stays 0.
+    is_positive = point > 0
+    log_y = tf.math.log(tf.where(is_positive, point, 1.0))
+    k = mu / center
+
+    def x_of(nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = _root_of_x_plus_log_x(log_y - nu, k)
+        x = tf.where(is_positive, x, 0.0)
+        # dx / dnu = -x / (1 + k x)
+        return tf.reduce_sum(x), tf.reduce_sum(x / (1.0 + k * x))
+
+    def newton(step: tf.Tensor, nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        total, slope = x_of(nu)
+        return step + 1, nu + (total - 1.0) / slope
+
+    # Here one x_i is 1 by itself: left of the root, from where Newton's steps do not overshoot.
+    lowest = tf.reduce_max(tf.where(is_positive, log_y - k, -np.inf))
+    _, nu = tf.while_loop(lambda step, _: step < _NEWTON_STEPS, newton, (tf.constant(0), lowest))
+    x = tf.where(is_positive, _root_of_x_plus_log_x(log_y - nu, k), 0.0)
+    return x / tf.reduce_sum(x)
+
+
+def _root_of_x_plus_log_x(a: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+    """Returns the x with log x + k x = a: exp(a) for k = 0, W(k exp(a)) / k otherwise.
+
+    With u = log x this is u + k exp(u) = a, whose left side is convex and grows: from the right of
+    the root Newton's steps do not overshoot.
+    """
+    beyond = a + tf.math.log(tf.maximum(k, np.finfo(np.float64).tiny))
+    # u <= a always; where k exp(a) is large, k exp(u) <= a + log k too.
+    u = tf.where(beyond > 1.0, a - beyond + tf.math.log(tf.maximum(beyond, 1.0)), a)
+    for _ in range(_LAMBERT_STEPS):
+        growth = k * tf.exp(u)
+        u -= (u + growth - a) / (1.0 + growth)
+    return tf.exp(u)

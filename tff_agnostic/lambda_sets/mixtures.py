@@ -1,0 +1,61 @@
+"""Files of named mixtures of domains."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json
+
+_SUM_TOLERANCE = 1e-3
+
+
+def read_mixtures(
+    path: str, domain_names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
+    """Reads a JSON object of mixtures by name, each an object of weights by domain.
+
+    A domain that a mixture does not name has the weight 0.
+
+    Args:
+        path: The file.
+        domain_names: Names of the p domains.
+
+    Returns:
+        The mixtures' names, and their weights of all domains in the order of `domain_names`.
+
+    Raises:
+        UserError: If it cannot be read, names a domain that there is not, or holds something that
+            is no mixture.
+    """
+    content = read_json(Path(path))
+    if not content:
+        raise UserError(f"--mixtures={path}: expected at least one mixture, found none")
+    mixtures = [
+        _mixture(f"--mixtures={path}: {name}", content[name], domain_names) for name in content
+    ]
+    return tuple(content), tuple(mixtures)
+
+
+def _mixture(where: str, weights: Any, domain_names: Sequence[str]) -> tuple[float, ...]:
+    if not isinstance(weights, dict):
+        raise UserError(
+            f'{where}: expected weights by domain, as in {{"{domain_names[0]}": 1}}, found '
+            f"{type(weights).__name__}"
+        )
+    unknown = [name for name in weights if name not in domain_names]
+    if unknown:
+        raise UserError(
+            f"{where}: expected domains of {', '.join(domain_names)}, found {', '.join(unknown)}"
+        )
+    for name, weight in weights.items():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not math.isfinite(weight) or weight < 0:
+            raise UserError(
+                f"{where}: expected a number of at least 0 for {name}, found {weight!r}"
+            )
+    total = math.fsum(weights.values())
+    if abs(total - 1) > _SUM_TOLERANCE:
+        raise UserError(f"{where}: expected weights that sum to 1, found {total:g}")
+    return tuple(weights.get(name, 0.0) / total for name in domain_names)
