@@ -190,7 +190,7 @@ def test_over_all_domains_the_weighted_gradient_is_the_per_domain_one():
 def test_over_all_draws_a_sample_has_the_gradient_and_the_losses_of_all_examples():
     """Of samples of one example each is n times that example, and all are drawn alike."""
     rng = np.random.default_rng(5)
-    client = make_client(rng.normal(size=[5, 4]), rng.integers(3, size=5), [0, 1, 1, 2, 0])
+    client = make_client(rng.normal(size=[5, 4]), [0, 1, 1, 2, 0], rng.integers(3, size=5))
     alpha = np.array([0.5, 0.2, 0.3], np.float32)
 
     @tf.function
@@ -289,7 +289,7 @@ def test_it_converges_to_the_exact_saddle(cohort_runtime):
     domain = (np.arange(60) % 3 == 0).astype(np.int32)
     logits = x @ rng.normal(size=[4, 3]) + np.where(domain, 2.5, -0.5)[:, np.newaxis] * [1, 0, -1]
     y = np.argmax(logits + rng.gumbel(size=[60, 3]), axis=1).astype(np.int32)
-    client = make_client(x, y, domain)
+    client = make_client(x, domain, y)
     counts = np.bincount(domain).astype(float)
     algorithm = _build(
         2, counts, server_learning_rate=0.5, domain_learning_rate=0.1, optimistic=True
