@@ -1,5 +1,6 @@
 """What tests share: one running runtime of each kind a session."""
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
 
 # TensorFlow reads it when it is first imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def pytest_configure() -> None:
+    """Looks for garbage less often: graphs are many small objects, which nearly all stay."""
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope="session")

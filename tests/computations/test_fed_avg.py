@@ -116,9 +116,9 @@ def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
 def test_losses_are_measured_for_every_example_whatever_the_batches():
     """With a learning rate of almost nothing, they are those at w, in every algorithm."""
     rng = np.random.default_rng(5)
-    cohort = [random_client(rng, n, range(3)) for n in (7, 4, 0, 1)]
+    cohort = [random_client(rng, n, range(3)) for n in (4, 2, 0, 1)]
     found = []
-    for batch_size in (1, 3, 100):
+    for batch_size in (3, 100):
         settings = {"client_learning_rate": 1e-12, "client_epochs": 2, "batch_size": batch_size}
         for name in ALGORITHMS:
             training = EagerTraining(build(name, **settings))
@@ -126,7 +126,7 @@ def test_losses_are_measured_for_every_example_whatever_the_batches():
     for measured in found[1:]:
         assert_all_close(measured["loss"], found[0]["loss"])
         np.testing.assert_array_equal(measured["num_examples"], found[0]["num_examples"])
-    assert sum(found[0]["num_examples"]) == 12
+    assert sum(found[0]["num_examples"]) == 7
 
 
 def test_target_only_trains_on_its_domain_only():

@@ -21,11 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
 # What makes a documented command quick. The last value of a flag counts.
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
+# To vectorise a model of sentences takes longer than two such rounds.
+_STREAMED = "--client_mode=streamed"
 SHORTENED = {
     "train": ["--rounds=2"],
     "compare": ["--rounds=2", "--trials=1"],
-    # To vectorise a model of sentences takes longer than two such rounds.
-    "reproduce": ["--rounds=2", "--trials=1", *_FEW_CLIENTS, "--client_mode=streamed"],
+    "reproduce": ["--rounds=2", "--trials=1", *_FEW_CLIENTS, _STREAMED],
     "import_data": ["--max_records=3000"],
     "evaluate": [],
     "export": [],
@@ -57,7 +58,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Commands:
     """Runs the commands of binaries, nearly all in this process: TensorFlow takes seconds to start.
 
-    The first one of each binary is a process, and so are imports, which need none, and Ray.
+    The first one of each binary is a process, and so is Ray.
     """
 
     def __init__(self, call: Caller) -> None:
@@ -68,7 +69,7 @@ class Commands:
         """Runs a command to its end."""
         if name in self._started and name == "run_plan":
             return Outcome(*run_plan(*arguments))
-        if name in self._started - {"import_data"} and "--runtime=ray" not in arguments:
+        if name in self._started and "--runtime=ray" not in arguments:
             with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()):
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
         self._started.add(name)
@@ -136,7 +137,8 @@ def _run(commands: Commands, page: Path, line: str) -> str:
     for value in (argument.partition("=")[2] for argument in arguments):
         if value.startswith("../shared") and not Path(value).exists():
             return value
-    outcome = commands(command, *arguments, *SHORTENED[command])
+    of_sentences = [_STREAMED] if "--custom_sequence_length" in line else []
+    outcome = commands(command, *arguments, *SHORTENED[command], *of_sentences)
     assert outcome.status == 0, f"{line}\n{outcome.err}"
     return ""
 

@@ -218,7 +218,12 @@ def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], A
 
 
 # TensorFlow traces what it vectorises in eager mode, too.
-@pytest.mark.parametrize("length", [3, 66], ids=["unrolled", "loop"])
+@pytest.mark.parametrize(
+    ("make_layer", "length"),
+    [(LAYERS["cifg"], 3), (LAYERS["lstm"], 66), (LAYERS["cifg_with_projection"], 66)],
+    ids=["cifg-unrolled", "lstm-loop", "cifg_with_projection-loop"],
+    indirect=["make_layer"],
+)
 def test_clients_with_weights_of_their_own_are_vectorised(make_layer, length):
     model = _functional(make_layer, length)
     weights, x, y = _clients(model, 3, length)

@@ -159,16 +159,16 @@ def test_an_exception_in_a_round_leaves_the_runtime_usable(runtime, training):
 def test_memory_does_not_grow_with_the_rounds(mode):
     """Leaking a round's state would be 24 MB over these rounds, its clients' data 115 MB."""
     rng = np.random.default_rng(0)
-    cohort = [random_client(rng, 60, range(3), num_features=400, num_classes=50) for _ in range(4)]
-    model = logistic_regression(400, 50)
+    cohort = [random_client(rng, 60, range(3), num_features=1000, num_classes=50) for _ in range(4)]
+    model = logistic_regression(1000, 50)
     with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=2)) as runtime:
         training = runtime.training(_algorithm(model), PlainSum())
         evaluate = runtime.evaluation(model, 3, PlainSum())
         state = training.initialize()
-        for _ in range(100):
+        for _ in range(40):
             state, _ = training.next(state, cohort)
         before = _resident_mb()
-        for k in range(300):
+        for k in range(120):
             state, _ = training.next(state, cohort)
             if k % 10 == 0:
                 evaluate(state.algorithm.weights, [cohort])

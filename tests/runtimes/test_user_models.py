@@ -81,7 +81,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["bidirectional LSTM of texts", "Transformer of texts"])
+@pytest.mark.parametrize("name", ["bidirectional GRU of texts", "Transformer of texts"])
 def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, name):
     model = _model(tmp_path, name)
     weights = [np.array(w) for w in model.initial_weights.trainable]

@@ -102,11 +102,6 @@ return tf.keras.Model(x, layers.Dense(data.num_ids)(states)), SentenceLoss()
 """
 
 USER_MODELS = {
-    "GRU of next words": UserModel(
-        _SENTENCES,
-        _WORDS_IN + "states = layers.GRU(3, return_sequences=True)(vectors)" + _WORDS_OUT,
-        can_be_vectorised=False,
-    ),
     "fast LSTM of next words": UserModel(
         _SENTENCES,
         _WORDS_IN + "states = LSTM(3, return_sequences=True)(vectors)" + _WORDS_OUT,
@@ -118,9 +113,9 @@ USER_MODELS = {
         + "states = layers.LayerNormalization()(vectors + seen)"
         + _WORDS_OUT,
     ),
-    "bidirectional LSTM of texts": UserModel(
+    "bidirectional GRU of texts": UserModel(
         _LABELLED,
-        _WORDS_IN + "state = layers.Bidirectional(layers.LSTM(2))(vectors)" + _CLASSES_OUT,
+        _WORDS_IN + "state = layers.Bidirectional(layers.GRU(2))(vectors)" + _CLASSES_OUT,
         can_be_vectorised=False,
     ),
     "Transformer of texts": UserModel(
