@@ -1,6 +1,5 @@
 """Writes client stores, in one pass over records that come in any order."""
 
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 
 from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
 from tff_agnostic.data.records import Record, Value
+from tff_agnostic.data.scratch_database import ScratchDatabase
 from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,
@@ -25,7 +25,6 @@ from tff_agnostic.data.store_format import (
 )
 from tff_agnostic.data.unit_counts import UnitCounts
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import temporary_path
 
 # Rows between two calls of SQLite.
 _ROWS_AT_ONCE = 1000
@@ -55,8 +54,8 @@ class StoreWriter:
             raise UserError(f"{path}: expected no file there yet: stores are not overwritten")
         self.counts: Counter[tuple[str, str]] = Counter()
         self._path = path
-        self._unsorted = _Scratch(path, "unsorted")
-        self._sorted = _Scratch(path, "sorted")
+        self._unsorted = ScratchDatabase(path, "unsorted")
+        self._sorted = ScratchDatabase(path, "sorted")
         self._features: dict[str, Feature] = {}
         self._known_looks: set[Any] = set()
         self._labels: Optional[tuple[int, int]] = None
@@ -299,57 +298,6 @@ class StoreWriter:
             )
         if not any(isinstance(value, np.ndarray) for value in features.values()):
             self._known_looks.add(look)
-
-
-class _Scratch:
-    """A temporary SQLite file beside a store's path."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        self._store = path
-        self.path = temporary_path(path.with_name(f"{path.name}.{what}"))
-
-    def create(self) -> sqlite3.Connection:
-        with self.errors():
-            # What a process with this id left when it was killed.
-            self.path.unlink(missing_ok=True)
-            connection = sqlite3.connect(self.path)
-            # A crash leaves no store anyway: no journal is needed to go back.
-            connection.executescript(
-                "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
-            )
-            return connection
-
-    def errors(self) -> "_StoreErrors":
-        return _StoreErrors(self._store)
-
-    def move_to(self, path: Path) -> None:
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
-        try:
-            # Unlike a rename, a link does not replace what another process put there meanwhile.
-            os.link(self.path, path)
-        except FileExistsError:
-            raise UserError(f"{path}: another process made a file there meanwhile") from None
-        except OSError:
-            # Not every file system has links.
-            self.path.rename(path)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
-class _StoreErrors:
-    """Turns errors of SQLite and of the file system into a `UserError` that names the store."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
-        if isinstance(error, (sqlite3.Error, OSError)):
-            raise UserError(f"{self._path}: cannot write the store: {error}") from error
 
 
 def _feature(name: str, value: Value) -> Feature:

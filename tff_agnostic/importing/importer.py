@@ -18,10 +18,10 @@ from tff_agnostic.importing.records.input_files import input_paths
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog, RecordError
 from tff_agnostic.importing.registry import FORMATS
-from tff_agnostic.importing.report import ImportReport, VocabularySummary, summarise
+from tff_agnostic.importing.report import ImportReport, summarise
 from tff_agnostic.importing.splits import TRAIN, Splits, parse_shares
 from tff_agnostic.importing.strata import moves, strata_of
-from tff_agnostic.importing.vocabulary import WordCounts
+from tff_agnostic.importing.vocabulary import VocabularySummary, WordCounts
 from tff_agnostic.settings import check_effective
 
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")

@@ -15,6 +15,7 @@ from tff_agnostic.importing.categories import CategorySummary
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.importing.sizes import Sizes
+from tff_agnostic.importing.skewness import Skewness, skewness
 from tff_agnostic.importing.split_summary import SplitSummary, summary_of_split
 from tff_agnostic.importing.splits import TRAIN, parse_shares
 from tff_agnostic.importing.store_remarks import (
@@ -24,7 +25,7 @@ from tff_agnostic.importing.store_remarks import (
     sentence_remarks,
 )
 from tff_agnostic.importing.strata import Stratum
-from tff_agnostic.importing.vocabulary import UNKNOWN, WordCounts
+from tff_agnostic.importing.vocabulary import VocabularySummary
 
 _ALIGNED = ("left", "left", "right", "right", "right", "right")
 _CLIENT_SIZES = (
@@ -35,82 +36,6 @@ _SENTENCE_LENGTHS = (
 )
 # A larger matrix cannot be read any more; the JSON report has it all.
 _MAX_MATRIX = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Skewness:
-    """s(Lambda || m) of Mohri et al. 2019, eq. 4, where Lambda is the whole simplex.
-
-    Attributes:
-        value: m / m_k of the rarest domain k; p when all p domains are as frequent.
-        rarest: That domain.
-        num_examples: m_k, of that domain.
-        num_domains: p.
-    """
-
-    value: float
-    rarest: str
-    num_examples: int
-    num_domains: int
-
-    def meaning(self) -> str:
-        """Returns what it means for the choice of domains."""
-        if self.num_domains == 1:
-            return f"There is one domain, {self.rarest}: nothing to weigh against one another."
-        # The bound of theorem 1 has s / m under its root, which is 1 / m_k.
-        return (
-            f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
-            f"{self.num_domains} domains of equal size would have {self.num_domains}. For the "
-            "worst mixture of domains the learning bound is only as good as "
-            f"the {self.num_examples} examples of {self.rarest} make it: if that is few, merge "
-            "it with a domain that is like it, or collect more of it."
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularySummary:
-    """What became of the words of the training clients.
-
-    Attributes:
-        size: Words kept.
-        different: Different words.
-        coverage: Share of all occurrences that the kept words have.
-        rarest_count: Occurrences of the rarest word that was kept.
-        max_undercount: By how much counts may be too small; 0 if they are exact.
-        unknown: Occurrences of <unk>, which is no word of the vocabulary.
-    """
-
-    size: int
-    different: int
-    coverage: float
-    rarest_count: int
-    max_undercount: int
-    unknown: int
-
-    @classmethod
-    def of(cls, kept: Mapping[str, int], words: WordCounts) -> "VocabularySummary":
-        """Returns the summary of a vocabulary and all words that it was chosen from."""
-        return cls(
-            size=len(kept),
-            different=len(words),
-            coverage=sum(kept.values()) / max(1, words.total()),
-            rarest_count=min(kept.values(), default=0),
-            max_undercount=words.max_undercount,
-            unknown=words.total_of([UNKNOWN]),
-        )
-
-    def text(self) -> str:
-        """Returns a line for people."""
-        line = (
-            f"Vocabulary: {self.size} of {self.different} words of the training clients, "
-            f"{self.coverage:.1%} of what they wrote; the rarest has a count of "
-            f"{self.rarest_count}."
-        )
-        if self.unknown:
-            line += f" {UNKNOWN}, {self.unknown} times, stands for any other word."
-        if self.max_undercount:
-            line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
-        return line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,12 +220,4 @@ def summarise(
         client_sizes=Sizes.of(sizes),
         sentence_lengths=Sizes.of(lengths) if lengths else None,
         remarks=remarks,
-    )
-
-
-def skewness(examples: Mapping[str, int]) -> Skewness:
-    """Returns the skewness for the numbers of examples by domain, all positive."""
-    rarest = min(examples, key=lambda domain: (examples[domain], domain))
-    return Skewness(
-        sum(examples.values()) / examples[rarest], rarest, examples[rarest], len(examples)
     )

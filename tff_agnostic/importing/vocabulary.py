@@ -1,7 +1,8 @@
-"""Counting words in bounded memory."""
+"""Counting words in bounded memory, and what became of them."""
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _MAX_WORDS = 2_000_000
 # In texts whose rare words were replaced, as in the Penn Treebank: any other word.
@@ -69,3 +70,49 @@ class WordCounts:
             {word: count for word, count in self._counts.items() if count > threshold}
         )
         self.max_undercount += threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularySummary:
+    """What became of the words of the training clients.
+
+    Attributes:
+        size: Words kept.
+        different: Different words.
+        coverage: Share of all occurrences that the kept words have.
+        rarest_count: Occurrences of the rarest word that was kept.
+        max_undercount: By how much counts may be too small; 0 if they are exact.
+        unknown: Occurrences of <unk>, which is no word of the vocabulary.
+    """
+
+    size: int
+    different: int
+    coverage: float
+    rarest_count: int
+    max_undercount: int
+    unknown: int
+
+    @classmethod
+    def of(cls, kept: Mapping[str, int], words: WordCounts) -> "VocabularySummary":
+        """Returns the summary of a vocabulary and all words that it was chosen from."""
+        return cls(
+            size=len(kept),
+            different=len(words),
+            coverage=sum(kept.values()) / max(1, words.total()),
+            rarest_count=min(kept.values(), default=0),
+            max_undercount=words.max_undercount,
+            unknown=words.total_of([UNKNOWN]),
+        )
+
+    def text(self) -> str:
+        """Returns a line for people."""
+        line = (
+            f"Vocabulary: {self.size} of {self.different} words of the training clients, "
+            f"{self.coverage:.1%} of what they wrote; the rarest has a count of "
+            f"{self.rarest_count}."
+        )
+        if self.unknown:
+            line += f" {UNKNOWN}, {self.unknown} times, stands for any other word."
+        if self.max_undercount:
+            line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
+        return line
