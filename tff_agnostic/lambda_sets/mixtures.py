@@ -29,7 +29,10 @@ def read_mixtures(
         UserError: If it cannot be read, names a domain that there is not, or holds something that
             is no mixture.
     """
-    content = read_json(Path(path))
+    try:
+        content = read_json(Path(path))
+    except UserError as e:
+        raise UserError(f"--mixtures={e}") from None
     if not content:
         raise UserError(f"--mixtures={path}: expected at least one mixture, found none")
     mixtures = [

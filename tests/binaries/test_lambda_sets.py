@@ -1,0 +1,119 @@
+"""Sets of mixtures from flags to reports: held, said, and found again when a run goes on."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from binaries import evaluate, train
+from tests.binaries.harness import TOY
+
+# The toy's domains.
+_NAMES = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")
+_RUN = (*TOY, "--rounds=3", "--output_dir=run")
+_MIXTURES = {"low": {_NAMES[0]: 0.5, _NAMES[1]: 0.5}, "high": {_NAMES[4]: 1.0}}
+_HULL = ("--algorithm=stochastic_afl", "--lambda_set=hull", "--mixtures=mixtures.json")
+
+
+def _worst(path) -> dict:
+    return json.loads(path.read_text())["worst_mixture"]
+
+
+def _losses(path) -> np.ndarray:
+    domains = json.loads(path.read_text())["domains"]
+    return np.array([domains[name]["loss"] for name in domains])
+
+
+def _last_lambda(folder) -> np.ndarray:
+    with open(folder / "metrics.csv") as file:
+        last = list(csv.DictReader(file))[-1]
+    return np.array([float(v) for k, v in last.items() if k.startswith("lambda/")])
+
+
+def test_a_box_holds_lambda_and_its_worst_mixture_is_reported(call, folder):
+    box = ("--lambda_set=box", "--lambda_lower=0.1", "--lambda_upper=0.4")
+    outcome = call(train, *_RUN, *box, "--domain_learning_rate=10")
+    assert outcome.status == 0, outcome
+    lambda_ = _last_lambda(folder / "run")
+    np.testing.assert_allclose([lambda_.sum(), lambda_.min(), lambda_.max()], [1, 0.1, 0.4])
+    worst = _worst(folder / "run" / "result.json")
+    # Three domains at 0.1, the worst at 0.4: what is left goes to the second.
+    first, second, *others = np.sort(_losses(folder / "run" / "result.json"))[::-1]
+    assert worst["loss"] == pytest.approx(0.4 * first + 0.3 * second + 0.1 * sum(others), rel=1e-5)
+    assert sorted(worst["lambda"].values()) == pytest.approx([0.1, 0.1, 0.1, 0.3, 0.4])
+    assert f"worst mixture of Lambda: loss {worst['loss']:.4g} at " in outcome.out
+
+
+def test_a_hull_is_evaluated_and_resumed_with_its_file(call, folder):
+    mixtures = folder / "mixtures.json"
+    mixtures.write_text(json.dumps(_MIXTURES))
+    outcome = call(train, *_RUN, *_HULL)
+    assert outcome.status == 0, outcome
+    result = folder / "run" / "result.json"
+    losses = _losses(result)
+    assert _worst(result)["loss"] == pytest.approx(max(losses[:2].mean(), losses[4]), rel=1e-6)
+    lambda_ = _last_lambda(folder / "run")
+    assert lambda_[0] == pytest.approx(lambda_[1])
+    assert not lambda_[2:4].any()
+
+    outcome = call(evaluate, "--checkpoint=run", "--output=e.json")
+    assert outcome.status == 0, outcome
+    assert _worst(folder / "e.json")["set"] == "hull"
+
+    mixtures.write_text(json.dumps({"all": dict.fromkeys(_NAMES, 0.2)}))
+    resumed = call(train, *_RUN, *_HULL, "--resume")
+    assert "expected the mixtures that the run there was trained with" in resumed.error
+
+    mixtures.unlink()
+    outcome = call(evaluate, "--checkpoint=run", "--output=e.json")
+    assert outcome.status == 0, outcome
+    assert "the worst mixture of the run's --lambda_set is left out: " in outcome.out
+    assert "worst_mixture" not in json.loads((folder / "e.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--lambda_lower=0.1"],
+            "--lambda_lower has no effect with --lambda_set=simplex: it",
+        ),
+        (["--lambda_set=boxes"], "--lambda_set: unknown set of lambda 'boxes': did you mean box?"),
+        (
+            ["--lambda_set=box", "--lambda_lower=0.3"],
+            "--lambda_lower: expected numbers that sum to at most 1, as mixtures",
+        ),
+        (
+            ["--lambda_set=box", "--lambda_lower=0.1,0.1"],
+            "--lambda_lower: expected one number, or 5, one per domain, found 2",
+        ),
+        (
+            ["--lambda_set=box", "--lambda_upper=0.5", "--initial_domain_weights=1,0,0,0,0"],
+            "--initial_domain_weights: expected a lambda_0 between --lambda_lower=",
+        ),
+        (
+            ["--lambda_set=ball", "--lambda_radius=0.1", "--initial_domain_weights=1,0,0,0,0"],
+            "--initial_domain_weights: expected a lambda_0 within --lambda_radius=0.1 of the",
+        ),
+        (
+            ["--lambda_set=hull", "--mixtures=none.json"],
+            "--mixtures=",
+        ),
+        (
+            ["--lambda_set=box", "--freeze_absent_domains"],
+            "--freeze_absent_domains has no effect with --lambda_set=box",
+        ),
+        (
+            ["--algorithm=fed_avg", "--lambda_set=box"],
+            "--lambda_set has no effect with --algorithm=fed_avg: it needs --algorithm=",
+        ),
+        (["--algorithm=stochastic_afl", "--sample_size=0"], "--sample_size: expected at least 1"),
+        (
+            ["--algorithm=stochastic_afl", "--step_decay=linear"],
+            "--step_decay: unknown decay of steps 'linear'",
+        ),
+    ],
+)
+def test_what_is_no_set_is_refused(call, folder, flags, message):
+    assert call.refused(folder, train, *_RUN, *flags).startswith(message)
