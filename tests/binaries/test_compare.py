@@ -164,3 +164,12 @@ def test_flags_for_one_algorithm_only(call, folder):
     # One trial has no standard deviation.
     comparison = json.loads((folder / "runs" / "compare.json").read_text())
     assert comparison["fed_avg"]["(worst)"]["loss"]["std"] is None
+
+
+def test_what_is_left_out_of_the_data_is_said_once(call, folder):
+    outcome = call(compare, *TOY, "--rounds=1", "--trials=2", "--max_examples=3")
+    assert outcome.status == 0, outcome
+    # Of four trials; the clients of both algorithms are the same.
+    said = [line for line in outcome.out.splitlines() if line.startswith("note: ")]
+    assert len(said) == 1
+    assert said[0].endswith("8 of 8 clients have more than --max_examples=3.")

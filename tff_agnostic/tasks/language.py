@@ -1,6 +1,7 @@
 """What the next-word tasks share: sentences of a store, a vocabulary, domains by name."""
 
 import dataclasses
+import types
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,18 @@ from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_fla
 _SQLITE = b"SQLite format 3\0"
 # Clients that are read to say what is cut, where the store does not say it.
 _SAMPLED_CLIENTS = 100
+# Those of Reddi et al. 2021 for the Stack Overflow LSTM; gamma_lambda is that of Ro et al. 2021.
+NEXT_WORD_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
+    {
+        "batch_size": 16,
+        "client_learning_rate": 10**-0.5,
+        "server_optimizer": "adam",
+        "server_learning_rate": 10**-2,
+        "server_epsilon": 1e-5,
+        "domain_learning_rate": 0.005,
+        "batch_normalizer": "batch",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import dataclasses
 
 from tff_agnostic.models.next_word import CELLS, NextWordNetwork
 from tff_agnostic.settings import setting
-from tff_agnostic.tasks.language import StoredTextOptions, stored_text_task
+from tff_agnostic.tasks.language import NEXT_WORD_DEFAULTS, StoredTextOptions, stored_text_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +40,9 @@ TASK = stored_text_task(
     options=NextWordOptions,
     network=_network,
     defaults={
+        **NEXT_WORD_DEFAULTS,
         "rounds": 500,
         "clients_per_round": 10,
-        "batch_size": 16,
-        "client_learning_rate": 10**-0.5,
-        "server_optimizer": "adam",
-        "server_learning_rate": 10**-2,
-        "server_epsilon": 1e-5,
-        "domain_learning_rate": 0.005,
-        "batch_normalizer": "batch",
         "evaluate_every": 25,
     },
 )

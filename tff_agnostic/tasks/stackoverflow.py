@@ -12,6 +12,7 @@ from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
 from tff_agnostic.models.next_word import NextWordNetwork
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.language import (
+    NEXT_WORD_DEFAULTS,
     Corpus,
     LanguageOptions,
     check_sizes,
@@ -67,16 +68,10 @@ TASK = TaskSpec(
     options=StackOverflowOptions,
     load=load,
     defaults={
+        **NEXT_WORD_DEFAULTS,
         "rounds": 1500,
         "clients_per_round": 50,
-        "batch_size": 16,
         "max_examples": 1000,
-        "client_learning_rate": 10**-0.5,
-        "server_optimizer": "adam",
-        "server_learning_rate": 10**-2,
-        "server_epsilon": 1e-5,
-        "domain_learning_rate": 0.005,
-        "batch_normalizer": "batch",
         "evaluate_every": 50,
     },
     data_dir=Use.OPTIONAL,
