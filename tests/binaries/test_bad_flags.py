@@ -118,6 +118,15 @@ _VALUES = [
     (["--algorithm=q_ffl", "--q=-1"], "--q: expected at least 0.0, found -1.0"),
     (["--algorithm=q_ffl", "--q=nan"], "--q: expected a finite number, found nan"),
     (["--algorithm=fed_prox", "--mu=-0.5"], "--mu: expected at least 0.0, found -0.5"),
+    (["--algorithm=term", "--tilt=inf"], "--tilt: expected a finite number, found inf"),
+    (
+        ["--algorithm=fed_avg_sub", "--cohort_share=0"],
+        "--cohort_share: expected a positive number, found 0.0",
+    ),
+    (
+        ["--algorithm=fed_avg_sub", "--cohort_share=1.5"],
+        "--cohort_share: expected at most 1.0, found 1.5",
+    ),
     (
         ["--algorithm=q_ffl", "--client_weighting=equally"],
         "--client_weighting: unknown client weighting 'equally': did you mean equal? valid names: ",
@@ -185,6 +194,10 @@ _WITHOUT_EFFECT = [
     (
         ["--algorithm=q_ffl", "--mu=1"],
         "--mu has no effect with --algorithm=q_ffl: it needs --algorithm=fed_prox",
+    ),
+    (
+        ["--tilt=1"],
+        "--tilt has no effect with --algorithm=agnostic_fed_avg: it needs --algorithm=t",
     ),
     (
         ["--server_momentum=0.5"],

@@ -1,0 +1,263 @@
+"""TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
+
+It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg; with t towards infinity the client
+with the largest loss is all that matters, with t towards minus infinity the one with the smallest.
+The gradient is the clients' mean with weights p_k exp(t F_k), over the sum of the round's own.
+
+Clients send p_k exp(t (F_k - c)), so that no power overflows: the quotient is the same for any c,
+which is the mean of the F_k by the weights of the round before.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
+from tff_agnostic.algorithms.q_ffl import CLIENT_WEIGHTINGS
+from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
+from tff_agnostic.computations.client_group import ClientGroup, PerClient
+from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
+from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
+from tff_agnostic.computations.server_update import (
+    average_and_apply,
+    client_counts_bounds,
+    domain_sums_bounds,
+    initial_training_state,
+    training_quantities,
+    training_report,
+)
+from tff_agnostic.computations.structures import ClientCounts, DomainSums
+from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.quantities import Quantity, Unit
+from tff_agnostic.settings import part_of, setting
+
+# Exponents t (F_k - c) are cut to this range. The sums of a round stay finite above it; below it a
+# round whose clients all have weights there still averages them.
+_LOWEST, _HIGHEST = -16.0, 50.0
+# In secure sums a client that weighs more than this for each example is scaled down as a whole.
+_MAX_TILT = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TermOptions(LocalTrainingOptions, ServerOptimizerOptions):
+    """Settings of TERM.
+
+    Attributes:
+        tilt: t; negative for the clients with small losses.
+        client_weighting: p_k: "examples" or "equal".
+    """
+
+    tilt: float = setting(
+        1.0,
+        "t of TERM: how much clients with large losses count; 0 is FedAvg, and with negative "
+        "numbers those with small losses count.",
+    )
+    client_weighting: str = setting(
+        "examples",
+        "What a client counts: its number of examples, or equally.",
+        choices=CLIENT_WEIGHTINGS,
+    )
+
+
+class TermState(NamedTuple):
+    """What the server remembers.
+
+    Attributes:
+        weights: w^t.
+        optimizer_state: State of the server optimizer.
+        tilt: t, and 0 until a loss is known from which exponents can be counted.
+        center: c, the mean of the F_k of the last round by its own weights.
+    """
+
+    weights: ModelWeights
+    optimizer_state: Any
+    tilt: tf.Tensor
+    center: tf.Tensor
+
+
+class TermBroadcast(NamedTuple):
+    """What the server broadcasts: w^t, t and c."""
+
+    weights: ModelWeights
+    tilt: tf.Tensor
+    center: tf.Tensor
+
+
+class TermOutput(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        delta: w^t - w_k times the client's weight, like the trainable weights.
+        weight: p_k exp(t (F_k - c)), float32 scalar.
+        weighted_loss: F_k times the weight.
+        capped: 1 if the exponent is beyond what weights can be, int64 scalar.
+        sums: Losses, counts and metric sums per domain at w^t.
+        clients: What became of the client.
+    """
+
+    delta: list[tf.Tensor]
+    weight: tf.Tensor
+    weighted_loss: tf.Tensor
+    capped: tf.Tensor
+    sums: DomainSums
+    clients: ClientCounts
+
+
+@dataclasses.dataclass(frozen=True)
+class TermClient:
+    """What a client does.
+
+    Attributes:
+        model: The model.
+        num_domains: p, for the losses per domain that are reported.
+        options: How clients train.
+        client_weighting: Member of `CLIENT_WEIGHTINGS`.
+    """
+
+    model: Model
+    num_domains: int
+    options: LocalTrainingOptions
+    client_weighting: str
+
+    def __call__(
+        self,
+        broadcast: TermBroadcast,
+        clients: ClientGroup,
+        seed: tf.Tensor,
+        per_client: PerClient,
+    ) -> TermOutput:
+        """Returns what each client sends."""
+        weights, tilt, center = broadcast
+        # F_k(w^t), over all of the client's examples, before it trains.
+        sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
+        alpha = tf.ones([self.num_domains])
+        n = per_client(lambda n_k: client_weight(alpha, n_k), sums.counts)
+        trained, _ = local_training(
+            self.model, self.options, weights, clients, alpha, n, seed, per_client
+        )
+
+        def weighted(trained: list[tf.Tensor], losses: tf.Tensor, n: tf.Tensor) -> Any:
+            mean_loss = tf.math.divide_no_nan(tf.reduce_sum(losses), n)
+            factor, is_capped = tilted(mean_loss, center, tilt)
+            weight = CLIENT_WEIGHTINGS[self.client_weighting](n) * factor
+            delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
+            return delta, weight, weight * mean_loss, tf.cast(is_capped, tf.int64)
+
+        delta, weight, weighted_loss, capped = per_client(weighted, trained, sums.losses, n)
+        output = TermOutput(delta, weight, weighted_loss, capped, sums, no_clients(clients))
+        return only_sound(output, weight, clients, per_client)
+
+
+def tilted(mean_loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns exp(t (F_k - c)), and whether it would be larger than weights can be.
+
+    Args:
+        mean_loss: F_k(w^t), float32 of any shape.
+        center: c, float32 scalar.
+        tilt: t, float32 scalar.
+    """
+    exponent = tilt * (mean_loss - center)
+    return tf.exp(tf.clip_by_value(exponent, _LOWEST, _HIGHEST)), exponent > _HIGHEST
+
+
+def next_center(
+    center: tf.Tensor, weight: tf.Tensor, weighted_loss: tf.Tensor, sums: DomainSums
+) -> tf.Tensor:
+    """Returns c of the next round, from the sums of this one.
+
+    It is the mean of the F_k by the round's weights. With it the same losses would have weights
+    p_k exp(t (F_k - c)) whose sum is at most that of the p_k, and at least the smallest p_k: the
+    logarithm of that quotient is the divergence of the weights from the p_k. Where all weights were
+    lost in the rounding of a secure sum it is the mean loss, and without any example what it was.
+    """
+    count = tf.cast(tf.reduce_sum(sums.counts), tf.float32)
+    mean_loss = tf.math.divide_no_nan(tf.reduce_sum(sums.losses), count)
+    tilted_loss = tf.math.divide_no_nan(weighted_loss, weight)
+    without_weight = tf.where(count > 0, mean_loss, center)
+    return tf.where(weight > 0, tilted_loss, without_weight)
+
+
+def term(problem: Problem, options: TermOptions) -> Algorithm:
+    """Returns TERM over clients; the first round with examples is one of FedAvg."""
+    model, p = problem.model, problem.num_domains
+    optimizer = options.build_server_optimizer()
+
+    def initialize() -> TermState:
+        zero = tf.constant(0.0)
+        return TermState(*initial_training_state(model, optimizer), tilt=zero, center=zero)
+
+    def prepare(state: TermState, sums: Sums) -> TermBroadcast:
+        del sums
+        return TermBroadcast(state.weights, state.tilt, state.center)
+
+    def finish(state: TermState, sums: Sums) -> tuple[TermState, Report]:
+        (summed,) = sums
+        # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k)
+        update = average_and_apply(
+            optimizer, state.weights, state.optimizer_state, summed.delta, summed.weight
+        )
+        center = next_center(state.center, summed.weight, summed.weighted_loss, summed.sums)
+        has_loss = tf.reduce_sum(summed.sums.counts) > 0
+        tilt = tf.where(has_loss, options.tilt, state.tilt)
+        report = training_report(
+            model, summed.sums, summed.clients, update.update_norm, domain_weights={}
+        )
+        report["finalizer"].update(center=state.center, capped=summed.capped)
+        return TermState(update.weights, update.optimizer_state, tilt, center), report
+
+    def bounds(limits: ClientLimits) -> TermOutput:
+        by_weighting = {"examples": float(limits.max_examples), "equal": 1.0}
+        heaviest = limits.beta(by_weighting[options.client_weighting] * _MAX_TILT)
+        delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
+        return TermOutput(
+            delta=[delta for _ in model.initial_weights.trainable],
+            weight=Bound(heaviest, ratio="update"),
+            weighted_loss=Bound(heaviest * limits.max_loss, ratio="update"),
+            capped=Bound(1, integer=True),
+            sums=domain_sums_bounds(model, limits),
+            clients=client_counts_bounds(),
+        )
+
+    quantities = training_quantities(model, domain_weights={})
+    quantities["finalizer"].update(
+        center=Quantity("center", "loss c from which exponents are counted"),
+        capped=Quantity("capped", "clients beyond the largest weight", unit=Unit.CLIENTS),
+    )
+    training = Exchange(
+        name="training",
+        prepare=prepare,
+        client=TermClient(
+            model, p, part_of(options, LocalTrainingOptions), options.client_weighting
+        ),
+        bounds=bounds,
+    )
+    return Algorithm(
+        name="term",
+        initialize=initialize,
+        exchanges=(training,),
+        finish=finish,
+        models=lambda state: {MAIN_MODEL: state.weights},
+        quantities=OrderedDict(quantities),
+        client_data_spec=model.client_data_spec(),
+        seed=problem.seed,
+    )
+
+
+ALGORITHM = AlgorithmSpec(
+    label="TERM",
+    paper="Li et al. 2021, over clients",
+    build=term,
+    options=TermOptions,
+    traits=frozenset(
+        {
+            Trait.DOMAIN_BLIND,
+            Trait.COHORT_TWICE_IS_ONCE,
+            Trait.LEARNS_FROM_EVERY_DOMAIN,
+        }
+    ),
+)
