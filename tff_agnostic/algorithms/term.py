@@ -19,19 +19,24 @@ from tff_agnostic.algorithms.q_ffl import CLIENT_WEIGHTINGS
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
-from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.kept_out import (
+    DomainLossOptions,
+    ExampleSplit,
+    mean_loss,
+    measured,
+)
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
     average_and_apply,
     client_counts_bounds,
-    domain_sums_bounds,
     initial_training_state,
+    measured_sums_bounds,
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import ClientCounts, DomainSums
+from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.quantities import Quantity, Unit
 from tff_agnostic.settings import part_of, setting
@@ -44,7 +49,7 @@ _MAX_TILT = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class TermOptions(LocalTrainingOptions, ServerOptimizerOptions):
+class TermOptions(LocalTrainingOptions, ServerOptimizerOptions, DomainLossOptions):
     """Settings of TERM.
 
     Attributes:
@@ -72,20 +77,23 @@ class TermState(NamedTuple):
         optimizer_state: State of the server optimizer.
         tilt: t, and 0 until a loss is known from which exponents can be counted.
         center: c, the mean of the F_k of the last round by its own weights.
+        mean_loss: The mean loss of the last round's examples.
     """
 
     weights: ModelWeights
     optimizer_state: Any
     tilt: tf.Tensor
     center: tf.Tensor
+    mean_loss: tf.Tensor
 
 
 class TermBroadcast(NamedTuple):
-    """What the server broadcasts: w^t, t and c."""
+    """What the server broadcasts: w^t, t and c, and the F_k of clients that cannot measure it."""
 
     weights: ModelWeights
     tilt: tf.Tensor
     center: tf.Tensor
+    mean_loss: tf.Tensor
 
 
 class TermOutput(NamedTuple):
@@ -104,7 +112,7 @@ class TermOutput(NamedTuple):
     weight: tf.Tensor
     weighted_loss: tf.Tensor
     capped: tf.Tensor
-    sums: DomainSums
+    sums: AnyDomainSums
     clients: ClientCounts
 
 
@@ -117,12 +125,14 @@ class TermClient:
         num_domains: p, for the losses per domain that are reported.
         options: How clients train.
         client_weighting: Member of `CLIENT_WEIGHTINGS`.
+        split: Which examples are measured, and which are trained on.
     """
 
     model: Model
     num_domains: int
     options: LocalTrainingOptions
     client_weighting: str
+    split: ExampleSplit = ExampleSplit()
 
     def __call__(
         self,
@@ -132,68 +142,70 @@ class TermClient:
         per_client: PerClient,
     ) -> TermOutput:
         """Returns what each client sends."""
-        weights, tilt, center = broadcast
-        # F_k(w^t), over all of the client's examples, before it trains.
-        sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
+        weights, tilt, center, usual_loss = broadcast
+        # F_k(w^t), over all of the client's examples that are measured, before it trains.
+        sums, training = measured(
+            self.model, self.num_domains, self.split, weights, clients, per_client
+        )
         alpha = tf.ones([self.num_domains])
-        n = per_client(lambda n_k: client_weight(alpha, n_k), sums.counts)
+        n = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
         trained, _ = local_training(
-            self.model, self.options, weights, clients, alpha, n, seed, per_client
+            self.model, self.options, weights, training, alpha, n, seed, per_client
         )
 
-        def weighted(trained: list[tf.Tensor], losses: tf.Tensor, n: tf.Tensor) -> Any:
-            mean_loss = tf.math.divide_no_nan(tf.reduce_sum(losses), n)
-            factor, is_capped = tilted(mean_loss, center, tilt)
+        def weighted(trained: list[tf.Tensor], sums: AnyDomainSums, n: tf.Tensor) -> Any:
+            loss = mean_loss(sums, otherwise=usual_loss)
+            factor, is_capped = tilted(loss, center, tilt)
             weight = CLIENT_WEIGHTINGS[self.client_weighting](n) * factor
             delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
-            return delta, weight, weight * mean_loss, tf.cast(is_capped, tf.int64)
+            return delta, weight, weight * loss, tf.cast(is_capped, tf.int64)
 
-        delta, weight, weighted_loss, capped = per_client(weighted, trained, sums.losses, n)
+        delta, weight, weighted_loss, capped = per_client(weighted, trained, sums, n)
         output = TermOutput(delta, weight, weighted_loss, capped, sums, no_clients(clients))
         return only_sound(output, weight, clients, per_client)
 
 
-def tilted(mean_loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns exp(t (F_k - c)), and whether it would be larger than weights can be.
 
     Args:
-        mean_loss: F_k(w^t), float32 of any shape.
+        loss: F_k(w^t), float32 of any shape.
         center: c, float32 scalar.
         tilt: t, float32 scalar.
     """
-    exponent = tilt * (mean_loss - center)
+    exponent = tilt * (loss - center)
     return tf.exp(tf.clip_by_value(exponent, _LOWEST, _HIGHEST)), exponent > _HIGHEST
 
 
-def next_center(
-    center: tf.Tensor, weight: tf.Tensor, weighted_loss: tf.Tensor, sums: DomainSums
-) -> tf.Tensor:
-    """Returns c of the next round, from the sums of this one.
+def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, usual_loss: tf.Tensor) -> tf.Tensor:
+    """Returns c of the next round: the mean of the F_k by the weights of this one.
 
-    It is the mean of the F_k by the round's weights. With it the same losses would have weights
-    p_k exp(t (F_k - c)) whose sum is at most that of the p_k, and at least the smallest p_k: the
-    logarithm of that quotient is the divergence of the weights from the p_k. Where all weights were
-    lost in the rounding of a secure sum it is the mean loss, and without any example what it was.
+    With it the same losses would have weights p_k exp(t (F_k - c)) whose sum is at most that of the
+    p_k, and at least the smallest p_k: the logarithm of that quotient is the divergence of the
+    weights from the p_k. Where all weights were lost in the rounding of a secure sum it is the mean
+    loss of the examples.
+
+    Args:
+        weight: Sum of the clients' weights.
+        weighted_loss: Sum of their F_k times their weights.
+        usual_loss: The mean loss of the round's examples.
     """
-    count = tf.cast(tf.reduce_sum(sums.counts), tf.float32)
-    mean_loss = tf.math.divide_no_nan(tf.reduce_sum(sums.losses), count)
     tilted_loss = tf.math.divide_no_nan(weighted_loss, weight)
-    without_weight = tf.where(count > 0, mean_loss, center)
-    return tf.where(weight > 0, tilted_loss, without_weight)
+    return tf.where(weight > 0, tilted_loss, usual_loss)
 
 
 def term(problem: Problem, options: TermOptions) -> Algorithm:
     """Returns TERM over clients; the first round with examples is one of FedAvg."""
     model, p = problem.model, problem.num_domains
     optimizer = options.build_server_optimizer()
+    split = options.example_split(problem.seed)
 
     def initialize() -> TermState:
-        zero = tf.constant(0.0)
-        return TermState(*initial_training_state(model, optimizer), tilt=zero, center=zero)
+        return TermState(*initial_training_state(model, optimizer), *[tf.constant(0.0)] * 3)
 
     def prepare(state: TermState, sums: Sums) -> TermBroadcast:
         del sums
-        return TermBroadcast(state.weights, state.tilt, state.center)
+        return TermBroadcast(state.weights, state.tilt, state.center, state.mean_loss)
 
     def finish(state: TermState, sums: Sums) -> tuple[TermState, Report]:
         (summed,) = sums
@@ -201,14 +213,25 @@ def term(problem: Problem, options: TermOptions) -> Algorithm:
         update = average_and_apply(
             optimizer, state.weights, state.optimizer_state, summed.delta, summed.weight
         )
-        center = next_center(state.center, summed.weight, summed.weighted_loss, summed.sums)
-        has_loss = tf.reduce_sum(summed.sums.counts) > 0
-        tilt = tf.where(has_loss, options.tilt, state.tilt)
+        total, count = tf.reduce_sum(summed.sums.losses), tf.reduce_sum(summed.sums.counts)
+        of_cohort = tf.math.divide_no_nan(total, tf.cast(count, tf.float32))
+        center = next_center(summed.weight, summed.weighted_loss, of_cohort)
+        tilt, center, usual_loss = (
+            tf.where(count > 0, new, old)
+            for new, old in (
+                (options.tilt, state.tilt),
+                (center, state.center),
+                (of_cohort, state.mean_loss),
+            )
+        )
         report = training_report(
             model, summed.sums, summed.clients, update.update_norm, domain_weights={}
         )
         report["finalizer"].update(center=state.center, capped=summed.capped)
-        return TermState(update.weights, update.optimizer_state, tilt, center), report
+        return (
+            TermState(update.weights, update.optimizer_state, tilt, center, usual_loss),
+            report,
+        )
 
     def bounds(limits: ClientLimits) -> TermOutput:
         by_weighting = {"examples": float(limits.max_examples), "equal": 1.0}
@@ -219,11 +242,11 @@ def term(problem: Problem, options: TermOptions) -> Algorithm:
             weight=Bound(heaviest, ratio="update"),
             weighted_loss=Bound(heaviest * limits.max_loss, ratio="update"),
             capped=Bound(1, integer=True),
-            sums=domain_sums_bounds(model, limits),
+            sums=measured_sums_bounds(model, limits, split.is_apart),
             clients=client_counts_bounds(),
         )
 
-    quantities = training_quantities(model, domain_weights={})
+    quantities = training_quantities(model, domain_weights={}, is_apart=split.is_apart)
     quantities["finalizer"].update(
         center=Quantity("center", "loss c from which exponents are counted"),
         capped=Quantity("capped", "clients beyond the largest weight", unit=Unit.CLIENTS),
@@ -232,7 +255,7 @@ def term(problem: Problem, options: TermOptions) -> Algorithm:
         name="training",
         prepare=prepare,
         client=TermClient(
-            model, p, part_of(options, LocalTrainingOptions), options.client_weighting
+            model, p, part_of(options, LocalTrainingOptions), options.client_weighting, split
         ),
         bounds=bounds,
     )

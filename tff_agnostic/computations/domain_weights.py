@@ -225,3 +225,32 @@ def update_domain_weights(
         updated = share * tf.reduce_sum(lambda_ * present) + lambda_ * (1.0 - present)
     updated = tf.where(is_positive, tf.maximum(updated, _SMALLEST_WEIGHT), updated)
     return tf.where(tf.reduce_sum(counts) > 0, updated, lambda_)
+
+
+def update_where_measured(
+    options: DomainWeightsOptions,
+    lambda_: tf.Tensor,
+    losses: tf.Tensor,
+    measured: tf.Tensor,
+    trained: tf.Tensor,
+) -> tf.Tensor:
+    """Returns lambda_t where losses are measured on other examples than those that are trained on.
+
+    A domain whose examples in a round are all trained on has a loss that nobody knows, which is not
+    that of an absent domain: it keeps its weight, as absent ones do with `freeze_absent_domains`. A
+    round in which nothing is measured changes nothing.
+
+    Args:
+        options: The settings.
+        lambda_: lambda_{t-1}.
+        losses: L, the mean losses of the round.
+        measured: Examples of each domain that they are the mean of.
+        trained: Examples of each domain that are trained on.
+    """
+    moves = measured > 0
+    if not options.freeze_absent_domains:
+        # Of a domain that is absent L is 0, as ever.
+        moves |= tf.equal(trained, 0)
+    moves &= tf.reduce_sum(measured) > 0
+    freezing = dataclasses.replace(options, freeze_absent_domains=True)
+    return update_domain_weights(freezing, lambda_, losses, tf.cast(moves, tf.float32))

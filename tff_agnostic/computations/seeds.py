@@ -17,7 +17,7 @@ _SHIFTS = (30, 27, 31)
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 # Bits of a uniform number: as many as float32 has room for.
-_UNIFORM_BITS = 24
+UNIFORM_BITS = 24
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
@@ -41,8 +41,12 @@ def uniform(seed: tf.Tensor, use: int) -> tf.Tensor:
         seed: int64.
         use: What they are for; other uses of the same seeds have other numbers.
     """
-    bits = _logical_shift(fold_in(seed, tf.constant(use)), 64 - _UNIFORM_BITS)
-    return tf.cast(bits, tf.float32) / 2.0**_UNIFORM_BITS
+    return tf.cast(uniform_bits(seed, use), tf.float32) / 2.0**UNIFORM_BITS
+
+
+def uniform_bits(seed: tf.Tensor, use: int) -> tf.Tensor:
+    """Returns the same numbers times 2^`UNIFORM_BITS`, int64."""
+    return _logical_shift(fold_in(seed, tf.constant(use)), 64 - UNIFORM_BITS)
 
 
 def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:
