@@ -17,6 +17,10 @@ from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
+from tff_agnostic.computations.client_weighting import (
+    CLIENT_WEIGHTINGS,
+    ClientWeightingOptions,
+)
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
 from tff_agnostic.computations.kept_out import (
     DomainLossOptions,
@@ -37,7 +41,6 @@ from tff_agnostic.computations.server_update import (
 from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.quantities import Quantity
-from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
@@ -47,27 +50,19 @@ _TINY_LOSS = 1e-10
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
 
-CLIENT_WEIGHTINGS = Registry("client weighting", {"examples": lambda n: n, "equal": tf.ones_like})
-
 
 @dataclasses.dataclass(frozen=True)
-class QFflOptions(LocalTrainingOptions, ServerOptimizerOptions, DomainLossOptions):
-    """Settings of q-FedAvg.
+class QFflOptions(
+    LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions, DomainLossOptions
+):
+    """Settings of q-FedAvg; the paper draws clients with probabilities p_k.
 
     Attributes:
         q: How much large losses count.
-        client_weighting: What a client counts before its loss does: "examples" where cohorts are
-            drawn uniformly (p_k is then in the weight), "equal" where clients are drawn with
-            probabilities p_k, as the paper has it.
     """
 
     q: float = setting(
         1.0, "How much clients with large losses count in q-FFL; 0 is FedAvg.", at_least=0.0
-    )
-    client_weighting: str = setting(
-        "examples",
-        "What a client counts: its number of examples, or equally.",
-        choices=CLIENT_WEIGHTINGS,
     )
 
 
@@ -218,8 +213,7 @@ def q_ffl(problem: Problem, options: QFflOptions) -> Algorithm:
         return QFflState(update.weights, update.optimizer_state, unit_loss), report
 
     def bounds(limits: ClientLimits) -> QFflOutput:
-        by_weighting = {"examples": float(limits.max_examples), "equal": 1.0}
-        heaviest = limits.beta(by_weighting[options.client_weighting] * _MAX_LOSS_RATIO**options.q)
+        heaviest = limits.beta(options.largest_weight(limits) * _MAX_LOSS_RATIO**options.q)
         delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
         return QFflOutput(
             delta=[delta for _ in model.initial_weights.trainable],

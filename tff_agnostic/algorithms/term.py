@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_agnostic.aggregations.limits import Bound, ClientLimits
-from tff_agnostic.algorithms.q_ffl import CLIENT_WEIGHTINGS
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
+from tff_agnostic.computations.client_weighting import (
+    CLIENT_WEIGHTINGS,
+    ClientWeightingOptions,
+)
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
 from tff_agnostic.computations.kept_out import (
     DomainLossOptions,
@@ -37,35 +40,29 @@ from tff_agnostic.computations.server_update import (
     training_report,
 )
 from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts
+from tff_agnostic.computations.tilting import next_center, tilted
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.quantities import Quantity, Unit
 from tff_agnostic.settings import part_of, setting
 
-# Exponents t (F_k - c) are cut to this range. The sums of a round stay finite above it; below it a
-# round whose clients all have weights there still averages them.
-_LOWEST, _HIGHEST = -16.0, 50.0
 # In secure sums a client that weighs more than this for each example is scaled down as a whole.
 _MAX_TILT = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class TermOptions(LocalTrainingOptions, ServerOptimizerOptions, DomainLossOptions):
+class TermOptions(
+    LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions, DomainLossOptions
+):
     """Settings of TERM.
 
     Attributes:
         tilt: t; negative for the clients with small losses.
-        client_weighting: p_k: "examples" or "equal".
     """
 
     tilt: float = setting(
         1.0,
         "t of TERM: how much clients with large losses count; 0 is FedAvg, and with negative "
         "numbers those with small losses count.",
-    )
-    client_weighting: str = setting(
-        "examples",
-        "What a client counts: its number of examples, or equally.",
-        choices=CLIENT_WEIGHTINGS,
     )
 
 
@@ -165,35 +162,6 @@ class TermClient:
         return only_sound(output, weight, clients, per_client)
 
 
-def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns exp(t (F_k - c)), and whether it would be larger than weights can be.
-
-    Args:
-        loss: F_k(w^t), float32 of any shape.
-        center: c, float32 scalar.
-        tilt: t, float32 scalar.
-    """
-    exponent = tilt * (loss - center)
-    return tf.exp(tf.clip_by_value(exponent, _LOWEST, _HIGHEST)), exponent > _HIGHEST
-
-
-def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, usual_loss: tf.Tensor) -> tf.Tensor:
-    """Returns c of the next round: the mean of the F_k by the weights of this one.
-
-    With it the same losses would have weights p_k exp(t (F_k - c)) whose sum is at most that of the
-    p_k, and at least the smallest p_k: the logarithm of that quotient is the divergence of the
-    weights from the p_k. Where all weights were lost in the rounding of a secure sum it is the mean
-    loss of the examples.
-
-    Args:
-        weight: Sum of the clients' weights.
-        weighted_loss: Sum of their F_k times their weights.
-        usual_loss: The mean loss of the round's examples.
-    """
-    tilted_loss = tf.math.divide_no_nan(weighted_loss, weight)
-    return tf.where(weight > 0, tilted_loss, usual_loss)
-
-
 def term(problem: Problem, options: TermOptions) -> Algorithm:
     """Returns TERM over clients; the first round with examples is one of FedAvg."""
     model, p = problem.model, problem.num_domains
@@ -234,8 +202,7 @@ def term(problem: Problem, options: TermOptions) -> Algorithm:
         )
 
     def bounds(limits: ClientLimits) -> TermOutput:
-        by_weighting = {"examples": float(limits.max_examples), "equal": 1.0}
-        heaviest = limits.beta(by_weighting[options.client_weighting] * _MAX_TILT)
+        heaviest = limits.beta(options.largest_weight(limits) * _MAX_TILT)
         delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
         return TermOutput(
             delta=[delta for _ in model.initial_weights.trainable],
