@@ -10,7 +10,7 @@ from absl import flags
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.data_remarks import data_remarks
+from tff_agnostic.program.data_remarks import data_remarks, share_kept_out
 from tff_agnostic.program.earlier_run import CHANGEABLE
 from tff_agnostic.program.flags import (
     define_run_flags,
@@ -71,7 +71,7 @@ def _train(folder: RunFolder, resume: bool) -> None:
         run = TrainingRun(spec, folder, runtime, resume)
         if run.security is not None:
             print(f"secure aggregation: {run.security.summary()}")
-        for remark in data_remarks(run.task, spec.config):
+        for remark in data_remarks(run.task, spec.config, share_kept_out(spec.algorithm)):
             print(f"note: {remark.text}")
         try:
             report = run.run(stop)

@@ -24,6 +24,8 @@ SETTINGS: dict[str, Any] = {
     "target_domain": "1",
     "q": 1.5,
     "mu": 0.7,
+    "tilt": 1.5,
+    "cohort_share": 0.8,
 }
 
 

@@ -10,28 +10,34 @@ import pytest
 
 from tests.algorithms.cases import build, empty_client, spoiled_client
 from tests.algorithms.references.above_mean import above_mean_round
+from tests.algorithms.references.fed_avg_sub import fed_avg_sub_round
 from tests.algorithms.references.fed_prox import fed_prox_round
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.q_fed_avg import q_fed_avg_round
-from tests.algorithms.references.softmax import SOFTMAX
+from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
+from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
 from tests.computations.harness import random_client, run_rounds
+from tff_agnostic.algorithms.fed_avg_sub import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.computations.client_group import group_of_one
+from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
 _ROUNDS = 20
+_SEED = 7
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
 _BY_CLIENT = LocalSgd(eta=0.5, epochs=2, batch_size=4, divisor="client")
 
 
 class _Case(NamedTuple):
-    """An algorithm with settings, and one round of its reference: (w, cohort) -> w."""
+    """An algorithm with settings, and round t of its reference: (w, cohort, t) -> w."""
 
     algorithm: str
     settings: dict[str, Any]
-    reference: Callable[[Any, Any], Any]
+    reference: Callable[[Any, Any, int], Any]
     sgd: LocalSgd = _SGD
 
     def build(self) -> Any:
@@ -42,23 +48,46 @@ class _Case(NamedTuple):
             batch_size=self.sgd.batch_size,
             batch_normalizer=self.sgd.divisor,
             shuffle=False,
+            seed=_SEED,
             **self.settings,
         )
 
 
 def _q(q: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Case:
-    def reference(w: Any, cohort: Any) -> Any:
+    def reference(w: Any, cohort: Any, t: int) -> Any:
+        del t
         return q_fed_avg_round(SOFTMAX, w, cohort, q, sgd, weighting)
 
     return _Case("q_ffl", {"q": q, "client_weighting": weighting}, reference, sgd)
 
 
 def _prox(mu: float) -> _Case:
-    return _Case("fed_prox", {"mu": mu}, lambda w, c: fed_prox_round(SOFTMAX, w, c, _SGD, mu))
+    return _Case("fed_prox", {"mu": mu}, lambda w, c, t: fed_prox_round(SOFTMAX, w, c, _SGD, mu))
+
+
+def _term(tilt: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Case:
+    def reference(w: Any, cohort: Any, t: int) -> Any:
+        # No loss is known in the first round: it is one of FedAvg.
+        return term_round(SOFTMAX, w, cohort, tilt if t else 0.0, sgd, weighting)
+
+    return _Case("term", {"tilt": tilt, "client_weighting": weighting}, reference, sgd)
+
+
+def _sub(share: float) -> _Case:
+    def reference(w: Any, cohort: Any, t: int) -> Any:
+        drawn = [bool(takes_part(_seed(client, t), share)) for client in cohort]
+        return fed_avg_sub_round(SOFTMAX, w, cohort, drawn, _SGD)
+
+    return _Case("fed_avg_sub", {"cohort_share": share}, reference)
+
+
+def _seed(client: dict[str, np.ndarray], t: int) -> Any:
+    return client_seeds(np.array([_SEED, t], np.int32), group_of_one(client))
 
 
 def _fed_avg(algorithm: str, weighting: str = "examples", **settings: float) -> _Case:
-    def reference(w: Any, cohort: Any) -> Any:
+    def reference(w: Any, cohort: Any, t: int) -> Any:
+        del t
         return fed_avg_round(SOFTMAX, w, cohort, _SGD, weighting)
 
     return _Case(algorithm, {**settings, "client_weighting": weighting}, reference)
@@ -74,7 +103,15 @@ _CASES = {
     "mu=2": _prox(2.0),
     "mu=0 is FedAvg": _fed_avg("fed_prox", mu=0.0),
     "fed_avg": _fed_avg("fed_avg"),
-    "above_mean": _Case("above_mean", {}, lambda w, c: above_mean_round(SOFTMAX, w, c, _SGD).w),
+    "t=0.5": _term(0.5),
+    "t=2": _term(2.0),
+    "t=5, clients alike": _term(5.0, "equal"),
+    "t=-1.5": _term(-1.5),
+    "t=2, divided by client": _term(2.0, sgd=_BY_CLIENT),
+    "t=0 is FedAvg": _fed_avg("term", tilt=0.0),
+    "half of the cohort": _sub(0.5),
+    "a share of 1 is FedAvg": _fed_avg("fed_avg_sub", cohort_share=1.0),
+    "above_mean": _Case("above_mean", {}, lambda w, c, t: above_mean_round(SOFTMAX, w, c, _SGD).w),
 }
 SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=40, min_clients=1))
 
@@ -112,8 +149,8 @@ W_0 = ModelWeights(
 def _expected(case: _Case) -> list[Any]:
     w = [v.astype(np.float64) for v in W_0.trainable]
     weights = []
-    for cohort in COHORTS:
-        w = case.reference(w, cohort)
+    for t, cohort in enumerate(COHORTS):
+        w = case.reference(w, cohort, t)
         weights.append(w)
     return weights
 
@@ -140,7 +177,7 @@ def test_rounds_are_those_of_the_reference(cohort_runtime, case):
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
-@pytest.mark.parametrize("case", ["q=1", "mu=2", "above_mean"])
+@pytest.mark.parametrize("case", ["q=1", "mu=2", "t=2", "half of the cohort", "above_mean"])
 def test_rounds_of_streamed_clients_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -149,8 +186,8 @@ def test_rounds_of_streamed_clients_are_those_of_the_reference(streaming_runtime
 
 # TFF compiles what it runs or checks, which takes seconds: secure sums of a ratio that is divided
 # on the server, and exchanges that depend on each other.
-def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime):
-    case = "q=1"
+@pytest.mark.parametrize("case", ["q=1", "t=2"])
+def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime, case):
     algorithm = _CASES[case].build()
     training = cohort_runtime.training(algorithm, SECURE)
     _assert_follows(training, algorithm, _expected(_CASES[case]))
@@ -205,3 +242,126 @@ def test_large_powers_do_not_overflow(cohort_runtime):
     state, report = run_rounds(training, [COHORTS[0], [*loud, COHORTS[0][-1]]])
     assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)
     assert report[-1]["clients"]["contributed"] >= 3
+
+
+def _losses(clients: Any) -> list[float]:
+    return [mean_loss(SOFTMAX, W_0.trainable, client) for client in clients]
+
+
+def _at(training: Any, algorithm: Any, **values: Any) -> Any:
+    """A state at the weights of `W_0`, with other values of the algorithm's own state."""
+    state = training.initialize()
+    state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
+    values = {name: np.float32(value) for name, value in values.items()}
+    return state._replace(algorithm=state.algorithm._replace(**values))
+
+
+def _step(state: Any) -> np.ndarray:
+    weights = state.algorithm.weights.trainable
+    return np.concatenate([np.ravel(w - w_0) for w, w_0 in zip(weights, W_0.trainable)])
+
+
+@pytest.mark.parametrize("offset", [-3.0, 0.4, 3.0])
+@pytest.mark.parametrize("tilt", [2.0, -2.0])
+def test_the_losses_that_exponents_are_counted_from_change_no_update_of_term(
+    cohort_runtime, tilt, offset
+):
+    algorithm = _term(tilt).build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    clients = [COHORTS[0][k] for k in range(2)]
+    center = np.mean(_losses(clients))
+    steps = [
+        _step(training.next(_at(training, algorithm, tilt=tilt, center=c), clients)[0])
+        for c in (center, center + offset)
+    ]
+    np.testing.assert_allclose(steps[1], steps[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1.0, 1e3, -1e3, 1e30])
+@pytest.mark.parametrize("center", [-50.0, 0.0, 50.0, 1e30])
+def test_no_exponent_makes_a_round_that_is_not_finite_or_without_weight(
+    cohort_runtime, tilt, center
+):
+    algorithm = _term(tilt).build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    # Losses of 50 and more beside usual ones.
+    loud = [{**client, "x": 100 * client["x"]} for client in COHORTS[0][:2]]
+    clients = [*COHORTS[0], *loud]
+    state, report = training.next(_at(training, algorithm, tilt=tilt, center=center), clients)
+    assert report["skipped"] == 0
+    assert report["clients"]["contributed"] == sum(size(client) > 0 for client in clients)
+    assert np.all(np.isfinite(_step(state)))
+    assert np.any(_step(state) != 0)
+    # What the next round counts from is a loss of this one's clients.
+    losses = _losses(clients)
+    assert min(losses) * 0.999 <= state.algorithm.center <= max(losses) * 1.001
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_large_tilt_comes_to_train_the_client_with_the_largest_loss_or_the_smallest(
+    cohort_runtime, sign
+):
+    # Steps that leave the losses what they are.
+    case = _term(sign * 300.0, sgd=LocalSgd(1e-4, batch_size=4))
+    algorithm = case.build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    clients = COHORTS[0]
+    state = run_rounds(training, [clients] * 6, _at(training, algorithm))[0]
+    center = float(state.algorithm.center)
+    assert center == pytest.approx((max if sign > 0 else min)(_losses(clients)), abs=1e-3)
+    chosen = clients[int(np.argmax(sign * np.asarray(_losses(clients))))]
+    before = state.algorithm.weights.trainable
+    moved = training.next(state, clients)[0].algorithm.weights.trainable
+    alone = training.next(state, [chosen])[0].algorithm.weights.trainable
+    for w, with_all, by_itself in zip(before, moved, alone):
+        np.testing.assert_allclose(with_all - w, by_itself - w, rtol=0.02, atol=1e-6)
+
+
+def test_exponents_are_counted_from_the_mean_loss_by_the_rounds_weights(cohort_runtime):
+    tilt, clients = 2.0, COHORTS[0]
+    algorithm = _term(tilt).build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    state, _ = training.next(_at(training, algorithm, tilt=tilt, center=1.0), clients)
+    F, n = _losses(clients), [size(client) for client in clients]
+    expected = tilted_weights(F, n, tilt) @ F
+    assert float(state.algorithm.center) == pytest.approx(expected, rel=1e-5)
+    # Then the weights of the same losses sum to between the smallest p_k and 1.
+    log_sum = tilt * (tilted_loss(F, n, tilt) - expected)
+    assert np.log(min(n) / sum(n)) <= log_sum <= 0
+
+
+def test_secure_sums_of_term_stay_finite_and_come_back_from_far_off(cohort_runtime):
+    algorithm = _term(5.0).build()
+    training = cohort_runtime.training(algorithm, SecureSum(SecureSumOptions(max_examples=20)))
+    clients = COHORTS[0]
+    expected = tilted_weights(_losses(clients), [size(c) for c in clients], 5.0)
+    for far_off in (-20.0, 20.0):
+        state = _at(training, algorithm, tilt=5.0, center=far_off)
+        for _ in range(4):
+            state, report = training.next(state, clients)
+            assert report["skipped"] == 0
+            state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
+        found = float(state.algorithm.center)
+        assert found == pytest.approx(expected @ _losses(clients), rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_clients_are_drawn_with_the_probability_asked_for(share):
+    seeds = np.random.default_rng(3).integers(-(2**62), 2**62, size=20_000)
+    drawn = np.asarray(takes_part(seeds, share))
+    assert abs(drawn.mean() - share) < 0.012
+
+
+def test_another_round_draws_other_clients_and_the_rest_is_counted(cohort_runtime):
+    algorithm = _sub(0.5).build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    rng = np.random.default_rng(8)
+    cohort = [random_client(rng, 5, range(3)) for _ in range(40)]
+    _, reports = run_rounds(training, [cohort] * 2)
+    for t, report in enumerate(reports):
+        drawn = [bool(takes_part(_seed(client, t), 0.5)) for client in cohort]
+        assert report["clients"]["contributed"] == sum(drawn)
+        assert report["clients"]["zero_weight"] == 40 - sum(drawn)
+        assert sum(report["client_work"]["train"]["num_examples"]) == 5 * sum(drawn)
+    draws = [[bool(takes_part(_seed(client, t), 0.5)) for client in cohort] for t in range(2)]
+    assert draws[0] != draws[1]

@@ -21,7 +21,7 @@ _UNKNOWN = [
     (
         ["--algorithm=agnostic_fedavg"],
         "--algorithm: unknown algorithm 'agnostic_fedavg': did you mean agnostic_fed_avg or "
-        "fed_avg? valid names: agnostic_fed_avg, fed_avg, fed_avg_target_only",
+        "fed_avg? valid names: agnostic_fed_avg, fed_avg, fed_avg_sub, fed_avg_target_only",
     ),
     (
         ["--runtime=tf"],
@@ -118,6 +118,16 @@ _VALUES = [
     (["--algorithm=q_ffl", "--q=-1"], "--q: expected at least 0.0, found -1.0"),
     (["--algorithm=q_ffl", "--q=nan"], "--q: expected a finite number, found nan"),
     (["--algorithm=fed_prox", "--mu=-0.5"], "--mu: expected at least 0.0, found -0.5"),
+    (["--domain_loss_share=1"], "--domain_loss_share: expected less than 1.0, found 1.0"),
+    (["--algorithm=term", "--tilt=inf"], "--tilt: expected a finite number, found inf"),
+    (
+        ["--algorithm=fed_avg_sub", "--cohort_share=0"],
+        "--cohort_share: expected a positive number, found 0.0",
+    ),
+    (
+        ["--algorithm=fed_avg_sub", "--cohort_share=1.5"],
+        "--cohort_share: expected at most 1.0, found 1.5",
+    ),
     (
         ["--algorithm=q_ffl", "--client_weighting=equally"],
         "--client_weighting: unknown client weighting 'equally': did you mean equal? valid names: ",
@@ -161,6 +171,10 @@ def test_a_value_out_of_range_or_of_another_type(call, folder, arguments, messag
 
 _WITHOUT_EFFECT = [
     (
+        ["--algorithm=fed_avg", "--domain_loss_share=0.2"],
+        "--domain_loss_share has no effect with --algorithm=fed_avg: it needs --algorithm=agnosti",
+    ),
+    (
         ["--algorithm=fed_avg", "--window=3"],
         "--window has no effect with --algorithm=fed_avg: it needs --algorithm=agnostic_fed_avg",
     ),
@@ -185,6 +199,10 @@ _WITHOUT_EFFECT = [
     (
         ["--algorithm=q_ffl", "--mu=1"],
         "--mu has no effect with --algorithm=q_ffl: it needs --algorithm=fed_prox",
+    ),
+    (
+        ["--tilt=1"],
+        "--tilt has no effect with --algorithm=agnostic_fed_avg: it needs --algorithm=t",
     ),
     (
         ["--server_momentum=0.5"],

@@ -55,6 +55,24 @@ def test_the_output_folder_has_the_layout_of_the_design(digits):
     assert [p.name for p in (path / "checkpoints").iterdir()] == ["round_00000002.npz"]
 
 
+def test_examples_that_are_kept_out_are_told_and_counted(call, tmp_path):
+    path = tmp_path / "run"
+    flags = (*_DIGITS, "--domain_loss_share=0.3", "--rounds=2", f"--output_dir={path}")
+    outcome = call(train, *flags)
+    assert outcome.status == 0, outcome
+    assert "note: about 30.0% of the examples of train (320 of 1065) are not trained on" in (
+        outcome.out
+    )
+    columns = read_history(path / "metrics.csv")
+    kept_out, trained = (
+        sum(columns[f"{part}/num_examples/{domain}"].sum() for domain in _DOMAINS)
+        for part in ("kept_out", "train")
+    )
+    assert kept_out / (kept_out + trained) == pytest.approx(0.3, abs=0.01)
+    assert "kept_out/loss/0" in columns
+    assert "train/loss/0" not in columns
+
+
 def test_what_little_can_be_said_of_is_said_before_the_first_round(digits):
     out = digits[1]
     note = out.index("note: 10 of 10 domains have fewer than 100 examples in test: ")

@@ -121,7 +121,8 @@ def test_losses_are_measured_for_every_example_whatever_the_batches():
     for batch_size in (3, 100):
         settings = {"client_learning_rate": 1e-12, "client_epochs": 2, "batch_size": batch_size}
         for name in ALGORITHMS:
-            training = EagerTraining(build(name, **settings))
+            # Of FedAvg-Sub the whole cohort.
+            training = EagerTraining(build(name, **settings, cohort_share=1.0))
             found.append(training.next(training.initialize(), cohort)[1]["client_work"]["train"])
     for measured in found[1:]:
         assert_all_close(measured["loss"], found[0]["loss"])

@@ -56,3 +56,21 @@ def test_many_clients_are_not_read(count):
     task = _task(clients, _clients(t=[0, 1, 2] * 100))
     found = data_remarks(task, RunConfig())
     assert (Counted.reads, bool(found)) == ((200, True) if count == 200 else (0, False))
+
+
+def test_the_price_of_examples_that_are_kept_out_is_said():
+    train = _clients(a=[0, 1] * 50, b=[1] * 20, c=[2], d=[])
+    task = _task(train, _clients(t=[0, 1, 2] * 100))
+    assert "examples_kept_out" not in [remark.kind for remark in data_remarks(task, RunConfig())]
+    (found,) = [
+        remark
+        for remark in data_remarks(task, RunConfig(), kept_out=0.2)
+        if remark.kind == "examples_kept_out"
+    ]
+    assert found.text == (
+        "about 19.8% of the examples of train (24 of 121) are not trained on: losses are measured "
+        "on them, by --domain_loss_share=0.2. 1 of 4 clients have a single example, train on it "
+        "and measure nothing."
+    )
+    beside, *_ = data_remarks(task, RunConfig(max_examples=10), kept_out=0.5)[1:]
+    assert beside.figures["examples_kept_out"] == 10

@@ -11,8 +11,8 @@ from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations import domain_window as dw
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, training_outputs
-from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.kept_out import DomainLossOptions, ExampleSplit, measured
 from tff_agnostic.computations.lambda_steps import LAMBDA_QUANTITIES, lambda_steps
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
@@ -26,7 +26,7 @@ from tff_agnostic.computations.server_update import (
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
+from tff_agnostic.computations.structures import AnyTrainingOutput, TrainingBroadcast
 from tff_agnostic.computations.template import build_learning_process
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.settings import part_of
@@ -37,8 +37,10 @@ _MAX_BETA = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class AgnosticFedAvgOptions(LocalTrainingOptions, ServerOptimizerOptions, dw.DomainWeightsOptions):
-    """Settings: those of clients' training, of the server's optimizer and of lambda."""
+class AgnosticFedAvgOptions(
+    LocalTrainingOptions, ServerOptimizerOptions, dw.DomainWeightsOptions, DomainLossOptions
+):
+    """Settings: of clients' training, of the server's optimizer, of lambda and of its losses."""
 
 
 class AgnosticFedAvgState(NamedTuple):
@@ -66,11 +68,13 @@ class AgnosticClient:
         model: The model.
         num_domains: p.
         options: How clients train.
+        split: Which examples are measured, and which are trained on.
     """
 
     model: Model
     num_domains: int
     options: LocalTrainingOptions
+    split: ExampleSplit = ExampleSplit()
 
     def __call__(
         self,
@@ -78,16 +82,18 @@ class AgnosticClient:
         clients: ClientGroup,
         seed: tf.Tensor,
         per_client: PerClient,
-    ) -> TrainingOutput:
+    ) -> AnyTrainingOutput:
         """Returns what each client sends."""
         weights, alpha = broadcast
         # L^k, N^k
-        sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
+        sums, training = measured(
+            self.model, self.num_domains, self.split, weights, clients, per_client
+        )
         # beta^k
-        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.counts)
+        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
         # w^k
         trained, _ = local_training(
-            self.model, self.options, weights, clients, alpha, beta, seed, per_client
+            self.model, self.options, weights, training, alpha, beta, seed, per_client
         )
         return training_outputs(weights, trained, beta, sums, clients, per_client)
 
@@ -100,8 +106,9 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
     """
     model, p = problem.model, problem.num_domains
     optimizer = options.build_server_optimizer()
+    split = options.example_split(problem.seed)
     steps = lambda_steps(options, problem.domain_names, problem.expected_counts)
-    domains_0 = dw.initial_domain_state(options, steps, problem.expected_counts)
+    domains_0 = dw.initial_domain_state(options, steps, split.trained_of(problem.expected_counts))
 
     def initialize() -> AgnosticFedAvgState:
         # w_0, lambda_0, N_0
@@ -119,22 +126,24 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
 
     def finish(state: AgnosticFedAvgState, sums: Sums) -> tuple[AgnosticFedAvgState, Report]:
         (summed,) = sums
+        of_domains = domain_sums(summed)
         # w_t = sum_k beta^k w^k / beta_t
         update = average_and_apply(
             optimizer, state.weights, state.optimizer_state, summed.weighted_delta, summed.beta
         )
         # N_t = sum_k N^k
-        counts = tf.cast(summed.domain_counts, tf.float32)
-        # L = sum_k L^k / N_t
-        losses = mean_domain_losses(domain_sums(summed))
+        counts = tf.cast(of_domains.trained, tf.float32)
+        # L = sum_k L^k / N_t, where those that are measured are counted
+        losses = mean_domain_losses(of_domains)
         # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
-        lambda_ = steps.next(state.domains.lambda_, losses, counts)
+        measured_counts = tf.cast(of_domains.counts, tf.float32) if split.is_apart else None
+        lambda_ = steps.next(state.domains.lambda_, losses, counts, measured_counts)
         window, mean_counts = dw.append_counts(
             state.domains.window, state.domains.mean_counts, counts
         )
         report = training_report(
             model,
-            domain_sums(summed),
+            of_domains,
             summed.clients,
             update.update_norm,
             domain_weights={"lambda": steps.mixture(lambda_), "alpha": scale(state.domains)},
@@ -145,8 +154,8 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
     training = Exchange(
         name="training",
         prepare=prepare,
-        client=AgnosticClient(model, p, part_of(options, LocalTrainingOptions)),
-        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
+        client=AgnosticClient(model, p, part_of(options, LocalTrainingOptions), split),
+        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA, split.is_apart),
     )
     return Algorithm(
         name="agnostic_fed_avg",
@@ -154,7 +163,9 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
         exchanges=(training,),
         finish=finish,
         models=lambda state: {MAIN_MODEL: state.weights},
-        quantities=training_quantities(model, domain_weights=LAMBDA_QUANTITIES),
+        quantities=training_quantities(
+            model, domain_weights=LAMBDA_QUANTITIES, is_apart=split.is_apart
+        ),
         client_data_spec=model.client_data_spec(),
         seed=problem.seed,
         lambda_set=steps.lambda_set,

@@ -17,22 +17,30 @@ from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
-from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.client_weighting import (
+    CLIENT_WEIGHTINGS,
+    ClientWeightingOptions,
+)
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.kept_out import (
+    DomainLossOptions,
+    ExampleSplit,
+    mean_loss,
+    measured,
+)
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
     average_and_apply,
     client_counts_bounds,
-    domain_sums_bounds,
     initial_training_state,
+    measured_sums_bounds,
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import ClientCounts, DomainSums
+from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.quantities import Quantity
-from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
@@ -42,27 +50,19 @@ _TINY_LOSS = 1e-10
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
 
-CLIENT_WEIGHTINGS = Registry("client weighting", {"examples": lambda n: n, "equal": tf.ones_like})
-
 
 @dataclasses.dataclass(frozen=True)
-class QFflOptions(LocalTrainingOptions, ServerOptimizerOptions):
-    """Settings of q-FedAvg.
+class QFflOptions(
+    LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions, DomainLossOptions
+):
+    """Settings of q-FedAvg; the paper draws clients with probabilities p_k.
 
     Attributes:
         q: How much large losses count.
-        client_weighting: What a client counts before its loss does: "examples" where cohorts are
-            drawn uniformly (p_k is then in the weight), "equal" where clients are drawn with
-            probabilities p_k, as the paper has it.
     """
 
     q: float = setting(
         1.0, "How much clients with large losses count in q-FFL; 0 is FedAvg.", at_least=0.0
-    )
-    client_weighting: str = setting(
-        "examples",
-        "What a client counts: its number of examples, or equally.",
-        choices=CLIENT_WEIGHTINGS,
     )
 
 
@@ -99,7 +99,7 @@ class QFflOutput(NamedTuple):
 
     delta: list[tf.Tensor]
     h: tf.Tensor
-    sums: DomainSums
+    sums: AnyDomainSums
     clients: ClientCounts
 
 
@@ -113,6 +113,7 @@ class QFflClient:
         options: How clients train.
         q: The power.
         client_weighting: Member of `CLIENT_WEIGHTINGS`.
+        split: Which examples are measured, and which are trained on.
     """
 
     model: Model
@@ -120,6 +121,7 @@ class QFflClient:
     options: LocalTrainingOptions
     q: float
     client_weighting: str
+    split: ExampleSplit = ExampleSplit()
 
     def __call__(
         self,
@@ -130,23 +132,26 @@ class QFflClient:
     ) -> QFflOutput:
         """Returns what each client sends."""
         weights, unit_loss = broadcast
-        # F_k(w^t), over all of the client's examples, before it trains.
-        sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
+        # F_k(w^t), over all of the client's examples that are measured, before it trains.
+        sums, training = measured(
+            self.model, self.num_domains, self.split, weights, clients, per_client
+        )
         alpha = tf.ones([self.num_domains])
-        n = per_client(lambda n_k: client_weight(alpha, n_k), sums.counts)
+        n = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
         # w_k: E epochs of SGD with step 1 / L from w^t.
         trained, _ = local_training(
-            self.model, self.options, weights, clients, alpha, n, seed, per_client
+            self.model, self.options, weights, training, alpha, n, seed, per_client
         )
 
-        def delta_and_h(trained: list[tf.Tensor], losses: tf.Tensor, n: tf.Tensor) -> Any:
-            mean_loss = tf.math.divide_no_nan(tf.reduce_sum(losses), n)
+        def delta_and_h(trained: list[tf.Tensor], sums: AnyDomainSums, n: tf.Tensor) -> Any:
+            # A client that measures nothing counts as one of the usual loss.
+            loss = mean_loss(sums, otherwise=unit_loss)
             change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
             lipschitz = 1.0 / self.options.client_learning_rate
             weight = CLIENT_WEIGHTINGS[self.client_weighting](n)
-            return weighted_update(change, mean_loss, unit_loss, weight, self.q, lipschitz)
+            return weighted_update(change, loss, unit_loss, weight, self.q, lipschitz)
 
-        delta, h = per_client(delta_and_h, trained, sums.losses, n)
+        delta, h = per_client(delta_and_h, trained, sums, n)
         output = QFflOutput(delta, h, sums, no_clients(clients))
         return only_sound(output, h, clients, per_client)
 
@@ -184,6 +189,7 @@ def q_ffl(problem: Problem, options: QFflOptions) -> Algorithm:
     """Returns q-FedAvg; with an SGD server of rate 1, w^{t+1} = w^t - sum Delta_k / sum h_k."""
     model, p = problem.model, problem.num_domains
     optimizer = options.build_server_optimizer()
+    split = options.example_split(problem.seed)
 
     def initialize() -> QFflState:
         return QFflState(*initial_training_state(model, optimizer), tf.constant(1.0))
@@ -198,8 +204,8 @@ def q_ffl(problem: Problem, options: QFflOptions) -> Algorithm:
             optimizer, state.weights, state.optimizer_state, summed.delta, summed.h
         )
         total, count = tf.reduce_sum(summed.sums.losses), tf.reduce_sum(summed.sums.counts)
-        mean_loss = tf.math.divide_no_nan(total, tf.cast(count, tf.float32))
-        unit_loss = tf.where(mean_loss > 0, mean_loss, state.unit_loss)
+        of_cohort = tf.math.divide_no_nan(total, tf.cast(count, tf.float32))
+        unit_loss = tf.where(of_cohort > 0, of_cohort, state.unit_loss)
         report = training_report(
             model, summed.sums, summed.clients, update.update_norm, domain_weights={}
         )
@@ -207,23 +213,27 @@ def q_ffl(problem: Problem, options: QFflOptions) -> Algorithm:
         return QFflState(update.weights, update.optimizer_state, unit_loss), report
 
     def bounds(limits: ClientLimits) -> QFflOutput:
-        by_weighting = {"examples": float(limits.max_examples), "equal": 1.0}
-        heaviest = limits.beta(by_weighting[options.client_weighting] * _MAX_LOSS_RATIO**options.q)
+        heaviest = limits.beta(options.largest_weight(limits) * _MAX_LOSS_RATIO**options.q)
         delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
         return QFflOutput(
             delta=[delta for _ in model.initial_weights.trainable],
             h=Bound(heaviest * (1.0 + options.q * _MAX_CURVATURE), ratio="update"),
-            sums=domain_sums_bounds(model, limits),
+            sums=measured_sums_bounds(model, limits, split.is_apart),
             clients=client_counts_bounds(),
         )
 
-    quantities = training_quantities(model, domain_weights={})
+    quantities = training_quantities(model, domain_weights={}, is_apart=split.is_apart)
     quantities["finalizer"]["unit_loss"] = Quantity("unit_loss", "unit of losses, c")
     training = Exchange(
         name="training",
         prepare=prepare,
         client=QFflClient(
-            model, p, part_of(options, LocalTrainingOptions), options.q, options.client_weighting
+            model,
+            p,
+            part_of(options, LocalTrainingOptions),
+            options.q,
+            options.client_weighting,
+            split,
         ),
         bounds=bounds,
     )

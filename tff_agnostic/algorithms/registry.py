@@ -1,6 +1,14 @@
 """Every algorithm by name."""
 
-from tff_agnostic.algorithms import agnostic_fed_avg, fed_avg, fed_prox, q_ffl, stochastic_afl
+from tff_agnostic.algorithms import (
+    agnostic_fed_avg,
+    fed_avg,
+    fed_avg_sub,
+    fed_prox,
+    q_ffl,
+    stochastic_afl,
+    term,
+)
 from tff_agnostic.algorithms.spec import AlgorithmSpec
 from tff_agnostic.registry import Registry
 
@@ -9,9 +17,11 @@ ALGORITHMS: Registry[AlgorithmSpec] = Registry(
     {
         "agnostic_fed_avg": agnostic_fed_avg.ALGORITHM,
         "fed_avg": fed_avg.ALGORITHM,
+        "fed_avg_sub": fed_avg_sub.ALGORITHM,
         "fed_avg_target_only": fed_avg.TARGET_ONLY,
         "fed_prox": fed_prox.ALGORITHM,
         "q_ffl": q_ffl.ALGORITHM,
         "stochastic_afl": stochastic_afl.ALGORITHM,
+        "term": term.ALGORITHM,
     },
 )

@@ -18,9 +18,10 @@ import tensorflow as tf
 
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
-from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
+from tff_agnostic.computations.client_update import client_weight, update_outputs
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
 from tff_agnostic.computations.gradient_pass import gradient_pass
+from tff_agnostic.computations.kept_out import DomainLossOptions, ExampleSplit, measured
 from tff_agnostic.computations.lambda_steps import (
     DOMAIN_WEIGHT_UPDATES,
     LAMBDA_QUANTITIES,
@@ -39,7 +40,7 @@ from tff_agnostic.computations.server_update import (
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
+from tff_agnostic.computations.structures import AnyTrainingOutput, TrainingBroadcast
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.quantities import Quantity
 from tff_agnostic.registry import Registry
@@ -62,7 +63,7 @@ STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions):
+class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOptions):
     """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
@@ -162,11 +163,13 @@ class GradientClient:
         model: The model.
         num_domains: p.
         sample_size: Examples that it draws; all if None.
+        split: Which examples losses are measured on, and which the gradient is of.
     """
 
     model: Model
     num_domains: int
-    sample_size: Optional[int]
+    sample_size: Optional[int] = None
+    split: ExampleSplit = ExampleSplit()
 
     def __call__(
         self,
@@ -174,29 +177,27 @@ class GradientClient:
         clients: ClientGroup,
         seed: tf.Tensor,
         per_client: PerClient,
-    ) -> TrainingOutput:
+    ) -> AnyTrainingOutput:
         """Returns what each client sends: in `weighted_delta` the gradient of its scaled losses."""
         weights, alpha = broadcast
-        gradient, sums = gradient_pass(
+        training, apart = clients, None
+        if self.split.is_apart:
+            apart, training = measured(
+                self.model, self.num_domains, self.split, weights, clients, per_client
+            )
+        gradient, passed = gradient_pass(
             self.model,
             self.num_domains,
             weights,
-            clients,
+            training,
             alpha,
             seed,
             per_client,
             self.sample_size,
         )
-        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.counts)
-        output = TrainingOutput(
-            weighted_delta=gradient,
-            beta=beta,
-            domain_losses=sums.losses,
-            domain_counts=sums.counts,
-            metric_sums=sums.metric_sums,
-            clients=no_clients(clients),
-        )
-        return only_sound(output, beta, clients, per_client)
+        sums = passed if apart is None else apart
+        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
+        return update_outputs(gradient, beta, sums, clients, per_client)
 
 
 def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm:
@@ -208,9 +209,11 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
     model, p = problem.model, problem.num_domains
     optimizer = options.build_server_optimizer()
     steps = lambda_steps(options, problem.domain_names, problem.expected_counts)
-    expected = np.ones([p]) if problem.expected_counts is None else problem.expected_counts
-    # n_i
-    expected_counts = np.asarray(expected, np.float32)
+    split = options.example_split(problem.seed)
+    expected = problem.expected_counts or (1.0,) * p
+    # n_i, of the examples that are trained on, and of those that are measured
+    expected_trained = np.asarray(split.trained_of(expected), np.float32)
+    expected_measured = np.asarray(split.measured_of(expected), np.float32)
     decay = STEP_DECAYS[options.step_decay]
 
     def initialize() -> StochasticAflState:
@@ -239,17 +242,17 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
             # K ~ lambda: as if lambda were the vertex of domain K.
             lambda_ = drawn(lambda_, state.rounds, _OF_WEIGHTS)
         # alpha_i = lambda_i / n_i
-        return lambda_ / expected_counts
+        return lambda_ / expected_trained
 
     def prepare(state: StochasticAflState, sums: Sums) -> TrainingBroadcast:
         del sums
         return TrainingBroadcast(state.weights, scale(state))
 
-    def estimates(state: StochasticAflState, summed: TrainingOutput) -> Gradients:
+    def estimates(state: StochasticAflState, summed: AnyTrainingOutput) -> Gradients:
         # delta_lambda L
         losses = mean_domain_losses(domain_sums(summed))
         if options.domain_losses == "unbiased":
-            losses = summed.domain_losses / expected_counts
+            losses = summed.domain_losses / expected_measured
         if options.lambda_gradient == "one_domain":
             # p L_K for K uniform in [p]
             losses *= p * drawn(tf.ones([p]) / p, state.rounds, _OF_LAMBDA)
@@ -258,7 +261,8 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
 
     def finish(state: StochasticAflState, sums: Sums) -> tuple[StochasticAflState, Report]:
         (summed,) = sums
-        counts = tf.cast(summed.domain_counts, tf.float32)
+        of_domains = domain_sums(summed)
+        counts = tf.cast(of_domains.trained, tf.float32)
         has_examples = tf.reduce_sum(counts) > 0
         t = state.steps + tf.cast(has_examples, tf.int32)
         factor = decay(tf.cast(tf.maximum(t, 1), tf.float32))
@@ -277,7 +281,8 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
         if options.weights_radius is not None:
             trainable = project_to_ball(trainable, options.weights_radius)
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
-        lambda_ = steps.next(state.lambda_, directions.losses, counts, factor)
+        measured_counts = tf.cast(of_domains.counts, tf.float32) if split.is_apart else None
+        lambda_ = steps.next(state.lambda_, directions.losses, counts, measured_counts, factor)
         # w_A, lambda_A
         mean_weights = [
             running_mean(mean, w, t, has_examples) for mean, w in zip(state.mean_weights, trainable)
@@ -285,7 +290,7 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
         mean_lambda = running_mean(state.mean_lambda, steps.mixture(lambda_), t, has_examples)
         report = training_report(
             model,
-            domain_sums(summed),
+            of_domains,
             summed.clients,
             tf.linalg.global_norm([n - o for n, o in zip(trainable, state.weights.trainable)]),
             domain_weights={
@@ -325,6 +330,7 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
             **LAMBDA_QUANTITIES,
             "mean_lambda": Quantity("mean_lambda", "mean of lambda so far", per_domain=True),
         },
+        is_apart=split.is_apart,
     )
     quantities["finalizer"]["weight"] = Quantity(
         "weight", "sum of the clients' weights, 1 on average"
@@ -332,8 +338,8 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
     training = Exchange(
         name="training",
         prepare=prepare,
-        client=GradientClient(model, p, options.sample_size),
-        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
+        client=GradientClient(model, p, options.sample_size, split),
+        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA, split.is_apart),
     )
     return Algorithm(
         name="stochastic_afl",

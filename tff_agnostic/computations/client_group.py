@@ -27,13 +27,16 @@ class ClientGroup(NamedTuple):
         first_row: Row of each client's first example, int32: a scalar for one client, [G] for a
             group of G.
         num_examples: Number of examples of each client, in the same shape.
-        capacity: The largest number of examples, int32 scalar.
+        capacity: The largest number of examples, int32 scalar, or a larger one.
+        order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
+            there in their order.
     """
 
     examples: Examples
     first_row: tf.Tensor
     num_examples: tf.Tensor
     capacity: tf.Tensor
+    order: Any = ()
 
     def take(self, positions: tf.Tensor) -> Examples:
         """Returns examples of each client.
@@ -46,7 +49,10 @@ class ClientGroup(NamedTuple):
             Columns [b, ...], in a group [G, b, ...].
         """
         last = tf.maximum(self.num_examples, 1) - 1
-        rows = self.first_row[..., tf.newaxis] + tf.minimum(positions, last[..., tf.newaxis])
+        places = tf.minimum(positions, last[..., tf.newaxis])
+        if tf.is_tensor(self.order):
+            places = tf.gather(self.order, places, axis=-1, batch_dims=places.shape.rank - 1)
+        rows = self.first_row[..., tf.newaxis] + places
         return tf.nest.map_structure(lambda column: tf.gather(column, rows), dict(self.examples))
 
     def has(self, positions: tf.Tensor) -> tf.Tensor:

@@ -12,10 +12,13 @@ from tff_agnostic.computations.client_group import ClientGroup, PerClient, one_c
 from tff_agnostic.computations.domain_pass import add_at
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.computations.structures import (
+    AnyDomainSums,
+    AnyTrainingOutput,
     ClientCounts,
-    DomainSums,
+    DomainSumsApart,
     TrainingBroadcast,
     TrainingOutput,
+    TrainingOutputApart,
     all_finite,
 )
 from tff_agnostic.models.functional import Model, ModelWeights
@@ -62,24 +65,49 @@ def training_outputs(
     weights: ModelWeights,
     trained: list[tf.Tensor],
     beta: tf.Tensor,
-    sums: DomainSums,
+    sums: AnyDomainSums,
     clients: ClientGroup,
     per_client: PerClient,
-) -> TrainingOutput:
-    """CLIENT line 13: what each client returns, or zeros if any of it is not finite."""
+) -> Any:
+    """CLIENT line 13: what each client returns, or zeros if any of it is not finite.
+
+    It is a `TrainingOutput`, or a `TrainingOutputApart` if the sums are such.
+    """
 
     def weighted(trained: list[tf.Tensor], beta: tf.Tensor) -> list[tf.Tensor]:
         return [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
 
+    return update_outputs(per_client(weighted, trained, beta), beta, sums, clients, per_client)
+
+
+def update_outputs(
+    weighted_delta: list[tf.Tensor],
+    beta: tf.Tensor,
+    sums: AnyDomainSums,
+    clients: ClientGroup,
+    per_client: PerClient,
+) -> Any:
+    """Returns the same of updates that are weighted already.
+
+    Args:
+        weighted_delta: What each client adds to the sum, like the trainable weights.
+        beta: Weight of each client.
+        sums: What it has measured.
+        clients: The clients.
+        per_client: How functions of one client are applied.
+    """
     output = TrainingOutput(
-        weighted_delta=per_client(weighted, trained, beta),
+        weighted_delta=weighted_delta,
         beta=beta,
         domain_losses=sums.losses,
         domain_counts=sums.counts,
         metric_sums=sums.metric_sums,
         clients=no_clients(clients),
     )
-    return only_sound(output, beta, clients, per_client)
+    sent: AnyTrainingOutput = output
+    if isinstance(sums, DomainSumsApart):
+        sent = TrainingOutputApart(*output, sums.trained)
+    return only_sound(sent, beta, clients, per_client)
 
 
 def only_sound(output: Any, weight: tf.Tensor, clients: ClientGroup, per_client: PerClient) -> Any:

@@ -7,7 +7,7 @@ Pure functions on float32 vectors, usable with NumPy arrays.
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tff_agnostic.errors import UserError
 from tff_agnostic.lambda_sets.lambda_set import LambdaSet
 from tff_agnostic.lambda_sets.options import LambdaSetOptions
-from tff_agnostic.lambda_sets.simplex import project_to_simplex
+from tff_agnostic.lambda_sets.simplex import Simplex, project_to_simplex
 from tff_agnostic.quantities import Quantity, Role
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
@@ -174,41 +174,73 @@ class LambdaSteps:
         coordinates: tf.Tensor,
         losses: tf.Tensor,
         counts: tf.Tensor,
+        measured: Optional[tf.Tensor] = None,
         rate_factor: Optional[tf.Tensor] = None,
     ) -> tf.Tensor:
         """Returns the coordinates of lambda_t from those of lambda_{t-1}.
 
-        With `freeze_absent_domains`, absent domains keep their weight and the others share the rest
-        in the proportions that the update gives them. A round without any example changes nothing.
-        A weight that the update leaves positive stays positive: one that were rounded to 0 could
-        never grow again.
+        A domain without examples in the round is absent: its loss is 0, or it keeps its weight with
+        `freeze_absent_domains`. One whose examples are all trained on, and none measured, is not
+        absent, and nobody knows its loss: it keeps its weight. A round without any loss changes
+        nothing. A weight that the update leaves positive stays positive: one that were rounded to 0
+        could never grow again.
 
         Args:
             coordinates: Of lambda_{t-1}, float32 [q].
             losses: L, the mean losses of the domains, float32 [p].
             counts: N_t, the round's examples of each domain, float32 [p].
+            measured: How many examples each loss is the mean of, if those are others than the ones
+                that are trained on, float32 [p].
             rate_factor: What gamma_lambda is multiplied by in this round; 1 if None.
         """
-        options = self.options
-        update = DOMAIN_WEIGHT_UPDATES[options.domain_weight_update]
-        rate = options.domain_learning_rate
+        keeps_absent = self.options.freeze_absent_domains
+        known = counts > 0
+        if measured is not None:
+            known = measured > 0
+            if not keeps_absent:
+                known |= tf.equal(counts, 0)
+            known &= tf.reduce_sum(measured) > 0
+            keeps_absent = True
+        rate = self.options.domain_learning_rate
         if rate_factor is not None:
             rate = rate * rate_factor
-        if options.freeze_absent_domains:
+        moved = self._moved(coordinates, losses, known, keeps_absent, rate)
+        return tf.where(tf.reduce_any(known), moved, coordinates)
+
+    def _moved(
+        self,
+        coordinates: tf.Tensor,
+        losses: tf.Tensor,
+        known: tf.Tensor,
+        keeps_unknown: bool,
+        rate: Any,
+    ) -> tf.Tensor:
+        update = DOMAIN_WEIGHT_UPDATES[self.options.domain_weight_update]
+        keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
+        if keeps_weights:
             # Updates depend on differences of losses. Beside the 0 of an absent domain, negative
             # losses could leave the present ones without any weight to share.
-            losses = tf.where(counts > 0, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
-        if options.chi2_weight:
+            losses = tf.where(known, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
+        elif keeps_unknown:
+            # In other sets no weight can be kept alone: what is unknown is taken for the mean.
+            losses = tf.where(known, losses, self._mean_of_known(coordinates, losses, known))
+        if self.options.chi2_weight:
             losses += self._chi2_slope(coordinates)
         updated = update(self.lambda_set, coordinates, self.lambda_set.slopes(losses), rate)
         is_positive = updated > 0
-        if options.freeze_absent_domains:
-            present = tf.cast(counts > 0, coordinates.dtype)
+        if keeps_weights:
+            # The others share the rest in the proportions that the update gives them.
+            present = tf.cast(known, coordinates.dtype)
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)
             updated = share * tf.reduce_sum(coordinates * present) + kept
-        updated = tf.where(is_positive, tf.maximum(updated, _SMALLEST_WEIGHT), updated)
-        return tf.where(tf.reduce_sum(counts) > 0, updated, coordinates)
+        return tf.where(is_positive, tf.maximum(updated, _SMALLEST_WEIGHT), updated)
+
+    def _mean_of_known(
+        self, coordinates: tf.Tensor, losses: tf.Tensor, known: tf.Tensor
+    ) -> tf.Tensor:
+        weights = self.mixture(coordinates) * tf.cast(known, tf.float32)
+        return tf.math.divide_no_nan(tf.reduce_sum(weights * losses), tf.reduce_sum(weights))
 
     def _chi2_slope(self, coordinates: tf.Tensor) -> tf.Tensor:
         m = tf.constant(self.training_mixture, tf.float32)

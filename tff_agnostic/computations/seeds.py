@@ -16,6 +16,8 @@ _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
 _SHIFTS = (30, 27, 31)
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
+# Bits of a uniform number: as many as float32 has room for.
+UNIFORM_BITS = 24
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
@@ -30,6 +32,21 @@ def stateless_seed(seed: tf.Tensor) -> tf.Tensor:
     """Returns what TensorFlow's stateless random ops take, int32 [2], from an int64 scalar."""
     halves = [seed & _MAX_INT32, _logical_shift(seed, 32) & _MAX_INT32]
     return tf.cast(tf.stack(halves), tf.int32)
+
+
+def uniform(seed: tf.Tensor, use: int) -> tf.Tensor:
+    """Returns numbers in [0, 1), float32, from seeds of any shape.
+
+    Args:
+        seed: int64.
+        use: What they are for; other uses of the same seeds have other numbers.
+    """
+    return tf.cast(uniform_bits(seed, use), tf.float32) / 2.0**UNIFORM_BITS
+
+
+def uniform_bits(seed: tf.Tensor, use: int) -> tf.Tensor:
+    """Returns the same numbers times 2^`UNIFORM_BITS`, int64."""
+    return _logical_shift(fold_in(seed, tf.constant(use)), 64 - UNIFORM_BITS)
 
 
 def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) -> tf.Tensor:

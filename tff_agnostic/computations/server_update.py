@@ -9,10 +9,14 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.computations.structures import (
+    AnyDomainSums,
+    AnyTrainingOutput,
     ClientCounts,
     DomainSums,
+    DomainSumsApart,
     MetricSums,
     TrainingOutput,
+    TrainingOutputApart,
 )
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.models.measures import measures_of
@@ -88,7 +92,7 @@ def average_and_apply(
     )
 
 
-def mean_domain_losses(sums: DomainSums) -> tf.Tensor:
+def mean_domain_losses(sums: AnyDomainSums) -> tf.Tensor:
     """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round.
 
     The line as printed is 0/0 there; the text of section 4 sets L to zero.
@@ -96,14 +100,17 @@ def mean_domain_losses(sums: DomainSums) -> tf.Tensor:
     return tf.math.divide_no_nan(sums.losses, tf.cast(sums.counts, tf.float32))
 
 
-def domain_sums(summed: TrainingOutput) -> DomainSums:
+def domain_sums(summed: AnyTrainingOutput) -> AnyDomainSums:
     """Returns the part of a round's sums that is about domains."""
-    return DomainSums(summed.domain_losses, summed.domain_counts, summed.metric_sums)
+    sums = DomainSums(summed.domain_losses, summed.domain_counts, summed.metric_sums)
+    if isinstance(summed, TrainingOutputApart):
+        return DomainSumsApart(*sums, summed.trained_counts)
+    return sums
 
 
 def training_report(
     model: Model,
-    sums: DomainSums,
+    sums: AnyDomainSums,
     clients: ClientCounts,
     update_norm: tf.Tensor,
     domain_weights: Mapping[str, tf.Tensor],
@@ -120,9 +127,10 @@ def training_report(
         update_norm: Norm of the update of the weights.
         domain_weights: What the algorithm has to say of the weights of domains, vectors [p].
     """
-    train: OrderedDict[str, Any] = OrderedDict(
-        loss=mean_domain_losses(sums), num_examples=sums.counts
-    )
+    train: OrderedDict[str, Any] = OrderedDict(loss=mean_domain_losses(sums))
+    if isinstance(sums, DomainSumsApart):
+        train["num_kept_out"] = sums.counts
+    train["num_examples"] = sums.trained
     for metric in model.metrics:
         ratio = sums.metric_sums[metric.name]
         train[metric.name] = metric.value(tf.math.divide_no_nan(ratio.numerator, ratio.denominator))
@@ -135,7 +143,10 @@ def training_report(
 
 
 def training_quantities(
-    model: Model, domain_weights: Mapping[str, Quantity], while_training: bool = False
+    model: Model,
+    domain_weights: Mapping[str, Quantity],
+    while_training: bool = False,
+    is_apart: bool = False,
 ) -> "OrderedDict[str, Any]":
     """Describes `training_report`.
 
@@ -144,9 +155,12 @@ def training_quantities(
         domain_weights: Describes the argument of that name.
         while_training: Whether losses and metrics are those of the first epoch, each example's
             before its batch's step; otherwise they are those of w_{t-1}, before the training.
+        is_apart: Whether they are of examples that are kept out of training, `DomainSumsApart`.
     """
     prefix = "first_epoch" if while_training else "train"
     when = "in the first epoch of training" if while_training else "on the cohort, before training"
+    if is_apart:
+        prefix, when = "kept_out", "on the cohort's examples that are kept out of training"
     train: OrderedDict[str, Any] = OrderedDict()
     for name, measure in measures_of(model).items():
         train[name] = Quantity(
@@ -161,6 +175,14 @@ def training_quantities(
             file_name=f"{prefix}_{name}",
             formerly=(f"train/{name}",) if while_training else (),
         )
+        if name == "loss" and is_apart:
+            # Before the other: it says of which domains there is a loss.
+            train["num_kept_out"] = Quantity(
+                "kept_out/num_examples",
+                "examples of the cohort that are kept out of training",
+                per_domain=True,
+                unit=Unit.EXAMPLES,
+            )
         if name == "loss":
             train["num_examples"] = Quantity(
                 "train/num_examples",
@@ -202,6 +224,14 @@ def domain_sums_bounds(model: Model, limits: ClientLimits) -> DomainSums:
     )
 
 
+def measured_sums_bounds(model: Model, limits: ClientLimits, is_apart: bool) -> AnyDomainSums:
+    """Returns the same of what clients measure, of `DomainSumsApart` if they do it apart."""
+    sums = domain_sums_bounds(model, limits)
+    if not is_apart:
+        return sums
+    return DomainSumsApart(*sums, trained=Bound(limits.max_examples, integer=True))
+
+
 def client_counts_bounds() -> ClientCounts:
     """Returns the bounds of `ClientCounts`."""
     return ClientCounts(*[Bound(1, integer=True)] * len(ClientCounts._fields))
@@ -214,12 +244,19 @@ def update_bounds(model: Model, limits: ClientLimits, max_beta: float) -> tuple[
 
 
 def training_output_bounds(
-    model: Model, limits: ClientLimits, default_max_beta: float
-) -> TrainingOutput:
-    """Returns the bound of every value of `TrainingOutput`, in its structure."""
+    model: Model, limits: ClientLimits, default_max_beta: float, is_apart: bool = False
+) -> AnyTrainingOutput:
+    """Returns the bound of every value of `TrainingOutput`, in its structure.
+
+    Args:
+        model: The model.
+        limits: Of one client.
+        default_max_beta: Bound of its weight, where the limits state none.
+        is_apart: Whether it is `TrainingOutputApart`.
+    """
     weighted_delta, beta = update_bounds(model, limits, limits.beta(default_max_beta))
-    sums = domain_sums_bounds(model, limits)
-    return TrainingOutput(
+    sums = measured_sums_bounds(model, limits, is_apart)
+    output = TrainingOutput(
         weighted_delta=weighted_delta,
         beta=beta,
         domain_losses=sums.losses,
@@ -227,3 +264,6 @@ def training_output_bounds(
         metric_sums=sums.metric_sums,
         clients=client_counts_bounds(),
     )
+    if isinstance(sums, DomainSumsApart):
+        return TrainingOutputApart(*output, trained_counts=sums.trained)
+    return output

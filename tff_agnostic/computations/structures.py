@@ -1,7 +1,7 @@
 """What travels between server and clients in a round."""
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
@@ -70,6 +70,23 @@ class TrainingOutput(NamedTuple):
     clients: ClientCounts
 
 
+class TrainingOutputApart(NamedTuple):
+    """What a client sends that measures other examples than it trains on; see `TrainingOutput`.
+
+    Attributes:
+        domain_losses: Of the examples that are kept out of training, as are counts and metrics.
+        trained_counts: Number of examples of each domain that are trained on, int64 [p].
+    """
+
+    weighted_delta: list[tf.Tensor]
+    beta: tf.Tensor
+    domain_losses: tf.Tensor
+    domain_counts: tf.Tensor
+    metric_sums: "OrderedDict[str, MetricSums]"
+    clients: ClientCounts
+    trained_counts: tf.Tensor
+
+
 class MetricSums(NamedTuple):
     """Numerator and denominator of a metric per domain, float32 [p]."""
 
@@ -83,6 +100,24 @@ class DomainSums(NamedTuple):
     losses: tf.Tensor
     counts: tf.Tensor
     metric_sums: "OrderedDict[str, MetricSums]"
+
+    @property
+    def trained(self) -> tf.Tensor:
+        """Number of examples of each domain that are trained on: those that are measured."""
+        return self.counts
+
+
+class DomainSumsApart(NamedTuple):
+    """Sums over examples that are kept out of training, and the number of those that are not."""
+
+    losses: tf.Tensor
+    counts: tf.Tensor
+    metric_sums: "OrderedDict[str, MetricSums]"
+    trained: tf.Tensor
+
+
+AnyDomainSums = Union[DomainSums, DomainSumsApart]
+AnyTrainingOutput = Union[TrainingOutput, TrainingOutputApart]
 
 
 def all_finite(structure: Any) -> tf.Tensor:

@@ -102,6 +102,48 @@ def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) 
     ]
 
 
+def examples_kept_out(
+    sizes: np.ndarray, kept_out: float, max_examples: Optional[int] = None
+) -> list[Remark]:
+    """Returns what is said of examples that clients measure on instead of training on them.
+
+    Args:
+        sizes: Examples of each training client, [clients].
+        kept_out: The share that each of them keeps out, in [0, 1); see `computations.kept_out`.
+        max_examples: How many of a client are used; None for all.
+    """
+    if not kept_out:
+        return []
+    used = sizes if max_examples is None else np.minimum(sizes, max_examples)
+    # The share of n is rounded up or down by chance, but never to all of n.
+    n = used[used > 0]
+    expected = np.sum(kept_out * n - np.maximum(1.0 - n * (1.0 - kept_out), 0.0))
+    total, single = int(np.sum(used)), int(np.sum(used == 1))
+    text = (
+        f"about {share(round(expected), total)} of the examples of train ({round(expected)} of "
+        f"{total}) are not trained on: losses are measured on them, by "
+        f"--domain_loss_share={kept_out:g}."
+    )
+    if single:
+        text += (
+            f" {single} of {len(sizes)} clients have a single example, train on it and measure "
+            "nothing."
+        )
+    return [
+        Remark(
+            "examples_kept_out",
+            text,
+            {
+                "examples": total,
+                "examples_kept_out": round(expected),
+                "clients": len(sizes),
+                "clients_of_one_example": single,
+                "domain_loss_share": kept_out,
+            },
+        )
+    ]
+
+
 def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
     """Returns what is said of domains of which a split has no examples at all.
 

@@ -14,7 +14,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.program.comparison_folder import check_folder, claim, trial_folder
-from tff_agnostic.program.data_remarks import data_remarks
+from tff_agnostic.program.data_remarks import data_remarks, share_kept_out
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.reporting.evaluation_report import domains_below
 from tff_agnostic.program.reporting.history import read_history
@@ -144,7 +144,8 @@ def run_trials(
                 # Now that a run can be made: what is refused leaves nothing behind.
                 claim(folder, specs)
                 if k == 0:
-                    _say_once(data_remarks(run.task, run.spec.config), said)
+                    kept_out = share_kept_out(run.spec.algorithm)
+                    _say_once(data_remarks(run.task, run.spec.config, kept_out), said)
                 if not (resume and run.is_complete()):
                     try:
                         run.run(stop, show_progress=False)

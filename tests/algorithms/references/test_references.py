@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms.references.above_mean import above_mean_round
+from tests.algorithms.references.fed_avg_sub import fed_avg_sub_round
 from tests.algorithms.references.fed_prox import fed_prox_round, train_proximal
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round, train
 from tests.algorithms.references.q_fed_avg import (
@@ -12,6 +13,7 @@ from tests.algorithms.references.q_fed_avg import (
     scale_free_round,
 )
 from tests.algorithms.references.softmax import SOFTMAX, Model, losses, mean_loss, summed_gradient
+from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
 
 _FEATURES, _CLASSES = 4, 3
 # Float64 throughout: what is the same on paper differs by rounding alone.
@@ -219,6 +221,43 @@ class TestFedProx:
         assert distances[-1] < 0.8 * distances[0]
 
 
+class TestTerm:
+    def test_two_devices_by_hand(self):
+        # At w = 1: F = a/2, and w_k = 1 - 0.1 a. With t = log 2 a loss that is 1 larger weighs
+        # twice as much: 2 * 1 against 1 * 3.
+        clients = [_quadratic_client(4.0), _quadratic_client(2.0, 2.0, 2.0)]
+        w = term_round(_QUADRATIC, [1.0], clients, np.log(2), LocalSgd(0.1))
+        _assert_close(w, [(2 * 0.6 + 3 * 0.8) / 5])
+        equal = term_round(_QUADRATIC, [1.0], clients, np.log(2), LocalSgd(0.1), "equal")
+        _assert_close(equal, [(2 * 0.6 + 1 * 0.8) / 3])
+
+    @pytest.mark.parametrize("weighting", ["equal", "examples"])
+    def test_t_0_is_fed_avg(self, w, clients, weighting):
+        _assert_close(
+            term_round(SOFTMAX, w, clients, 0.0, _SGD, weighting),
+            fed_avg_round(SOFTMAX, w, clients, _SGD, weighting),
+        )
+
+    @pytest.mark.parametrize(("t", "chosen"), [(1e6, np.argmax), (-1e6, np.argmin)])
+    def test_a_large_t_leaves_one_client(self, w, clients, t, chosen):
+        one = clients[int(chosen([mean_loss(SOFTMAX, w, client) for client in clients]))]
+        _assert_close(term_round(SOFTMAX, w, clients, t, _SGD), train(SOFTMAX, w, one, _SGD))
+
+    @pytest.mark.parametrize("t", [0.3, 4.0, -2.0])
+    def test_the_weights_are_the_gradient_of_the_objective(self, t):
+        F, p, step = np.array([0.5, 1.7, 3.0]), np.array([5.0, 1.0, 2.0]), 1e-6
+        for k, weight in enumerate(tilted_weights(F, p, t)):
+            ends = [tilted_loss(F + sign * step * np.eye(3)[k], p, t) for sign in (1, -1)]
+            assert weight == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=1e-8)
+
+
+class TestFedAvgSub:
+    def test_it_is_fed_avg_of_those_who_are_drawn(self, w, clients):
+        found = fed_avg_sub_round(SOFTMAX, w, clients, [True, False, True], _SGD)
+        _assert_close(found, fed_avg_round(SOFTMAX, w, [clients[0], clients[2]], _SGD))
+        _assert_close(fed_avg_sub_round(SOFTMAX, w, clients, [False] * 3, _SGD), w)
+
+
 class TestAboveMean:
     def test_by_hand(self):
         # Losses at w = 1: 1, 3, 2; their mean, 2, is met by the last one.
@@ -252,6 +291,8 @@ _ROUNDS = {
     "q_fed_avg_2": lambda *args: q_fed_avg_round(*args, 2.0, _SGD, "examples"),
     "scale_free": lambda *args: scale_free_round(*args, 2.0, _SGD, 0.5),
     "fed_prox": lambda *args: fed_prox_round(*args, _SGD, 0.5),
+    "term": lambda *args: term_round(*args, 1.5, _SGD),
+    "term_down": lambda *args: term_round(*args, -1.5, _SGD, "equal"),
     "above_mean": lambda *args: above_mean_round(*args, _SGD).w,
 }
 
