@@ -24,6 +24,7 @@ _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
 SHORTENED = {
     "train": ["--rounds=2"],
     "compare": ["--rounds=2", "--trials=1"],
+    "frontier": ["--rounds=2", "--trials=1", "--grid_points=2"],
     # To vectorise a model of sentences takes longer than two such rounds.
     "reproduce": ["--rounds=2", "--trials=1", *_FEW_CLIENTS, "--client_mode=streamed"],
     "import_data": ["--max_records=3000"],
