@@ -54,13 +54,14 @@ def _plane(frontier: Frontier) -> Figure:
 
     def mark(row: str, label: str, color: str, marker: str, size: int) -> None:
         trials = frontier.comparison.trials[row]
-        at = [_mean(frontier, row, name) for name in names]
-        spread = [_shown(frontier, trials.std(name, frontier.measure.name)) for name in names]
-        if all(map(math.isfinite, at)):
-            x_spread, y_spread = np.nan_to_num(spread)
-            axes.errorbar(*at, y_spread, x_spread, color=color, alpha=0.5, capsize=2, zorder=2)
-            style = {"color": color, "marker": marker, "label": plain_text(label)}
-            axes.scatter(*at, size, zorder=3, **style)
+        at_x, at_y = (_mean(frontier, row, name) for name in names)
+        if not (math.isfinite(at_x) and math.isfinite(at_y)):
+            return
+        stds = [_shown(frontier, trials.std(name, frontier.measure.name)) for name in names]
+        x_spread, y_spread = np.nan_to_num(stds)
+        axes.errorbar(at_x, at_y, y_spread, x_spread, color=color, alpha=0.5, capsize=2, zorder=2)
+        text = plain_text(label)
+        axes.scatter(at_x, at_y, size, color=color, marker=marker, label=text, zorder=3)
 
     mark(frontier.best.name, _best_label(frontier), _BEST, "*", 220)
     mark(frontier.training_mixture.name, "training mixture", _TRAINING, "s", 45)
