@@ -114,7 +114,8 @@ def test_csv_has_lambda_and_every_domain(names):
 
 
 def test_of_two_domains_the_figure_is_a_curve():
-    (axes,) = figure(_frontier(("a", "b"))).axes
+    axes, colors = figure(_frontier(("a", "b"))).axes
+    assert colors.get_ylabel() == "weight of a in fixed mixtures"
     curve = axes.lines[0]
     # From nothing but b to nothing but a.
     np.testing.assert_allclose(curve.get_xdata()[[0, -1]], [50, 90])
@@ -134,7 +135,8 @@ def test_of_two_domains_the_figure_is_a_curve():
 def test_of_more_domains_it_has_a_panel_for_each(grid):
     panels = figure(_frontier(("a", "b", "c"), grid)).axes
     assert [axes.get_title() for axes in panels] == ["a", "b", "c"]
-    own, worst = panels[0].lines[:2]
+    # Behind them the other domains.
+    own, worst = panels[0].lines[2:4]
     assert own.get_ydata()[np.argmax(own.get_xdata())] == pytest.approx(90)
     assert worst.get_ydata()[np.argmax(worst.get_xdata())] == pytest.approx(50)
 

@@ -141,8 +141,8 @@ def test_a_grid_that_takes_too_long():
     with pytest.raises(UserError) as error:
         check_time(1.0, seconds=36.0, trials_left=129)
     assert str(error.value).startswith(
-        "--max_hours: expected about 1.30, found 1: the first of 130 trials took 36.0 s; fewer "
-        "--grid_points or --trials take less, and --resume "
+        "--max_hours: expected about 1.30 for 130 trials, the first of which took 36.0 s, found 1; "
+        "fewer --grid_points or --trials take less, and --resume goes on after what was trained"
     )
 
 

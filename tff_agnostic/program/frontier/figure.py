@@ -17,6 +17,8 @@ from tff_agnostic.quantities import Unit
 # More panels than these are too small to read: those of the domains that are worst off are drawn.
 _MAX_PANELS = 12
 _MAX_COLUMNS = 4
+# Thin curves of other domains in a panel.
+_MAX_OTHERS = 20
 _MARKERS = "oDP^vX"
 _CURVE, _TRAINING, _BEST = "0.35", "black", "tab:green"
 
@@ -35,22 +37,17 @@ def figure(frontier: Frontier) -> Figure:
 
 def _plane(frontier: Frontier) -> Figure:
     first, second = names = frontier.comparison.domain_names
-    result = Figure(figsize=(7, 6), layout="constrained")
+    result = Figure(figsize=(7.5, 6.5), layout="constrained")
     axes = result.subplots()
     ordered = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[0])
-    x, y = (np.array([_mean(frontier, m.name, name) for m in ordered]) for name in names)
+    x, y = (_means(frontier, ordered, name) for name in names)
     known = np.isfinite(x) & np.isfinite(y)
-    axes.plot(x[known], y[known], color=_CURVE, marker=".", label="fixed mixtures", zorder=1)
-    for mixture, at_x, at_y in zip(ordered, x, y):
-        if math.isfinite(at_x) and math.isfinite(at_y):
-            axes.annotate(
-                f"{mixture.weights[0]:.2g}",
-                (at_x, at_y),
-                textcoords="offset points",
-                xytext=(5, 5),
-                fontsize=7,
-                color=_CURVE,
-            )
+    axes.plot(x[known], y[known], color=_CURVE, linewidth=1, zorder=1)
+    weights = np.array([mixture.weights[0] for mixture in ordered])
+    dots = axes.scatter(
+        x[known], y[known], 25, c=weights[known], vmin=0, vmax=1, label="fixed mixtures", zorder=2
+    )
+    result.colorbar(dots, label=f"weight of {plain_text(first)} in fixed mixtures")
 
     def mark(row: str, label: str, color: str, marker: str, size: int) -> None:
         trials = frontier.comparison.trials[row]
@@ -74,13 +71,10 @@ def _plane(frontier: Frontier) -> Figure:
     high = min(axes.get_xlim()[1], axes.get_ylim()[1])
     if low < high:
         axes.plot([low, high], [low, high], ":", color="grey", zorder=0, label="equal")
-    axes.set(
-        xlabel=_axis_label(frontier, first),
-        ylabel=_axis_label(frontier, second),
-        title=f"Numbers beside the curve: the weight of {plain_text(first)}",
-    )
+    axes.set(xlabel=_axis_label(frontier, first), ylabel=_axis_label(frontier, second))
     axes.grid(alpha=0.3)
-    axes.legend()
+    handles, labels = axes.get_legend_handles_labels()
+    result.legend(handles, labels, loc="outside upper center", ncols=2)
     return result
 
 
@@ -97,7 +91,8 @@ def _panels(frontier: Frontier) -> Figure:
     is_on_lines = any(mixture.line is not None for mixture in frontier.mixtures)
     what = "way from the training mixture to the domain" if is_on_lines else "weight of the domain"
     result.supxlabel(what)
-    result.supylabel(f"{_measured(frontier)} on the {frontier.comparison.split} clients")
+    label = f"{_measure_name(frontier)} on the {frontier.comparison.split} clients"
+    result.supylabel(with_percent(label, frontier.measure.unit))
     handles, labels = grid.flat[0].get_legend_handles_labels()
     result.legend(handles, labels, loc="outside upper center", ncols=3)
     return result
@@ -114,8 +109,12 @@ def _panel(axes: Axes, frontier: Frontier, domain: int) -> None:
         line = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[domain])
         x = np.array([mixture.weights[domain] for mixture in line])
         style = {"marker": ".", "linestyle": ""}
+    others = [n for n in frontier.comparison.domain_names if n != name][:_MAX_OTHERS]
+    for i, other in enumerate(others):
+        label = "" if i else "other domains"
+        plot_known(axes, x, _means(frontier, line, other), color="0.88", label=label, **style)
     own, worst = (_means(frontier, line, of) for of in (name, WORST))
-    plot_known(axes, x, own, color="0.7", label="the panel's own domain", **style)
+    plot_known(axes, x, own, color="tab:purple", label="the panel's own domain", **style)
     plot_known(axes, x, worst, color=_CURVE, label="worst domain", **style)
     for mixture, label, color, marker, size in (
         (frontier.best, _best_label(frontier), _BEST, "*", 14),
@@ -149,11 +148,15 @@ def _best_label(frontier: Frontier) -> str:
 
 
 def _axis_label(frontier: Frontier, domain: str) -> str:
-    return f"{_measured(frontier)} of {plain_text(domain)} ({frontier.comparison.split} clients)"
+    return with_percent(
+        f"{_measure_name(frontier)} of {plain_text(domain)} on the {frontier.comparison.split} "
+        "clients",
+        frontier.measure.unit,
+    )
 
 
-def _measured(frontier: Frontier) -> str:
-    return with_percent(frontier.measure.name.replace("_", " "), frontier.measure.unit)
+def _measure_name(frontier: Frontier) -> str:
+    return frontier.measure.name.replace("_", " ")
 
 
 def _means(frontier: Frontier, mixtures: Sequence[Mixture], domain: str) -> np.ndarray:

@@ -29,7 +29,7 @@ def check_time(hours: float, seconds: float, trials_left: int) -> None:
         # Rounded up: what is asked for will do.
         enough = math.ceil(100 * needed) / 100
         raise UserError(
-            f"--max_hours: expected about {enough:.2f}, found {hours:g}: the first of "
-            f"{1 + trials_left} trials took {seconds:.1f} s; fewer --grid_points or --trials take "
+            f"--max_hours: expected about {enough:.2f} for {1 + trials_left} trials, the first of "
+            f"which took {seconds:.1f} s, found {hours:g}; fewer --grid_points or --trials take "
             "less, and --resume goes on after what was trained"
         )
