@@ -20,7 +20,7 @@ _MAX_COLUMNS = 4
 # Thin curves of other domains in a panel.
 _MAX_OTHERS = 20
 _MARKERS = "oDP^vX"
-_CURVE, _TRAINING, _BEST = "0.35", "black", "tab:green"
+_CURVE, _TRAINING, _BEST = "0.35", "black", "gold"
 
 
 def figure(frontier: Frontier) -> Figure:
@@ -58,7 +58,9 @@ def _plane(frontier: Frontier) -> Figure:
         x_spread, y_spread = np.nan_to_num(stds)
         axes.errorbar(at_x, at_y, y_spread, x_spread, color=color, alpha=0.5, capsize=2, zorder=2)
         text = plain_text(label)
-        axes.scatter(at_x, at_y, size, color=color, marker=marker, label=text, zorder=3)
+        axes.scatter(
+            at_x, at_y, size, color=color, edgecolor="black", marker=marker, label=text, zorder=3
+        )
 
     mark(frontier.best.name, _best_label(frontier), _BEST, "*", 220)
     mark(frontier.training_mixture.name, "training mixture", _TRAINING, "s", 45)
@@ -122,7 +124,8 @@ def _panel(axes: Axes, frontier: Frontier, domain: int) -> None:
     ):
         at = [i for i, other in enumerate(line) if other == mixture]
         # Drawn without a point where the mixture is on another line: the legend is of all panels.
-        axes.plot(x[at], worst[at], marker, color=color, markersize=size, label=plain_text(label))
+        style = {"color": color, "markeredgecolor": "black", "label": plain_text(label)}
+        axes.plot(x[at], worst[at], marker, markersize=size, **style)
     for i, row in enumerate(frontier.algorithms):
         label = f"{plain_text(frontier.comparison.label(row))}, worst domain"
         axes.axhline(_mean(frontier, row, WORST), color=f"C{i}", linestyle="--", label=label)
