@@ -124,8 +124,13 @@ def _panel(axes: Axes, frontier: Frontier, domain: int) -> None:
     ):
         at = [i for i, other in enumerate(line) if other == mixture]
         # Drawn without a point where the mixture is on another line: the legend is of all panels.
-        style = {"color": color, "markeredgecolor": "black", "label": plain_text(label)}
-        axes.plot(x[at], worst[at], marker, markersize=size, **style)
+        axes.plot(
+            *(x[at], worst[at], marker),
+            color=color,
+            markeredgecolor="black",
+            markersize=size,
+            label=plain_text(label),
+        )
     for i, row in enumerate(frontier.algorithms):
         label = f"{plain_text(frontier.comparison.label(row))}, worst domain"
         axes.axhline(_mean(frontier, row, WORST), color=f"C{i}", linestyle="--", label=label)
