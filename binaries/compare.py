@@ -5,37 +5,26 @@ Example: ./run compare --task=digits --algorithms=fed_avg,agnostic_fed_avg --tri
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
-from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.program import comparison_report
-from tff_agnostic.program.arms import Arm, arms_of_algorithms, parsed_arms
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparison import Comparison, run_trials
-from tff_agnostic.program.comparison_folder import check_trials
 from tff_agnostic.program.flags import (
-    data,
-    data_dir,
-    define_override_flag,
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
-    given_settings,
-    given_task_options,
-    overrides,
-    parsed_value,
     path_flag,
     runtime_options,
 )
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.output_folder import output_folder
 from tff_agnostic.program.reporting.plots import save
-from tff_agnostic.program.run_spec import RunSpec, check_given_somewhere, resolve
+from tff_agnostic.program.trial_flags import arms_from_flags, define_trial_flags, trial_specs
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
@@ -46,19 +35,7 @@ def define_flags() -> None:
     define_task_flags()
     define_run_flags(without=("algorithm",))
     define_runtime_flags()
-    flags.DEFINE_list(
-        "algorithms",
-        ["fed_avg", "agnostic_fed_avg"],
-        f"What to compare: names ({', '.join(ALGORITHMS)}), or Python files of yours.",
-    )
-    flags.DEFINE_string(
-        "arms",
-        None,
-        "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
-        "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons.",
-    )
-    flags.DEFINE_integer("trials", 3, "Trials of each algorithm; trial k has seed --seed + k.")
-    define_override_flag("ROW")
+    define_trial_flags()
     flags.DEFINE_string(
         "output_dir", None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]"
     )
@@ -92,43 +69,6 @@ def main(argv: Sequence[str]) -> None:
         except Interrupted as e:
             raise e.with_command(resume_command("compare", path)) from None
     report(comparison, task, path)
-
-
-def arms_from_flags() -> dict[str, Arm]:
-    """Returns the rows of the comparison, by the names of their folders.
-
-    Raises:
-        UserError: If --arms or --algorithms is not as it has to be, or both were given.
-    """
-    if flags.FLAGS.arms is None:
-        return arms_of_algorithms(flags.FLAGS.algorithms)
-    if flags.FLAGS["algorithms"].present:
-        raise UserError("--arms and --algorithms: expected one of them, found both")
-    return parsed_arms(flags.FLAGS.arms, parsed_value)
-
-
-def trial_specs(arms: Mapping[str, Arm]) -> dict[str, list[RunSpec]]:
-    """Returns the runs of each row that the flags describe.
-
-    Raises:
-        UserError: If a flag is out of range, or has no effect on any of the rows.
-    """
-    check_trials(flags.FLAGS.trials)
-    given, own_flags = given_settings(), overrides(list(arms))
-    task = flags.FLAGS.task
-    options = given_task_options(task)
-    first_seed = given.get("seed", 0)
-    specs = {}
-    for name, arm in arms.items():
-        own = {**arm.settings, **own_flags[name]}
-        specs[name] = [
-            resolve(
-                task, {**own, "seed": first_seed + k}, options, data_dir(), data(), shared=given
-            )
-            for k in range(flags.FLAGS.trials)
-        ]
-    check_given_somewhere([runs[0] for runs in specs.values()], given)
-    return specs
 
 
 def report(comparison: Comparison, task: str, path: Path) -> None:

@@ -27,6 +27,7 @@ SHORTENED = {
     "train": ["--rounds=2"],
     "compare": ["--rounds=2", "--trials=1"],
     "reproduce": ["--rounds=2", "--trials=1", *_FEW_CLIENTS, _STREAMED],
+    "frontier": ["--rounds=2", "--trials=1", "--grid_points=2"],
     "import_data": ["--max_records=3000"],
     "evaluate": [],
     "export": [],

@@ -17,7 +17,10 @@ _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples")
 # Becomes the name of a folder, beside what a comparison has there itself.
 _NAME = re.compile(r"[\w][\w .+-]*")
-_TAKEN = ("plots", "images", "compare.json", "compare.md", "comparison.json")
+_TAKEN = (
+    *("plots", "images", "compare.json", "compare.md", "comparison.json"),
+    *("frontier.json", "frontier.csv", "frontier.md", "frontier.png"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 from tqdm import tqdm
@@ -114,6 +115,7 @@ def run_trials(
     stop: StopRequest,
     labels: Optional[Mapping[str, str]] = None,
     other_files: Collection[str] = (),
+    after_first: Optional[Callable[[float], None]] = None,
 ) -> Comparison:
     """Runs every trial of every row, in folder/ROW/trial_K, and collects the results.
 
@@ -125,6 +127,8 @@ def run_trials(
         stop: Says when to stop.
         labels: See `Comparison`.
         other_files: See `check_folder`.
+        after_first: Called with the seconds that the first trial took, of those that were not
+            complete already, before another one begins; what it raises ends the rest.
 
     Raises:
         UserError: As `check_folder` and `TrainingRun.run` do.
@@ -133,12 +137,14 @@ def run_trials(
     check_folder(specs, folder, resume, other_files)
     trials: dict[str, Trials] = {}
     said: set[str] = set()
+    has_run = False
     comparison = Comparison((), {}, trials, labels or {})
     with tqdm(total=sum(map(len, specs.values())), disable=None, unit="trial") as bar:
         for row, row_specs in specs.items():
             folders, fewest = [], []
             for k, spec in enumerate(row_specs):
                 bar.set_postfix_str(f"{row}, trial {k + 1}")
+                started = time.monotonic()
                 run_folder = trial_folder(folder, row, k)
                 run = TrainingRun(spec, run_folder, runtime, resume)
                 # Now that a run can be made: what is refused leaves nothing behind.
@@ -146,7 +152,8 @@ def run_trials(
                 if k == 0:
                     kept_out = share_kept_out(run.spec.algorithm)
                     _say_once(data_remarks(run.task, run.spec.config, kept_out), said)
-                if not (resume and run.is_complete()):
+                is_complete = resume and run.is_complete()
+                if not is_complete:
                     try:
                         run.run(stop, show_progress=False)
                     except UserError as e:
@@ -163,6 +170,10 @@ def run_trials(
                 bar.update()
                 if bar.n < bar.total:
                     stop.check(f"trial {k + 1} of {row}")
+                if not (is_complete or has_run):
+                    has_run = True
+                    if after_first is not None:
+                        after_first(time.monotonic() - started)
             trials[row] = collect(folders, comparison.domain_names, comparison.measures, fewest)
     return comparison
 

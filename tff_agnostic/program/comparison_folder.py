@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import is_temporary, make_folder, read_json, write_errors, write_json
@@ -13,7 +13,7 @@ _FORMAT = 1
 # By this file a comparison's folder is known.
 _OWN_FILE = "comparison.json"
 # The settings of every trial are made before the first one runs.
-_MAX_TRIALS = 10_000
+MAX_TRIALS = 10_000
 # What earlier releases, which had no such file, wrote beside the runs.
 _REPORTS = ("compare.json", "compare.md", "plots")
 
@@ -22,8 +22,8 @@ def check_trials(trials: int) -> None:
     """Raises a `UserError` if --trials is a number of trials that cannot be made."""
     if trials < 1:
         raise UserError(f"--trials: expected at least 1, found {trials}")
-    if trials > _MAX_TRIALS:
-        raise UserError(f"--trials: expected at most {_MAX_TRIALS}, found {trials}")
+    if trials > MAX_TRIALS:
+        raise UserError(f"--trials: expected at most {MAX_TRIALS}, found {trials}")
 
 
 def check_folder(
@@ -68,6 +68,15 @@ def claim(folder: Path, rows: Collection[str]) -> None:
     write_json(folder / _OWN_FILE, {"format": _FORMAT, "rows": all_rows})
 
 
+def count_open(specs: Mapping[str, Sequence[RunSpec]], folder: Path) -> int:
+    """Returns how many of the trials have no result of all their rounds in the folder."""
+    return sum(
+        _rounds_there(trial_folder(folder, row, k).result) != spec.config.rounds
+        for row, row_specs in specs.items()
+        for k, spec in enumerate(row_specs)
+    )
+
+
 def trial_folder(folder: Path, row: str, trial: int) -> RunFolder:
     """Returns the folder of a trial of a row, counted from 0."""
     return RunFolder(folder / row / f"trial_{trial:02d}")
@@ -85,6 +94,10 @@ def _stranger(folder: Path, own: Collection[str]) -> Optional[str]:
         if not is_known and not any(trial.is_dir() for trial in path.glob("trial_[0-9][0-9]*")):
             return path.name
     return None
+
+
+def _rounds_there(result: Path) -> Any:
+    return read_json(result).get("rounds") if result.exists() else None
 
 
 def _rows_there(folder: Path) -> list[str]:

@@ -36,9 +36,9 @@ def table(comparison: Comparison, measure: str, table_format: str) -> str:
     columns = [["algorithm", *map(comparison.label, comparison.trials)]]
     for domain in (*comparison.domain_names, *SUMMARIES):
         best = _best_row(comparison, domain, measure)
-        column = [domain.strip("()") if domain in SUMMARIES else _heading(domain, table_format)]
+        column = [domain.strip("()") if domain in SUMMARIES else in_table(domain, table_format)]
         for name, trials in comparison.trials.items():
-            text = _cell(trials, domain, comparison.measures[measure])
+            text = mean_and_spread(trials, domain, comparison.measures[measure])
             column.append(f"**{text}**" if (table_format, name) == ("github", best) else text)
         columns.append(column)
     if len(comparison.domain_names) > _MAX_DOMAIN_COLUMNS:
@@ -60,7 +60,7 @@ def markdown(comparison: Comparison, title: str, command: str) -> str:
     ]
     for name, measure in comparison.measures.items():
         direction = "higher" if measure.higher_is_better else "lower"
-        heading = with_percent(_title(name), measure.unit, "percent")
+        heading = with_percent(title_of(name), measure.unit, "percent")
         parts.append(f"## {heading} ({direction} is better)")
         parts.append(table(comparison, name, "github"))
     return "\n\n".join(parts) + "\n"
@@ -111,24 +111,27 @@ def figure(comparison: Comparison, measure: str) -> Figure:
     return result
 
 
-def _tick(comparison: Comparison, domain: str) -> str:
-    text = plain_text(domain)
-    return f"{text}\n(not counted)" if domain in comparison.not_counted else text
-
-
-def _heading(domain: str, table_format: str) -> str:
-    one_line = " ".join(domain.split())
-    return one_line.replace("|", r"\|") if table_format == "github" else one_line
-
-
-def _title(measure: str) -> str:
-    return measure.replace("_", " ").capitalize()
-
-
-def _cell(trials: Trials, domain: str, measure: Measure) -> str:
+def mean_and_spread(trials: Trials, domain: str, measure: Measure) -> str:
+    """Returns the mean over the trials and, in parentheses, the standard deviation, as text."""
     mean, std = trials.mean(domain, measure.name), trials.std(domain, measure.name)
     spread = "" if math.isnan(std) else f" ({cell(std, measure.unit, _DECIMALS)})"
     return f"{cell(mean, measure.unit, _DECIMALS)}{spread}"
+
+
+def in_table(name: str, table_format: str) -> str:
+    """Returns a name such that it breaks no table of tabulate's format."""
+    one_line = " ".join(name.split())
+    return one_line.replace("|", r"\|") if table_format == "github" else one_line
+
+
+def title_of(measure: str) -> str:
+    """Returns the name of a measure as a heading."""
+    return measure.replace("_", " ").capitalize()
+
+
+def _tick(comparison: Comparison, domain: str) -> str:
+    text = plain_text(domain)
+    return f"{text}\n(not counted)" if domain in comparison.not_counted else text
 
 
 def _best_row(comparison: Comparison, domain: str, measure: str) -> Optional[str]:

@@ -44,8 +44,13 @@ def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
     return lambda_steps(spec.algorithm, task.domain_names, expected_counts).lambda_set
 
 
+def training_examples(task: Task) -> np.ndarray:
+    """Returns the number of training examples of each domain, [p]; estimated for many clients."""
+    return domain_counts(task.train, task.num_domains, MAX_READS)
+
+
 def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:
-    totals = domain_counts(task.train, task.num_domains, MAX_READS)
+    totals = training_examples(task)
     expected = totals * (clients_per_round / len(task.train.client_ids))
     # A domain that no training client has never meets its count; any positive number will do.
     return tuple(float(count) for count in np.where(totals > 0, expected, 1.0))

@@ -1,0 +1,194 @@
+"""`frontier`: mixtures of the domains beside algorithms, on problems whose answer is known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import frontier
+from tests.binaries.harness import TOY, Caller, tree
+from tests.program.harness import is_png
+from tff_agnostic.program.interrupts import StopRequest
+
+# Every client in every round, all of its points in one step of the size that ends at the optimum.
+_EXACT = (
+    "--task=toy_regression",
+    "--toy_regression_num_clients=8",
+    "--clients_per_round=8",
+    "--batch_size=1000",
+    "--client_learning_rate=0.5",
+    "--rounds=2",
+    "--trials=1",
+    "--grid_points=3",
+)
+_CENTERS = np.array([-1.0, -0.4, 0.3, 0.7, 1.0])
+_SHARES = np.array([0.1, 0.15, 0.2, 0.25, 0.3])
+_VARIANCE = 0.1**2
+
+
+@pytest.fixture(scope="module")
+def exact(call: Caller, tmp_path_factory) -> tuple[Path, str]:
+    """Five domains, of which each mixture has its optimum in closed form."""
+    path = tmp_path_factory.mktemp("exact") / "runs"
+    outcome = call(frontier, *_EXACT, f"--output_dir={path}")
+    assert outcome.status == 0, outcome
+    return path, outcome.out
+
+
+def _json(path: Path) -> dict:
+    return json.loads((path / "frontier.json").read_text())
+
+
+def test_every_mixture_ends_at_its_own_optimum(exact):
+    found = _json(exact[0])
+    domains = list(found["mixtures"]["training_mixture"]["lambda"])
+    lambdas = {"training_mixture": _SHARES}
+    for i in range(5):
+        lambdas[f"to_{i}_0.5"] = (_SHARES + np.eye(5)[i]) / 2
+        lambdas[f"only_{i}"] = np.eye(5)[i]
+    assert list(found["mixtures"]) == list(lambdas)
+    assert list(found["results"]) == [*lambdas, "fed_avg", "agnostic_fed_avg"]
+    # The ends of the lines among them: the domain's own centre, where its loss is its variance.
+    for name, lambda_ in lambdas.items():
+        given = found["mixtures"][name]["lambda"]
+        np.testing.assert_allclose([given[d] for d in domains], lambda_, atol=1e-12)
+        losses = (_CENTERS - lambda_ @ _CENTERS) ** 2 + _VARIANCE
+        result = found["results"][name]
+        measured = [result[d]["loss"]["mean"] for d in domains]
+        np.testing.assert_allclose(measured, losses, rtol=1e-4, err_msg=name)
+        assert result["(worst)"]["loss"]["mean"] == pytest.approx(losses.max(), rel=1e-4)
+
+
+def test_fed_avg_ends_where_the_training_mixture_does(exact):
+    found = _json(exact[0])
+    ends = [found["results"][row]["(worst)"]["loss"]["mean"] for row in _ENDS]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-5)
+
+
+_ENDS = ("training_mixture", "fed_avg")
+
+
+def test_the_answer(exact):
+    path, printed = exact
+    found = _json(path)
+    # Half of the way to the second domain: the optimum is at -0.0125, the farthest centre is 1.
+    best, best_loss = found["worst_domain"]["best"], 1.0125**2 + _VARIANCE
+    assert best["mixture"] == "to_1_0.5"
+    assert best["mean"] == pytest.approx(best_loss, rel=1e-4)
+    missed_by = found["worst_domain"]["algorithms"]["fed_avg"]["missed_by"]
+    assert missed_by == pytest.approx(1.375**2 + _VARIANCE - best_loss, rel=1e-4)
+    assert (found["measure"], found["split"], found["higher_is_better"]) == ("loss", "test", False)
+    assert found["sentence"].startswith("A mixture helps, and ")
+    assert "(50% of the way to center -0.4)" in found["sentence"]
+    assert found["sentence"].endswith("(one seed: the noise is not known).")
+    *_, answer, _, files = printed.splitlines()
+    assert answer == found["sentence"]
+    names = [f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
+    assert files == f"files: {', '.join(str(path / name) for name in names)}"
+    assert found["sentence"] in (path / "frontier.md").read_text()
+    assert is_png((path / "frontier.png").read_bytes())
+    lines = (path / "frontier.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(found["results"])
+
+
+_SHORT = (
+    *("--task=client_files", "--data_dir=clients", "--clients_per_round=2", "--rounds=2"),
+    *("--trials=1", "--grid_points=2", "--algorithms=agnostic_fed_avg"),
+)
+
+
+@pytest.fixture
+def two_domains(folder) -> Path:
+    """The current folder, with clients of two domains that want different things."""
+    rng = np.random.default_rng(0)
+    for split, num_clients in (("train", 4), ("test", 2)):
+        (folder / "clients" / split).mkdir(parents=True)
+        for k in range(num_clients):
+            domain_id = np.arange(40, dtype=np.int32) % 4 // 3
+            x = rng.normal(size=(40, 2)).astype(np.float32)
+            y = (np.where(domain_id == 0, x[:, 0], x[:, 1]) > 0).astype(np.int32)
+            path = folder / "clients" / split / f"client_{k}.npz"
+            np.savez(path, x=x, y=y, domain_id=domain_id)
+    description = {"domains": ["often", "rare"], "num_features": 2, "num_classes": 2}
+    (folder / "clients" / "dataset.json").write_text(json.dumps(description))
+    return folder
+
+
+def test_a_grid_that_takes_too_long_stops_and_goes_on(call, two_domains):
+    outcome = call(frontier, *_SHORT, "--output_dir=runs", "--max_hours=1e-9")
+    assert outcome.status == 2
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("error: --max_hours: expected about 0.0")
+    assert " for 4 trials, the first of which took " in line and " s, found 1e-09; fewer " in line
+    results = [path.parent for path in Path("runs").glob("*/*/result.json")]
+    assert results == [Path("runs/training_mixture/trial_00")]
+    assert not Path("runs/frontier.json").exists()
+    before = tree(results[0])
+
+    # And on a finer grid, which has the points of the coarser one.
+    finer = ["--output_dir=runs", "--resume", "--grid_points=3", "--max_hours=1"]
+    outcome = call(frontier, *_SHORT, *finer)
+    assert outcome.status == 0, outcome
+    assert tree(results[0]) == before
+    found = _json(Path("runs"))
+    assert found["measure"] == "accuracy"
+    mixtures = ["training_mixture", "only_1", "lambda_0-0.5_1-0.5", "only_0"]
+    assert list(found["mixtures"]) == mixtures
+    assert list(found["results"]) == [*mixtures, "agnostic_fed_avg"]
+    assert found["mixtures"]["training_mixture"]["lambda"] == {"often": 0.75, "rare": 0.25}
+    assert is_png(Path("runs/frontier.png").read_bytes())
+
+
+def test_a_stopped_frontier_says_how_to_go_on(call, two_domains, monkeypatch):
+    monkeypatch.setattr(StopRequest, "__enter__", _stopped)
+    outcome = call(frontier, *_SHORT, "--output_dir=runs")
+    assert outcome.status == 143
+    (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
+    assert "frontier --task=client_files" in line
+    assert line.endswith("--output_dir=runs --resume")
+
+
+def _stopped(self: StopRequest) -> StopRequest:
+    self.signal_number = 15
+    return self
+
+
+def test_mixtures_have_settings_of_their_own(call, two_domains):
+    flags = ["--override=mixtures:window=3", "--measure=loss"]
+    outcome = call(frontier, *_SHORT, "--output_dir=runs", *flags)
+    assert outcome.status == 0, outcome
+    configs = {
+        row: json.loads(Path("runs", row, "trial_00", "config.json").read_text())
+        for row in ("training_mixture", "only_0", "agnostic_fed_avg")
+    }
+    assert [config["window"] for config in configs.values()] == [3, 3, 1]
+    assert configs["only_0"]["initial_domain_weights"] == [1.0, 0.0]
+    assert configs["only_0"]["domain_weight_update"] == "fixed"
+    assert _json(Path("runs"))["measure"] == "loss"
+
+
+_BAD = [
+    (["--grid_points=1"], "--grid_points: expected at least 2, found 1"),
+    (["--grid_points=9000"], "--grid_points: expected a grid of at most 3331 mixtures, found more"),
+    (["--grid=simpleks"], "--grid: unknown grid 'simpleks': did you mean simplex? valid names: "),
+    (["--measure=accuracy"], "--measure: expected one of loss, found 'accuracy'"),
+    (["--trials=0"], "--trials: expected at least 1, found 0"),
+    (["--max_hours=0"], "--max_hours: expected a finite positive number, found 0"),
+    (["--max_hours=nan"], "--max_hours: expected a finite positive number, found nan"),
+    (["--arms=only_0=fed_avg"], "--arms: expected labels that no mixture has, nor mixtures, found"),
+    (["--arms=mixtures=fed_avg"], "--arms: expected labels that no mixture has, nor mixtures, fou"),
+    (
+        ["--override=mixtures:initial_domain_weights=1,0,0,0,0"],
+        "--override: mixtures: expected settings that do not make them, found initial_domain_wei",
+    ),
+    (["--override=only_0:window=3"], "--override: expected NAME:FLAG=VALUE with one of mixtures, "),
+    (["--q=1"], "--q has no effect with --algorithm=agnostic_fed_avg: it needs --algorithm=q_ffl"),
+    (["--algorithms="], "--algorithms: expected different names, found ''"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), _BAD)
+def test_what_cannot_be_drawn(folder, arguments, message):
+    nothing_starts = Caller(None)
+    assert nothing_starts.refused(folder, frontier, *TOY, *arguments).startswith(message)

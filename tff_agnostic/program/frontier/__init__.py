@@ -1,0 +1,1 @@
+"""What training on fixed mixtures of the domains can attain, and where algorithms end."""

@@ -1,0 +1,179 @@
+"""A frontier as a figure: a curve between two domains, or a panel for each of more."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tff_agnostic.program.comparison import WORST
+from tff_agnostic.program.frontier.frontier import Frontier
+from tff_agnostic.program.frontier.mixtures import Mixture
+from tff_agnostic.program.reporting.cells import shown, with_percent
+from tff_agnostic.program.reporting.plots import plain_text, plot_known, scale_axis
+from tff_agnostic.quantities import Unit
+
+# More panels than these are too small to read: those of the domains that are worst off are drawn.
+_MAX_PANELS = 12
+_MAX_COLUMNS = 4
+# Thin curves of other domains in a panel.
+_MAX_OTHERS = 20
+_MARKERS = "oDP^vX"
+_CURVE, _TRAINING, _BEST = "0.35", "black", "gold"
+
+
+def figure(frontier: Frontier) -> Figure:
+    """Returns what mixtures attain, and where the training mixture, the best and algorithms end.
+
+    Of two domains each is an axis, and the mixtures a curve. Of more there is a panel for each
+    domain: the worst domain's measure and that domain's own on the way to it, algorithms as
+    horizontal lines.
+    """
+    if len(frontier.comparison.domain_names) == 2:
+        return _plane(frontier)
+    return _panels(frontier)
+
+
+def _plane(frontier: Frontier) -> Figure:
+    first, second = names = frontier.comparison.domain_names
+    result = Figure(figsize=(7.5, 6.5), layout="constrained")
+    axes = result.subplots()
+    ordered = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[0])
+    x, y = (_means(frontier, ordered, name) for name in names)
+    known = np.isfinite(x) & np.isfinite(y)
+    axes.plot(x[known], y[known], color=_CURVE, linewidth=1, zorder=1)
+    weights = np.array([mixture.weights[0] for mixture in ordered])
+    dots = axes.scatter(
+        x[known], y[known], 25, c=weights[known], vmin=0, vmax=1, label="fixed mixtures", zorder=2
+    )
+    result.colorbar(dots, label=f"weight of {plain_text(first)} in fixed mixtures")
+
+    def mark(row: str, label: str, color: str, marker: str, size: int) -> None:
+        trials = frontier.comparison.trials[row]
+        at_x, at_y = (_mean(frontier, row, name) for name in names)
+        if not (math.isfinite(at_x) and math.isfinite(at_y)):
+            return
+        stds = [_shown(frontier, trials.std(name, frontier.measure.name)) for name in names]
+        x_spread, y_spread = np.nan_to_num(stds)
+        axes.errorbar(at_x, at_y, y_spread, x_spread, color=color, alpha=0.5, capsize=2, zorder=2)
+        text = plain_text(label)
+        axes.scatter(
+            at_x, at_y, size, color=color, edgecolor="black", marker=marker, label=text, zorder=3
+        )
+
+    mark(frontier.best.name, _best_label(frontier), _BEST, "*", 220)
+    mark(frontier.training_mixture.name, "training mixture", _TRAINING, "s", 45)
+    for i, row in enumerate(frontier.algorithms):
+        mark(row, frontier.comparison.label(row), f"C{i}", _MARKERS[i % len(_MARKERS)], 60)
+    if frontier.measure.unit is Unit.FACTOR:
+        axes.set_xscale("log")
+    scale_axis(axes, frontier.measure.unit)
+    low = max(axes.get_xlim()[0], axes.get_ylim()[0])
+    high = min(axes.get_xlim()[1], axes.get_ylim()[1])
+    if low < high:
+        axes.plot([low, high], [low, high], ":", color="grey", zorder=0, label="equal")
+    axes.set(xlabel=_axis_label(frontier, first), ylabel=_axis_label(frontier, second))
+    axes.grid(alpha=0.3)
+    handles, labels = axes.get_legend_handles_labels()
+    result.legend(handles, labels, loc="outside upper center", ncols=2)
+    return result
+
+
+def _panels(frontier: Frontier) -> Figure:
+    domains = _drawn_domains(frontier)
+    num_columns = min(_MAX_COLUMNS, len(domains))
+    num_rows = math.ceil(len(domains) / num_columns)
+    result = Figure(figsize=(3.4 * num_columns, 2.8 * num_rows + 0.8), layout="constrained")
+    grid = result.subplots(num_rows, num_columns, sharey=True, squeeze=False)
+    for axes, domain in zip(grid.flat, domains):
+        _panel(axes, frontier, domain)
+    for axes in grid.flat[len(domains) :]:
+        axes.set_axis_off()
+    is_on_lines = any(mixture.line is not None for mixture in frontier.mixtures)
+    what = "way from the training mixture to the domain" if is_on_lines else "weight of the domain"
+    result.supxlabel(what)
+    label = f"{_measure_name(frontier)} on the {frontier.comparison.split} clients"
+    result.supylabel(with_percent(label, frontier.measure.unit))
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    result.legend(handles, labels, loc="outside upper center", ncols=3)
+    return result
+
+
+def _panel(axes: Axes, frontier: Frontier, domain: int) -> None:
+    name = frontier.comparison.domain_names[domain]
+    line = [m for m in frontier.mixtures if m.line == domain]
+    if line:
+        line = sorted([frontier.training_mixture, *line], key=lambda mixture: mixture.way)
+        x = np.array([mixture.way for mixture in line])
+        style = {"marker": "."}
+    else:
+        line = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[domain])
+        x = np.array([mixture.weights[domain] for mixture in line])
+        style = {"marker": ".", "linestyle": ""}
+    others = [n for n in frontier.comparison.domain_names if n != name][:_MAX_OTHERS]
+    for i, other in enumerate(others):
+        label = "" if i else "other domains"
+        plot_known(axes, x, _means(frontier, line, other), color="0.88", label=label, **style)
+    own, worst = (_means(frontier, line, of) for of in (name, WORST))
+    plot_known(axes, x, own, color="tab:purple", label="the panel's own domain", **style)
+    plot_known(axes, x, worst, color=_CURVE, label="worst domain", **style)
+    for mixture, label, color, marker, size in (
+        (frontier.best, _best_label(frontier), _BEST, "*", 14),
+        (frontier.training_mixture, "training mixture", _TRAINING, "s", 5),
+    ):
+        at = [i for i, other in enumerate(line) if other == mixture]
+        # Drawn without a point where the mixture is on another line: the legend is of all panels.
+        axes.plot(
+            *(x[at], worst[at], marker),
+            color=color,
+            markeredgecolor="black",
+            markersize=size,
+            label=plain_text(label),
+        )
+    for i, row in enumerate(frontier.algorithms):
+        label = f"{plain_text(frontier.comparison.label(row))}, worst domain"
+        axes.axhline(_mean(frontier, row, WORST), color=f"C{i}", linestyle="--", label=label)
+    scale_axis(axes, frontier.measure.unit)
+    axes.set_title(plain_text(name), fontsize=9)
+    axes.grid(alpha=0.3)
+
+
+def _drawn_domains(frontier: Frontier) -> list[int]:
+    """Returns the domains that have a panel, in their order."""
+    trained = [i for i, share in enumerate(frontier.training_mixture.weights) if share > 0]
+    names, sign = frontier.comparison.domain_names, 1 if frontier.measure.higher_is_better else -1
+
+    def goodness(domain: int) -> float:
+        mean = frontier.mean(frontier.training_mixture.name, names[domain])
+        return math.inf if math.isnan(mean) else sign * mean
+
+    return sorted(sorted(trained, key=goodness)[:_MAX_PANELS])
+
+
+def _best_label(frontier: Frontier) -> str:
+    return f"best worst domain: {frontier.best.label}"
+
+
+def _axis_label(frontier: Frontier, domain: str) -> str:
+    return with_percent(
+        f"{_measure_name(frontier)} of {plain_text(domain)} on the {frontier.comparison.split} "
+        "clients",
+        frontier.measure.unit,
+    )
+
+
+def _measure_name(frontier: Frontier) -> str:
+    return frontier.measure.name.replace("_", " ")
+
+
+def _means(frontier: Frontier, mixtures: Sequence[Mixture], domain: str) -> np.ndarray:
+    return np.array([_mean(frontier, mixture.name, domain) for mixture in mixtures])
+
+
+def _mean(frontier: Frontier, row: str, domain: str) -> float:
+    return _shown(frontier, frontier.mean(row, domain))
+
+
+def _shown(frontier: Frontier, value: float) -> float:
+    return shown(value, frontier.measure.unit)
