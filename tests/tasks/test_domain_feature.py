@@ -1,4 +1,4 @@
-"""Domains chosen at training from any feature of a store."""
+"""Domains, and classes of texts, chosen at training from any feature of a store."""
 
 from pathlib import Path
 from typing import Any
@@ -83,3 +83,47 @@ def test_a_feature_of_more_values_than_domains_can_have(tmp_path):
         "--next_word_domain_feature: expected at most 1000 domains, found more values of number "
         f"in {path}"
     )
+
+
+@pytest.mark.parametrize(
+    ("feature", "of_a", "of_t", "classes"),
+    [
+        ("type", [1, 0], [1], "answer, question"),
+        ("year", [0, 1], [2], "2009, 2010, 2011"),
+        # What names the domains may be learned, too.
+        ("domain", [0, 0], [1], "cooking, travel"),
+    ],
+)
+def test_the_classes_are_the_values_of_the_feature(store, feature, of_a, of_t, classes):
+    task = _task(store, "text_classifier", label_feature=feature, embedding=2)
+    assert task.domain_names == ("cooking", "travel")
+    assert task.fingerprint["classes"] == classes
+    np.testing.assert_array_equal(task.train.read("a")["y"], of_a)
+    np.testing.assert_array_equal(task.test.read("t")["y"], of_t)
+    # A score for each class.
+    assert task.model.initial_weights.trainable[-1].shape == (len(classes.split(", ")),)
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        ("score", "--text_classifier_label_feature: expected a text or a whole number of every "),
+        ("tags", "found 'tags'"),
+        ("label", "expected examples with a label, found "),
+    ],
+)
+def test_a_feature_that_holds_no_classes_is_refused(store, feature, message):
+    with pytest.raises(UserError) as error:
+        _task(store, "text_classifier", label_feature=feature, embedding=2)
+    assert message in str(error.value)
+
+
+def test_a_feature_of_one_value_is_no_class(tmp_path):
+    rows = [
+        (split, Record("a", "x", {"tokens": "cat", "app": "web"})) for split in ("train", "test")
+    ]
+    path = write_store(tmp_path / "s.sqlite", rows, "text", vocabulary=WORDS)
+    with pytest.raises(
+        UserError, match="expected at least 2 classes, found that app is web in all"
+    ):
+        _task(path, "text_classifier", label_feature="app")

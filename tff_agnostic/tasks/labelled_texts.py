@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tff_agnostic.data.store import vocabulary_digest
 from tff_agnostic.data.store_clients import StoreClients
-from tff_agnostic.data.store_format import LABEL, TOKENS, Feature
+from tff_agnostic.data.store_format import TOKENS, Feature
 from tff_agnostic.data.texts import TextEncoder
 from tff_agnostic.models.functional import Examples, Model
-from tff_agnostic.tasks.labels import StoredLabels
+from tff_agnostic.tasks.labels import AnyLabels
 from tff_agnostic.tasks.language import Corpus, cut_words
 from tff_agnostic.tasks.stored import TRAIN_SPLIT, data_fingerprint
 from tff_agnostic.tasks.task import Task
@@ -25,7 +25,7 @@ def text_spec(sequence_length: int) -> tf.TensorSpec:
 def labelled_text_task(
     name: str,
     corpus: Corpus,
-    labels: StoredLabels,
+    labels: AnyLabels,
     sequence_length: int,
     test_split: str,
     model: Callable[[], Model],
@@ -55,7 +55,7 @@ def labelled_text_task(
         }
 
     def clients(split: str) -> StoreClients:
-        features = {TOKENS: Feature("string"), LABEL: labels.feature, **domains.features}
+        features = {TOKENS: Feature("string"), labels.name: labels.feature, **domains.features}
         names, has_counts = domains.names, domains.are_the_stores
         return StoreClients(store, split, features, to_examples, names, has_counts)
 

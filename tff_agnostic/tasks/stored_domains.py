@@ -2,17 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import DOMAIN, Feature
-from tff_agnostic.errors import UserError
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import DomainsOf, domains_by_name, stored_domains
-
-# More groups than anybody looks at one by one; a feature with more is no domain.
-_MAX_DOMAINS = 1000
-_DTYPES = ("string", "int64")
+from tff_agnostic.tasks.stored_values import distinct_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +53,7 @@ class StoredDomains:
 def chosen_domains(store: Store, feature: str, task: str, splits: Sequence[str]) -> StoredDomains:
     """Returns the domains that --TASK_domain_feature chooses.
 
-    Names of other features than "domain" are all values that it has, in alphabetical order, or
-    numbers in ascending order; to find them, every example of the splits is read once.
+    Names of other features than "domain" are all values that it has; see `distinct_values`.
 
     Args:
         store: The store.
@@ -73,24 +67,5 @@ def chosen_domains(store: Store, feature: str, task: str, splits: Sequence[str])
     if feature == DOMAIN:
         return StoredDomains(stored_domains(store))
     flag = f"--{task}_domain_feature"
-    features = store.description.features
-    possible = [n for n, f in features.items() if f.dtype in _DTYPES and f.shape == ()]
-    if feature not in possible:
-        raise UserError(
-            f"{flag}: expected a text or a whole number of every example of {store.path}, which "
-            f"has {', '.join(possible)}, found {feature!r}"
-        )
-    kind = features[feature]
-    values: set[Any] = set()
-    for split in dict.fromkeys(splits):
-        for client_id in store.client_ids(split):
-            where = f"{store.path}: client {client_id}"
-            columns = parse_examples(store.read(split, client_id), {feature: kind}, where)
-            values.update(columns[feature].tolist())
-            if len(values) > _MAX_DOMAINS:
-                raise UserError(
-                    f"{flag}: expected at most {_MAX_DOMAINS} domains, found more values of "
-                    f"{feature} in {store.path}"
-                )
-    names = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in sorted(values)]
-    return StoredDomains(tuple(names), feature, kind)
+    names = distinct_values(store, feature, splits, flag, "domains")
+    return StoredDomains(names, feature, store.description.features[feature])

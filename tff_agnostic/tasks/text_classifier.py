@@ -2,13 +2,16 @@
 
 import dataclasses
 
+from tff_agnostic.data.store import Store
+from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.text_classifier import POOLINGS, TextNetwork, text_classifier
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.labelled_texts import labelled_text_task
-from tff_agnostic.tasks.labels import StoredLabels
+from tff_agnostic.tasks.labels import AnyLabels, ChosenLabels, StoredLabels
 from tff_agnostic.tasks.language import TextOptions, check_sizes, stored_corpus
+from tff_agnostic.tasks.stored import TRAIN_SPLIT
 from tff_agnostic.tasks.stored_domains import DomainOptions
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
@@ -20,6 +23,11 @@ class TextClassifierOptions(DomainOptions, TextOptions):
     """Options of the task."""
 
     sequence_length: int = setting(50, "T, words of a text that are read; the rest is cut off.")
+    label_feature: str = setting(
+        LABEL,
+        "Feature of the store that says a text's class: label, or any other text or whole number, "
+        "such as type of a store of Stack Exchange.",
+    )
     pooling: str = setting(
         TextNetwork.pooling,
         "How words become one vector: mean of their vectors, or lstm, which reads them in order.",
@@ -44,7 +52,7 @@ def load(options: TextClassifierOptions, context: TaskContext) -> Task:
             f"--{_NAME}_pooling=lstm"
         )
     corpus = stored_corpus(_NAME, options, context.data, options.domain_feature)
-    labels = StoredLabels(corpus.store)
+    labels = _labels(corpus.store, options)
     num_classes = labels.num_classes
     if num_classes is None:
         raise UserError(
@@ -61,6 +69,13 @@ def load(options: TextClassifierOptions, context: TaskContext) -> Task:
     return labelled_text_task(
         _NAME, corpus, labels, options.sequence_length, options.test_split, model
     )
+
+
+def _labels(store: Store, options: TextClassifierOptions) -> AnyLabels:
+    if options.label_feature == LABEL:
+        return StoredLabels(store)
+    splits = (TRAIN_SPLIT, options.test_split)
+    return ChosenLabels(store, options.label_feature, splits, f"--{_NAME}_label_feature")
 
 
 TASK = TaskSpec(
