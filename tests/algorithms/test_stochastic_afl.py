@@ -279,6 +279,53 @@ def test_one_loss_of_one_domain_has_the_mean_of_all(cohort_runtime):
     assert np.all(np.bincount(moved, minlength=3) > 8)
 
 
+def test_the_variances_of_both_gradients_are_those_of_the_paper(cohort_runtime):
+    """Per domain sum_k lambda_k^2 var_k, weighted sum_k lambda_k (var_k + ||grad L_k - grad L||^2).
+
+    Each of three clients has a domain, and draws one example.
+    """
+    rng = np.random.default_rng(6)
+    lambda_ = np.array([0.2, 0.5, 0.3])
+    clients = [
+        make_client(rng.normal(size=[5, 4]) + k, [k] * 5, rng.integers(3, size=5)) for k in range(3)
+    ]
+    zeros = [np.zeros([4, 3]), np.zeros([3])]
+
+    def flat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.concatenate([g.ravel() for g in SOFTMAX.summed_gradient(zeros, x, y)])
+
+    singles = np.array(
+        [[flat(c["x"][[j]], c["y"][[j]]) for j in range(5)] for c in clients], np.float64
+    )
+    means = singles.mean(axis=1)
+    var = np.square(singles - means[:, np.newaxis]).sum(axis=2).mean(axis=1)
+    between = np.square(means - lambda_ @ means).sum(axis=1)
+    expected = {"per_domain": lambda_**2 @ var, "weighted": lambda_ @ (var + between)}
+    assert expected["per_domain"] < expected["weighted"]
+    for gradient, variance in expected.items():
+        # A step of almost nothing: w stays where it is, and says what the gradient was.
+        algorithm = _build(
+            counts=[5.0] * 3,
+            server_learning_rate=1e-6,
+            domain_weight_update="fixed",
+            initial_domain_weights=tuple(lambda_),
+            weights_gradient=gradient,
+            sample_size=1,
+        )
+        training = cohort_runtime.training(algorithm, PlainSum())
+        state, gradients = training.initialize(), []
+        for _ in range(800):
+            before = state.algorithm.weights.trainable
+            state, _ = training.next(state, clients)
+            steps = zip(before, state.algorithm.weights.trainable)
+            gradients.append(np.concatenate([np.ravel(w - v) for w, v in steps]) / 1e-6)
+        found = np.asarray(gradients, np.float64)
+        np.testing.assert_allclose(found.mean(axis=0), lambda_ @ means, atol=0.15)
+        assert np.square(found - lambda_ @ means).sum(axis=1).mean() == pytest.approx(
+            variance, rel=0.15
+        )
+
+
 # The saddle
 
 
@@ -286,7 +333,8 @@ def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """A client whose domains like different classes, some of them rare; and their counts."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=[60, 4]).astype(np.float32)
-    domain = np.where(np.arange(60) % 3 == 0, np.arange(60) % num_domains, 0).astype(np.int32)
+    number = np.arange(60)
+    domain = np.where(number % 2 == 0, number // 2 % num_domains, 0).astype(np.int32)
     liked = np.eye(3)[domain] * 2.5
     logits = x @ rng.normal(size=[4, 3]) + liked
     y = np.argmax(logits + rng.gumbel(size=[60, 3]), axis=1)
