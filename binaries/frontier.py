@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.computations.lambda_steps import LambdaOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json, write_text
 from tff_agnostic.models.measures import Measure, measures_of
@@ -41,12 +43,16 @@ from tff_agnostic.program.reporting.plots import save
 from tff_agnostic.program.run_algorithm import training_examples
 from tff_agnostic.program.run_spec import resolve
 from tff_agnostic.program.trial_flags import arms_from_flags, define_trial_flags, trial_specs
+from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.tasks.task import Task
 
 _RUNS = Path("runs")
-# What trains on a fixed mixture.
-_ALGORITHM = "agnostic_fed_avg"
+# What can train on a fixed mixture.
+_WITH_LAMBDA = Registry(
+    "algorithm with a lambda",
+    {name: spec for name, spec in ALGORITHMS.items() if issubclass(spec.options, LambdaOptions)},
+)
 _FIXED = "fixed"
 # What --override calls the mixtures, all of which have the same settings.
 _MIXTURES = "mixtures"
@@ -66,6 +72,11 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer(
         "grid_points", 5, "Points of each line, or of each edge of the simplex, with its ends."
+    )
+    flags.DEFINE_string(
+        "grid_algorithm",
+        "agnostic_fed_avg",
+        f"What trains on the mixtures, with lambda fixed. One of: {', '.join(_WITH_LAMBDA)}.",
     )
     flags.DEFINE_string(
         "measure",
@@ -140,7 +151,7 @@ def load_task() -> Task:
     Raises:
         UserError: If a flag or the data is not as it has to be.
     """
-    shared = {**given_settings(), "algorithm": _ALGORITHM}
+    shared = {**given_settings(), "algorithm": grid_algorithm()}
     task = flags.FLAGS.task
     spec = resolve(task, {}, given_task_options(task), data_dir(), data(), shared=shared)
     return spec.load_task()
@@ -176,10 +187,28 @@ def mixtures_from_flags(task: Task, num_algorithms: int) -> list[Mixture]:
     )
 
 
+def grid_algorithm() -> str:
+    """Returns --grid_algorithm.
+
+    Raises:
+        UserError: If it is no algorithm with a lambda.
+    """
+    name: str = flags.FLAGS.grid_algorithm
+    try:
+        _ = _WITH_LAMBDA[name]
+    except UserError as e:
+        raise UserError(f"--grid_algorithm: {e}") from None
+    return name
+
+
 def mixture_arms(points: Sequence[Mixture]) -> Mapping[str, Arm]:
     """Returns the rows that train on fixed mixtures, by their names."""
     # Any mixture may be fixed, whatever set the algorithms have in view.
-    fixed = {"algorithm": _ALGORITHM, "domain_weight_update": _FIXED, "lambda_set": "simplex"}
+    fixed = {
+        "algorithm": grid_algorithm(),
+        "domain_weight_update": _FIXED,
+        "lambda_set": "simplex",
+    }
     return {
         point.name: Arm(point.label, {**fixed, "initial_domain_weights": point.weights})
         for point in points

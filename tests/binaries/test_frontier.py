@@ -155,14 +155,16 @@ def _stopped(self: StopRequest) -> StopRequest:
 
 
 def test_mixtures_have_settings_of_their_own(call, two_domains):
-    flags = ["--override=mixtures:window=3", "--measure=loss"]
+    own = "--override=mixtures:server_learning_rate=0.5"
+    flags = ["--grid_algorithm=stochastic_afl", own, "--measure=loss"]
     outcome = call(frontier, *_SHORT, "--output_dir=runs", *flags)
     assert outcome.status == 0, outcome
     configs = {
         row: json.loads(Path("runs", row, "trial_00", "config.json").read_text())
         for row in ("training_mixture", "only_0", "agnostic_fed_avg")
     }
-    assert [config["window"] for config in configs.values()] == [3, 3, 1]
+    assert [config["server_learning_rate"] for config in configs.values()] == [0.5, 0.5, 1.0]
+    assert configs["training_mixture"]["algorithm"] == "stochastic_afl"
     assert configs["only_0"]["initial_domain_weights"] == [1.0, 0.0]
     assert configs["only_0"]["domain_weight_update"] == "fixed"
     assert _json(Path("runs"))["measure"] == "loss"
@@ -173,6 +175,7 @@ _BAD = [
     (["--grid_points=9000"], "--grid_points: expected a grid of at most 3331 mixtures, found more"),
     (["--grid=simpleks"], "--grid: unknown grid 'simpleks': did you mean simplex? valid names: "),
     (["--measure=accuracy"], "--measure: expected one of loss, found 'accuracy'"),
+    (["--grid_algorithm=fed_avg"], "--grid_algorithm: unknown algorithm with a lambda 'fed_avg'"),
     (["--trials=0"], "--trials: expected at least 1, found 0"),
     (["--max_hours=0"], "--max_hours: expected a finite positive number, found 0"),
     (["--max_hours=nan"], "--max_hours: expected a finite positive number, found nan"),
