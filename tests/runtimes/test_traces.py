@@ -58,7 +58,8 @@ def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
 
         def weights_and_traces(**settings: Any) -> tuple[Any, int]:
             before = len(traces)
-            training = runtime.training(build(name, model, shuffle=False, **settings), PlainSum())
+            algorithm = build(name, model, shuffle=False, cohort_share=1.0, **settings)
+            training = runtime.training(algorithm, PlainSum())
             state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
             return state.algorithm.weights, len(traces) - before
 
@@ -66,8 +67,9 @@ def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
         assert num_first > 0
         again, num_again = weights_and_traces(seed=5)
         assert num_again == 0
-        # Without shuffling nothing is random.
+        # Without shuffling, and with all of the cohort, nothing is random.
         assert_identical(again, first)
-        other, num_other = weights_and_traces(client_learning_rate=1.0)
+        # Every algorithm has one of the two.
+        other, num_other = weights_and_traces(client_learning_rate=1.0, sample_size=3)
         assert num_other > 0
         assert not np.allclose(other.trainable[0], first.trainable[0])
