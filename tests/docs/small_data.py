@@ -1,5 +1,6 @@
 """Small copies of the real data that the documentation names: the same files, with less in them."""
 
+import gzip
 import itertools
 from pathlib import Path
 from typing import Callable
@@ -11,6 +12,7 @@ _BYTES_PER_FILE = 900
 _POSTS = 400
 _IMAGES_PER_WRITER = 3
 _PEOPLE = 2000
+_GARMENTS = 1500
 
 
 def _spanish(source: Path, target: Path) -> None:
@@ -54,10 +56,22 @@ def _adult(source: Path, target: Path) -> None:
             small.writelines(itertools.islice(rows, _PEOPLE))
 
 
+def _fashion_mnist(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    for path in source.glob("*-ubyte.gz"):
+        # An IDX file: magic number and sizes as big-endian int32, the number of items first.
+        header, item = (16, 28 * 28) if "images" in path.name else (8, 1)
+        with gzip.open(path) as file:
+            start, items = file.read(header), file.read(_GARMENTS * item)
+        with gzip.open(target / path.name, "wb") as small:
+            small.write(start[:4] + _GARMENTS.to_bytes(4, "big") + start[8:] + items)
+
+
 _KEYS = ("x", "y", "hsf", "writer")
 _COPIES: dict[str, Callable[[Path, Path], None]] = {
     "activ_es": _spanish,
     "adult": _adult,
+    "fashion_mnist": _fashion_mnist,
     "mnist_by_writer": _mnist_by_writer,
     "stackexchange": _stackexchange,
 }
