@@ -1,6 +1,7 @@
 """Files: written so that a reader finds the old content or the new, never a part; their digests."""
 
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -75,6 +76,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(found).__name__}")
     return found
+
+
+@contextlib.contextmanager
+def csv_field_limit(characters: int) -> Iterator[None]:
+    """Sets how long a field of a CSV file may be; it is one limit for all readers of the process."""
+    before = csv.field_size_limit(characters)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def make_folder(path: Path) -> None:

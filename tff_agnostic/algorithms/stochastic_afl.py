@@ -11,7 +11,7 @@ as the mean loss of a cohort, is not.
 
 import dataclasses
 from collections import OrderedDict
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +23,6 @@ from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, 
 from tff_agnostic.computations.gradient_pass import gradient_pass
 from tff_agnostic.computations.kept_out import DomainLossOptions, ExampleSplit, measured
 from tff_agnostic.computations.lambda_steps import (
-    DOMAIN_WEIGHT_UPDATES,
     LAMBDA_QUANTITIES,
     LambdaOptions,
     lambda_steps,
@@ -67,8 +66,6 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
     """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
-        domain_weight_update: "projected_gradient" is the paper's step; "exponentiated_gradient" is
-            mirror ascent with the entropy as mirror map.
         weights_gradient: "per_domain": of all domains, each with its lambda; "weighted": of one
             domain, which the server draws with probabilities lambda for the round.
         lambda_gradient: "every_domain": the losses of all domains; "one_domain": p times that of
@@ -81,10 +78,7 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
         weights_radius: Norm of the ball around 0 in which w stays; none if None.
     """
 
-    server_learning_rate: float = setting(0.1, "Of the server optimizer.", positive=True)
-    domain_weight_update: str = setting(
-        "projected_gradient", "How lambda moves.", choices=DOMAIN_WEIGHT_UPDATES
-    )
+    own_update: ClassVar[str] = "projected_gradient"
     weights_gradient: str = setting(
         "per_domain",
         "Of what the weights' gradient is in Stochastic-AFL: of all domains by their lambda, or of "

@@ -7,7 +7,7 @@ Pure functions on float32 vectors, usable with NumPy arrays.
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -113,7 +113,8 @@ class LambdaOptions(LambdaSetOptions):
     """How lambda moves, and where; part of the settings of algorithms that have it.
 
     Attributes:
-        domain_weight_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`.
+        domain_weight_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`; made with None, it is
+            `own_update`.
         domain_learning_rate: gamma_lambda; positive.
         initial_domain_weights: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
             its centre. A weight of 0 stays 0 under exponentiated gradient. A hull starts from the
@@ -124,8 +125,11 @@ class LambdaOptions(LambdaSetOptions):
         chi2_sign: Member of `CHI2_SIGNS`.
     """
 
-    domain_weight_update: str = setting(
-        "exponentiated_gradient", "How lambda moves.", choices=DOMAIN_WEIGHT_UPDATES
+    domain_weight_update: Optional[str] = setting(
+        None,
+        "How lambda moves; if not given, as the algorithm's paper has it: exponentiated_gradient "
+        "in AgnosticFedAvg, projected_gradient in Stochastic-AFL.",
+        choices=DOMAIN_WEIGHT_UPDATES,
     )
     domain_learning_rate: float = setting(0.01, "gamma_lambda.", positive=True)
     initial_domain_weights: Optional[tuple[float, ...]] = setting(
@@ -147,6 +151,14 @@ class LambdaOptions(LambdaSetOptions):
         "pessimism, as equation (6) of Mohri et al. has it, which drives it away.",
         choices=CHI2_SIGNS,
     )
+    # How lambda moves in the algorithm's paper.
+    own_update: ClassVar[str] = "exponentiated_gradient"
+
+    def __post_init__(self) -> None:
+        """Puts `own_update` where no update is given, and checks; see `Settings`."""
+        if self.domain_weight_update is None:
+            object.__setattr__(self, "domain_weight_update", self.own_update)
+        super().__post_init__()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +227,7 @@ class LambdaSteps:
         keeps_unknown: bool,
         rate: Any,
     ) -> tf.Tensor:
-        update = DOMAIN_WEIGHT_UPDATES[self.options.domain_weight_update]
+        update = DOMAIN_WEIGHT_UPDATES[self.options.domain_weight_update or self.options.own_update]
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
         if keeps_weights:
             # Updates depend on differences of losses. Beside the 0 of an absent domain, negative

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import csv_field_limit
 from tff_agnostic.importing.columns.columns import RowConverter, check, check_columns
 from tff_agnostic.importing.records import input_files
 from tff_agnostic.importing.records.format import Format
@@ -37,9 +38,8 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
 def _rows(
     options: ImportOptions, path: Path, name: str, log: ReadLog
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    csv.field_size_limit(_MAX_FIELD)
     separator = "\t" if ".tsv" in path.suffixes else ","
-    with input_files.open_input(path, log) as file:
+    with csv_field_limit(_MAX_FIELD), input_files.open_input(path, log) as file:
         lines = csv.reader(input_files.decoded_lines(file, path), delimiter=separator, strict=True)
         try:
             header = next(lines, [])

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import write_errors, write_text
+from tff_agnostic.files import csv_field_limit, write_errors, write_text
 from tff_agnostic.program.reporting.columns import ROUND, Column
 from tff_agnostic.program.reporting.packed_rows import PackedRows, Row, csv_line
 from tff_agnostic.quantities import Quantity
+
+# Characters of a cell; numbers have fewer.
+_MAX_CELL = 1 << 17
 
 
 class History:
@@ -169,7 +172,8 @@ def _read_whole_lines(path: Path) -> list[Row]:
     # A line without its end was cut off in the middle of a write.
     whole = text[: text.rfind("\n") + 1]
     try:
-        return list(csv.DictReader(io.StringIO(whole, newline="")))
+        with csv_field_limit(_MAX_CELL):
+            return list(csv.DictReader(io.StringIO(whole, newline="")))
     except csv.Error as e:
         raise UserError(f"{path}: expected CSV, found: {e}") from e
 
