@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def csv_field_limit(characters: int) -> Iterator[None]:
-    """Sets how long a field of a CSV file may be; it is one limit for all readers of the process."""
+    """Sets how long a field of a CSV file may be: one limit for all readers of a process."""
     before = csv.field_size_limit(characters)
     try:
         yield
