@@ -261,40 +261,36 @@ def _step(state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(w - w_0) for w, w_0 in zip(weights, W_0.trainable)])
 
 
-@pytest.mark.parametrize("offset", [-3.0, 0.4, 3.0])
 @pytest.mark.parametrize("tilt", [2.0, -2.0])
-def test_the_losses_that_exponents_are_counted_from_change_no_update_of_term(
-    cohort_runtime, tilt, offset
-):
+def test_the_losses_that_exponents_are_counted_from_change_no_update_of_term(cohort_runtime, tilt):
     algorithm = _term(tilt).build()
     training = cohort_runtime.training(algorithm, PlainSum())
     clients = [COHORTS[0][k] for k in range(2)]
     center = np.mean(_losses(clients))
-    steps = [
-        _step(training.next(_at(training, algorithm, tilt=tilt, center=c), clients)[0])
-        for c in (center, center + offset)
+    expected, *steps = [
+        _step(training.next(_at(training, algorithm, tilt=tilt, center=center + c), clients)[0])
+        for c in (0.0, -3.0, 0.4, 3.0)
     ]
-    np.testing.assert_allclose(steps[1], steps[0], rtol=1e-5, atol=1e-6)
+    for step in steps:
+        np.testing.assert_allclose(step, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("tilt", [0.0, 1.0, 1e3, -1e3, 1e30])
-@pytest.mark.parametrize("center", [-50.0, 0.0, 50.0, 1e30])
-def test_no_exponent_makes_a_round_that_is_not_finite_or_without_weight(
-    cohort_runtime, tilt, center
-):
+def test_no_exponent_makes_a_round_that_is_not_finite_or_without_weight(cohort_runtime, tilt):
     algorithm = _term(tilt).build()
     training = cohort_runtime.training(algorithm, PlainSum())
     # Losses of 50 and more beside usual ones.
     loud = [{**client, "x": 100 * client["x"]} for client in COHORTS[0][:2]]
     clients = [*COHORTS[0], *loud]
-    state, report = training.next(_at(training, algorithm, tilt=tilt, center=center), clients)
-    assert report["skipped"] == 0
-    assert report["clients"]["contributed"] == sum(size(client) > 0 for client in clients)
-    assert np.all(np.isfinite(_step(state)))
-    assert np.any(_step(state) != 0)
-    # What the next round counts from is a loss of this one's clients.
     losses = _losses(clients)
-    assert min(losses) * 0.999 <= state.algorithm.center <= max(losses) * 1.001
+    for center in (-50.0, 0.0, 50.0, 1e30):
+        state, report = training.next(_at(training, algorithm, tilt=tilt, center=center), clients)
+        assert report["skipped"] == 0
+        assert report["clients"]["contributed"] == sum(size(client) > 0 for client in clients)
+        assert np.all(np.isfinite(_step(state)))
+        assert np.any(_step(state) != 0)
+        # What the next round counts from is a loss of this one's clients.
+        assert min(losses) * 0.999 <= state.algorithm.center <= max(losses) * 1.001
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

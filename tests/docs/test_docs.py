@@ -27,7 +27,7 @@ SHORTENED = {
     "train": ["--rounds=2"],
     "compare": ["--rounds=2", "--trials=1"],
     "reproduce": ["--rounds=2", "--trials=1", *_FEW_CLIENTS, _STREAMED],
-    "frontier": ["--rounds=2", "--trials=1", "--grid_points=2"],
+    "frontier": ["--rounds=2", "--trials=1", "--grid_points=2", _STREAMED],
     "import_data": ["--max_records=3000"],
     "evaluate": [],
     "export": [],
@@ -138,8 +138,9 @@ def _run(commands: Commands, page: Path, line: str) -> str:
     for value in (argument.partition("=")[2] for argument in arguments):
         if value.startswith("../shared") and not Path(value).exists():
             return value
-    of_sentences = [_STREAMED] if "--custom_sequence_length" in line else []
-    outcome = commands(command, *arguments, *SHORTENED[command], *of_sentences)
+    # A model of one's own may be one of sentences.
+    own = [_STREAMED] if command == "train" and "--task=custom" in line else []
+    outcome = commands(command, *arguments, *SHORTENED[command], *own)
     assert outcome.status == 0, f"{line}\n{outcome.err}"
     return ""
 

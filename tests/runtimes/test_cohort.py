@@ -165,8 +165,11 @@ def test_memory_does_not_grow_with_the_rounds(mode):
         training = runtime.training(_algorithm(model), PlainSum())
         evaluate = runtime.evaluation(model, 3, PlainSum())
         state = training.initialize()
-        for _ in range(40):
+        for k in range(60):
             state, _ = training.next(state, cohort)
+            if k % 10 == 0:
+                evaluate(state.algorithm.weights, [cohort])
+        gc.collect()
         before = _resident_mb()
         for k in range(120):
             state, _ = training.next(state, cohort)
