@@ -104,3 +104,16 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     task = make_task(("phone", "tablet"))
     with pytest.raises(UserError, match=r"plots: cannot write: File exists"):
         _draw(tmp_path / "plots", task)
+
+
+@pytest.mark.parametrize("num_domains", [3, 30, 200])
+def test_domains_are_named_where_they_can_be_told_apart(tmp_path, num_domains):
+    names = [f"country {k}" for k in range(num_domains)]
+    values = {f"test/loss/{name}": np.arange(2.0) for name in names}
+    values["round"] = np.arange(2.0)
+    figure = figure_of(_LOSS, [Column(_LOSS, name) for name in names], values)
+    save(figure, tmp_path / "figure.png")
+    shown = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert shown == (names if num_domains <= 120 else [])
+    # However long the legend is, the curves keep their room.
+    assert figure.axes[0].get_position().height * figure.get_size_inches()[1] > 3

@@ -16,6 +16,9 @@ from tff_agnostic.program.reporting.plots import plain_text, plot_known, scale_a
 
 # Of plain numbers.
 _DECIMALS = 3
+# Domains whose names fit beside each other under half of a figure.
+_MAX_BESIDE = 10
+_INCHES_PER_DOMAIN = 0.35
 
 # With more domains than this, algorithms become the columns, so that a terminal can show the table.
 _MAX_DOMAIN_COLUMNS = 5
@@ -76,8 +79,12 @@ def notes(comparison: Comparison) -> list[str]:
 
 def figure(comparison: Comparison, measure: str) -> Figure:
     """Returns the worst domain's measure over rounds, and every domain's at the end."""
-    result = Figure(figsize=(12, 4.5), layout="constrained")
-    curves, bars = result.subplots(1, 2)
+    num_domains = len(comparison.domain_names)
+    is_wide = num_domains > _MAX_BESIDE
+    # Names of many domains stand upright, below a figure that is as wide as they need.
+    size = (max(12.0, _INCHES_PER_DOMAIN * num_domains), 10.0) if is_wide else (12.0, 4.5)
+    result = Figure(figsize=size, layout="constrained")
+    curves, bars = result.subplots(*((2, 1) if is_wide else (1, 2)))
     positions = np.arange(len(comparison.domain_names))
     width = 0.8 / len(comparison.trials)
     course = Column(tested_worst(comparison.measures[measure], comparison.split))
@@ -105,7 +112,8 @@ def figure(comparison: Comparison, measure: str) -> Figure:
         ylabel=label,
         title="Every domain after the last round",
     )
-    bars.set_xticks(positions, [_tick(comparison, name) for name in comparison.domain_names])
+    ticks = [_tick(comparison, name, is_wide) for name in comparison.domain_names]
+    bars.set_xticks(positions, ticks, rotation=90 if is_wide else 0)
     bars.grid(alpha=0.3, axis="y")
     curves.legend()
     return result
@@ -129,9 +137,10 @@ def title_of(measure: str) -> str:
     return measure.replace("_", " ").capitalize()
 
 
-def _tick(comparison: Comparison, domain: str) -> str:
+def _tick(comparison: Comparison, domain: str, is_upright: bool) -> str:
     text = plain_text(domain)
-    return f"{text}\n(not counted)" if domain in comparison.not_counted else text
+    between = " " if is_upright else "\n"
+    return f"{text}{between}(not counted)" if domain in comparison.not_counted else text
 
 
 def _best_row(comparison: Comparison, domain: str, measure: str) -> Optional[str]:

@@ -19,8 +19,11 @@ from tff_agnostic.tasks.task import Task
 
 # The values of columns over the rounds, by name.
 Values = Mapping[str, np.ndarray]
-# Beyond this many domains a legend hides the curves.
-_MAX_LEGEND = 20
+# Up to so many domains have a legend beside the curves, and up to so many one below them.
+_MAX_BESIDE = 20
+_MAX_LEGEND = 120
+_LEGEND_COLUMNS = 6
+_INCHES_PER_ROW = 0.17
 _DPI = 120
 
 
@@ -58,7 +61,9 @@ def save(figure: Figure, path: Path) -> None:
 
 def figure_of(quantity: Quantity, columns: Sequence[Column], values: Values) -> Figure:
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    is_below = quantity.per_domain and _MAX_BESIDE < len(columns) <= _MAX_LEGEND
+    rows = -(-len(columns) // _LEGEND_COLUMNS) if is_below else 0
+    figure = Figure(figsize=(8, 4.5 + _INCHES_PER_ROW * rows), layout="constrained")
     axes = figure.subplots()
     for column, color in zip(columns, domain_colors(len(columns))):
         label = None if column.domain is None else plain_text(column.domain)
@@ -66,7 +71,9 @@ def figure_of(quantity: Quantity, columns: Sequence[Column], values: Values) -> 
     axes.set(xlabel="round", ylabel=quantity.label)
     scale_axis(axes, quantity.unit)
     axes.grid(alpha=0.3)
-    if quantity.per_domain and len(columns) <= _MAX_LEGEND:
+    if is_below:
+        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="x-small")
+    elif quantity.per_domain and len(columns) <= _MAX_BESIDE:
         figure.legend(loc="outside right upper", title="domain")
     return figure
 
