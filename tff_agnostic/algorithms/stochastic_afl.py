@@ -11,7 +11,7 @@ as the mean loss of a cohort, is not.
 
 import dataclasses
 from collections import OrderedDict
-from typing import Any, Callable, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,15 @@ from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, update_outputs
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.game_steps import (
+    STEP_DECAYS,
+    Gradients,
+    draw,
+    optimistic,
+    project_to_ball,
+    running_mean,
+    scaled_step,
+)
 from tff_agnostic.computations.gradient_pass import gradient_pass
 from tff_agnostic.computations.kept_out import DomainLossOptions, ExampleSplit, measured
 from tff_agnostic.computations.lambda_steps import (
@@ -49,16 +58,6 @@ from tff_agnostic.settings import setting
 _MAX_BETA = 10.0
 # Keep the draws of the two players apart.
 _OF_WEIGHTS, _OF_LAMBDA = 0, 1
-
-# t, counted from 1 -> what both step sizes are multiplied by.
-STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
-    "decay of steps",
-    {
-        "none": tf.ones_like,
-        "inverse_sqrt": tf.math.rsqrt,
-        "inverse": tf.math.reciprocal,
-    },
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,18 +110,6 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
     weights_radius: Optional[float] = setting(
         None, "Norm of the ball in which the weights stay; none if not given.", positive=True
     )
-
-
-class Gradients(NamedTuple):
-    """Estimates of the gradients of both players.
-
-    Attributes:
-        weights: By w, like the trainable weights.
-        losses: By lambda, float32 [p].
-    """
-
-    weights: list[tf.Tensor]
-    losses: tf.Tensor
 
 
 class StochasticAflState(NamedTuple):
@@ -355,58 +342,6 @@ def _start_from(state: StochasticAflState, weights: ModelWeights) -> StochasticA
         mean_weights=list(weights.trainable),
         steps=as_tensors(np.zeros([], np.int32)),
     )
-
-
-def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns an index, int32 scalar; never one whose probability is 0.
-
-    Args:
-        probabilities: At least 0, float32 [n]; their sum may be rounded.
-        seed: int32 [2].
-    """
-    ends = tf.cumsum(probabilities)
-    place = tf.random.stateless_uniform([], seed) * ends[-1]
-    # What rounding leaves beyond the last end belongs to the last one that is positive.
-    last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
-    return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
-
-
-def optimistic(found: Gradients, before: Gradients, step: tf.Tensor) -> Gradients:
-    """Returns 2 g_{t-1} - g_{t-2}; g_{-1} is g_0.
-
-    Args:
-        found: g_{t-1}.
-        before: g_{t-2}.
-        step: t, counted from 1.
-    """
-    return tf.nest.map_structure(
-        lambda new, old: tf.where(step <= 1, new, 2.0 * new - old), found, before
-    )
-
-
-def scaled_step(
-    before: list[tf.Tensor], after: list[tf.Tensor], factor: tf.Tensor
-) -> list[tf.Tensor]:
-    """Returns weights moved by `factor` times a step: an optimizer's rate may not change."""
-    return [
-        tf.where(factor < 1.0, w + factor * (stepped - w), stepped)
-        for w, stepped in zip(before, after)
-    ]
-
-
-def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
-    """Returns the weights nearest to the given ones whose norm is at most `radius`."""
-    norm = tf.linalg.global_norm(weights)
-    factor = tf.where(norm > radius, radius / norm, 1.0)
-    return [w * factor for w in weights]
-
-
-def running_mean(
-    mean: tf.Tensor, value: tf.Tensor, count: tf.Tensor, is_counted: tf.Tensor
-) -> tf.Tensor:
-    """Returns the mean of `count` values, the last of which is `value`, if it is counted."""
-    share = 1.0 / tf.cast(tf.maximum(count, 1), tf.float32)
-    return tf.where(is_counted, mean + (value - mean) * share, mean)
 
 
 ALGORITHM = AlgorithmSpec(

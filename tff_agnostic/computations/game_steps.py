@@ -1,0 +1,81 @@
+"""Steps of the game between weights and lambda, as pure functions (Mohri et al. 2019, figure 3)."""
+
+from typing import Callable, NamedTuple
+
+import tensorflow as tf
+
+from tff_agnostic.registry import Registry
+
+# t, counted from 1 -> what both step sizes are multiplied by.
+STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
+    "decay of steps",
+    {
+        "none": tf.ones_like,
+        "inverse_sqrt": tf.math.rsqrt,
+        "inverse": tf.math.reciprocal,
+    },
+)
+
+
+class Gradients(NamedTuple):
+    """Estimates of the gradients of both players.
+
+    Attributes:
+        weights: By w, like the trainable weights.
+        losses: By lambda, float32 [p].
+    """
+
+    weights: list[tf.Tensor]
+    losses: tf.Tensor
+
+
+def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns an index, int32 scalar; never one whose probability is 0.
+
+    Args:
+        probabilities: At least 0, float32 [n]; their sum may be rounded.
+        seed: int32 [2].
+    """
+    ends = tf.cumsum(probabilities)
+    place = tf.random.stateless_uniform([], seed) * ends[-1]
+    # What rounding leaves beyond the last end belongs to the last one that is positive.
+    last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
+    return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
+
+
+def optimistic(found: Gradients, before: Gradients, step: tf.Tensor) -> Gradients:
+    """Returns 2 g_{t-1} - g_{t-2}; g_{-1} is g_0.
+
+    Args:
+        found: g_{t-1}.
+        before: g_{t-2}.
+        step: t, counted from 1.
+    """
+    return tf.nest.map_structure(
+        lambda new, old: tf.where(step <= 1, new, 2.0 * new - old), found, before
+    )
+
+
+def scaled_step(
+    before: list[tf.Tensor], after: list[tf.Tensor], factor: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns weights moved by `factor` times a step: an optimizer's rate may not change."""
+    return [
+        tf.where(factor < 1.0, w + factor * (stepped - w), stepped)
+        for w, stepped in zip(before, after)
+    ]
+
+
+def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
+    """Returns the weights nearest to the given ones whose norm is at most `radius`."""
+    norm = tf.linalg.global_norm(weights)
+    factor = tf.where(norm > radius, radius / norm, 1.0)
+    return [w * factor for w in weights]
+
+
+def running_mean(
+    mean: tf.Tensor, value: tf.Tensor, count: tf.Tensor, is_counted: tf.Tensor
+) -> tf.Tensor:
+    """Returns the mean of `count` values, the last of which is `value`, if it is counted."""
+    share = 1.0 / tf.cast(tf.maximum(count, 1), tf.float32)
+    return tf.where(is_counted, mean + (value - mean) * share, mean)
