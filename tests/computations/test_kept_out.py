@@ -27,7 +27,7 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 
 _SHARE = 0.4
 _SPLIT = ExampleSplit(_SHARE, seed=7)
-_ALGORITHMS = ("agnostic_fed_avg", "q_ffl", "term")
+_ALGORITHMS = ("agnostic_fed_avg", "q_ffl", "stochastic_afl", "term")
 
 
 def _numbered(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
@@ -351,7 +351,10 @@ def _assert_same(found: Any, expected: Any, rtol: float = 1e-4) -> None:
             assert_all_close(report[key], expected_report[key], rtol=rtol, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "group"), [("agnostic_fed_avg", 2), ("q_ffl", 5), ("term", 5)])
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [("agnostic_fed_avg", 2), ("q_ffl", 5), ("stochastic_afl", 2), ("term", 5)],
+)
 def test_clients_in_step_do_the_same(streamed_rounds, name, group):
     options = RuntimeOptions(client_mode="vectorised", max_clients_in_step=group)
     with CohortRuntime(options) as runtime:
