@@ -18,7 +18,7 @@ from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.client_group import group_of_one, one_client
-from tff_agnostic.computations.game_steps import draw
+from tff_agnostic.computations.game_estimates import draw
 from tff_agnostic.computations.gradient_pass import gradient_pass
 from tff_agnostic.models import logistic_regression
 

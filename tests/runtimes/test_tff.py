@@ -122,20 +122,23 @@ def test_a_worker_that_was_ended_is_an_error():
 
 
 def test_memory_does_not_grow_with_the_rounds():
-    """Leaking a round's state would be 24 MB over these rounds, its clients' data 115 MB."""
+    """Leaking a round's state would be 16 MB in each part of these rounds, its data 38 MB.
+
+    A leak shows in every part; what an allocator keeps once does not.
+    """
     rng = np.random.default_rng(0)
-    cohort = [random_client(rng, 60, range(3), num_features=1000, num_classes=50) for _ in range(4)]
+    cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]
+    sizes = []
     with TffWorker() as worker, _installed(worker):
-        process = build_agnostic_fed_avg(logistic_regression(1000, 50), 3)
+        process = build_agnostic_fed_avg(logistic_regression(2000, 50), 3)
         state = process.initialize()
-        for _ in range(40):
-            state = process.next(state, cohort).state
-        before = _resident_mb(worker.pid), _resident_mb(os.getpid())
-        for _ in range(120):
-            state = process.next(state, cohort).state
-        after = _resident_mb(worker.pid), _resident_mb(os.getpid())
-    assert after[0] - before[0] < 20
-    assert after[1] - before[1] < 10
+        for _ in range(4):
+            for _ in range(40):
+                state = process.next(state, cohort).state
+            sizes.append([_resident_mb(worker.pid), _resident_mb(os.getpid())])
+    growth_of_worker, growth_of_python = np.diff(sizes, axis=0).T
+    assert min(growth_of_worker) < 8
+    assert min(growth_of_python) < 8
 
 
 def _resident_mb(pid: int) -> float:

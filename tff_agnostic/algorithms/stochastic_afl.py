@@ -17,20 +17,22 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations.client_group import ClientGroup, PerClient
-from tff_agnostic.computations.client_update import client_weight, update_outputs
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.game_estimates import (
+    DOMAIN_LOSSES,
+    LAMBDA_GRADIENTS,
+    WEIGHTS_GRADIENTS,
+)
 from tff_agnostic.computations.game_steps import (
     STEP_DECAYS,
     Gradients,
-    draw,
     optimistic,
     project_to_ball,
     running_mean,
     scaled_step,
 )
-from tff_agnostic.computations.gradient_pass import gradient_pass
-from tff_agnostic.computations.kept_out import DomainLossOptions, ExampleSplit, measured
+from tff_agnostic.computations.gradient_client import GradientClient
+from tff_agnostic.computations.kept_out import DomainLossOptions
 from tff_agnostic.computations.lambda_steps import (
     LAMBDA_QUANTITIES,
     LambdaOptions,
@@ -43,15 +45,13 @@ from tff_agnostic.computations.server_update import (
     average_and_apply,
     domain_sums,
     initial_training_state,
-    mean_domain_losses,
     training_output_bounds,
     training_quantities,
     training_report,
 )
 from tff_agnostic.computations.structures import AnyTrainingOutput, TrainingBroadcast
-from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.quantities import Quantity
-from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
@@ -65,12 +65,14 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
     """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
-        weights_gradient: "per_domain": of all domains, each with its lambda; "weighted": of one
-            domain, which the server draws with probabilities lambda for the round.
-        lambda_gradient: "every_domain": the losses of all domains; "one_domain": p times that of
-            one domain, drawn uniformly, and 0 for the others.
-        domain_losses: "unbiased": sums of losses over the counts that a round is expected to have;
-            "ratio": over those that it has. An absent domain counts as 0 in both.
+        weights_gradient: Member of `WEIGHTS_GRADIENTS`. "per_domain": of all domains, each with its
+            lambda; "weighted": of one domain, which the server draws with probabilities lambda for
+            the round.
+        lambda_gradient: Member of `LAMBDA_GRADIENTS`. "every_domain": the losses of all domains;
+            "one_domain": p times that of one domain, drawn uniformly, and 0 for the others.
+        domain_losses: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
+            round is expected to have; "ratio": over those that it has. An absent domain counts as 0
+            in both.
         sample_size: Examples that each client draws; all if None.
         step_decay: Member of `STEP_DECAYS`, for both players.
         optimistic: Steps along 2 g_{t-1} - g_{t-2} in place of g_{t-1}, of both players.
@@ -82,19 +84,19 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
         "per_domain",
         "Of what the weights' gradient is in Stochastic-AFL: of all domains by their lambda, or of "
         "one that is drawn by lambda.",
-        choices=Registry("gradient of the weights", {"per_domain": None, "weighted": None}),
+        choices=WEIGHTS_GRADIENTS,
     )
     lambda_gradient: str = setting(
         "every_domain",
         "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
         "that is drawn uniformly.",
-        choices=Registry("gradient of lambda", {"every_domain": None, "one_domain": None}),
+        choices=LAMBDA_GRADIENTS,
     )
     domain_losses: str = setting(
         "unbiased",
         "What sums of losses are divided by in Stochastic-AFL: counts that are expected "
         "(unbiased), or those of the round (ratio).",
-        choices=Registry("estimate of domain losses", {"unbiased": None, "ratio": None}),
+        choices=DOMAIN_LOSSES,
     )
     sample_size: Optional[int] = setting(
         None, "Examples that each client draws for its gradient; all if not given.", at_least=1
@@ -136,51 +138,6 @@ class StochasticAflState(NamedTuple):
     before: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientClient:
-    """What a client does: one gradient at w, and its losses there.
-
-    Attributes:
-        model: The model.
-        num_domains: p.
-        sample_size: Examples that it draws; all if None.
-        split: Which examples losses are measured on, and which the gradient is of.
-    """
-
-    model: Model
-    num_domains: int
-    sample_size: Optional[int] = None
-    split: ExampleSplit = ExampleSplit()
-
-    def __call__(
-        self,
-        broadcast: TrainingBroadcast,
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient,
-    ) -> AnyTrainingOutput:
-        """Returns what each client sends: in `weighted_delta` the gradient of its scaled losses."""
-        weights, alpha = broadcast
-        training, apart = clients, None
-        if self.split.is_apart:
-            apart, training = measured(
-                self.model, self.num_domains, self.split, weights, clients, per_client
-            )
-        gradient, passed = gradient_pass(
-            self.model,
-            self.num_domains,
-            weights,
-            training,
-            alpha,
-            seed,
-            per_client,
-            self.sample_size,
-        )
-        sums = passed if apart is None else apart
-        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
-        return update_outputs(gradient, beta, sums, clients, per_client)
-
-
 def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm:
     """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one.
 
@@ -196,6 +153,9 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
     expected_trained = np.asarray(split.trained_of(expected), np.float32)
     expected_measured = np.asarray(split.measured_of(expected), np.float32)
     decay = STEP_DECAYS[options.step_decay]
+    weights_gradient = WEIGHTS_GRADIENTS[options.weights_gradient]
+    lambda_gradient = LAMBDA_GRADIENTS[options.lambda_gradient]
+    domain_losses = DOMAIN_LOSSES[options.domain_losses]
 
     def initialize() -> StochasticAflState:
         weights, optimizer_state = initial_training_state(model, optimizer)
@@ -213,17 +173,14 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
             before=no_gradients if options.optimistic else (),
         )
 
-    def drawn(probabilities: tf.Tensor, rounds: tf.Tensor, stream: int) -> tf.Tensor:
-        seed = fold_in(fold_in(tf.constant(problem.seed, tf.int64), rounds), stream)
-        return tf.one_hot(draw(probabilities, stateless_seed(seed)), p)
+    def seed_of(state: StochasticAflState, player: int) -> tf.Tensor:
+        seed = fold_in(tf.constant(problem.seed, tf.int64), state.rounds)
+        return stateless_seed(fold_in(seed, player))
 
     def scale(state: StochasticAflState) -> tf.Tensor:
-        lambda_ = steps.mixture(state.lambda_)
-        if options.weights_gradient == "weighted":
-            # K ~ lambda: as if lambda were the vertex of domain K.
-            lambda_ = drawn(lambda_, state.rounds, _OF_WEIGHTS)
         # alpha_i = lambda_i / n_i
-        return lambda_ / expected_trained
+        lambda_ = steps.mixture(state.lambda_)
+        return weights_gradient(lambda_, seed_of(state, _OF_WEIGHTS)) / expected_trained
 
     def prepare(state: StochasticAflState, sums: Sums) -> TrainingBroadcast:
         del sums
@@ -231,14 +188,10 @@ def stochastic_afl(problem: Problem, options: StochasticAflOptions) -> Algorithm
 
     def estimates(state: StochasticAflState, summed: AnyTrainingOutput) -> Gradients:
         # delta_lambda L
-        losses = mean_domain_losses(domain_sums(summed))
-        if options.domain_losses == "unbiased":
-            losses = summed.domain_losses / expected_measured
-        if options.lambda_gradient == "one_domain":
-            # p L_K for K uniform in [p]
-            losses *= p * drawn(tf.ones([p]) / p, state.rounds, _OF_LAMBDA)
+        losses = domain_losses(domain_sums(summed), expected_measured)
+        by_lambda = lambda_gradient(losses, seed_of(state, _OF_LAMBDA))
         # delta_w L
-        return Gradients(summed.weighted_delta, losses)
+        return Gradients(summed.weighted_delta, by_lambda)
 
     def finish(state: StochasticAflState, sums: Sums) -> tuple[StochasticAflState, Report]:
         (summed,) = sums

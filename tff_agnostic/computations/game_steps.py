@@ -29,20 +29,6 @@ class Gradients(NamedTuple):
     losses: tf.Tensor
 
 
-def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns an index, int32 scalar; never one whose probability is 0.
-
-    Args:
-        probabilities: At least 0, float32 [n]; their sum may be rounded.
-        seed: int32 [2].
-    """
-    ends = tf.cumsum(probabilities)
-    place = tf.random.stateless_uniform([], seed) * ends[-1]
-    # What rounding leaves beyond the last end belongs to the last one that is positive.
-    last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
-    return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
-
-
 def optimistic(found: Gradients, before: Gradients, step: tf.Tensor) -> Gradients:
     """Returns 2 g_{t-1} - g_{t-2}; g_{-1} is g_0.
 

@@ -7,84 +7,26 @@ Pure functions on float32 vectors, usable with NumPy arrays.
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import tensorflow as tf
 
+from tff_agnostic.computations.lambda_updates import (
+    DOMAIN_WEIGHT_UPDATES,
+    SMALLEST_WEIGHT,
+    DomainWeightUpdate,
+)
 from tff_agnostic.errors import UserError
 from tff_agnostic.lambda_sets.lambda_set import LambdaSet
 from tff_agnostic.lambda_sets.options import LambdaSetOptions
-from tff_agnostic.lambda_sets.simplex import Simplex, project_to_simplex
+from tff_agnostic.lambda_sets.simplex import Simplex
 from tff_agnostic.quantities import Quantity, Role
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
 _SUM_TOLERANCE = 1e-3
-# The smallest normal float32: what is smaller, processors may take for 0.
-_SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 
-
-def exponentiated_gradient(
-    lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float
-) -> tf.Tensor:
-    """Returns lambda * exp(gamma L), normalised (SERVER line 12), in the log domain.
-
-    A positive weight stays positive, however small; 0 stays 0. A product gamma L beyond float32's
-    range gives the limit: all weight on the domains with the largest loss.
-    """
-    losses = tf.convert_to_tensor(losses)
-    exponents = learning_rate * losses
-    # The same up to a factor of all weights, and it rounds otherwise: only where it has to be.
-    from_largest = learning_rate * (losses - tf.reduce_max(losses))
-    in_range = tf.reduce_all(tf.math.is_finite(exponents))
-    logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
-    unnormalized = tf.exp(logits - tf.reduce_max(logits))
-    normalized = unnormalized / tf.reduce_sum(unnormalized)
-    return tf.where(lambda_ > 0, tf.maximum(normalized, _SMALLEST_WEIGHT), 0.0)
-
-
-def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
-    """Returns the projection of lambda + gamma L on the simplex (Mohri et al. 2019, 4.2)."""
-    return project_to_simplex(lambda_ + learning_rate * losses)
-
-
-def fixed(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
-    """Returns lambda unchanged."""
-    del losses, learning_rate
-    return lambda_
-
-
-def _entropy_step(
-    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
-) -> tf.Tensor:
-    return lambda_set.nearest_in_entropy(exponentiated_gradient(coordinates, slopes, learning_rate))
-
-
-def _euclidean_step(
-    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
-) -> tf.Tensor:
-    return lambda_set.nearest(coordinates + learning_rate * slopes)
-
-
-def _no_step(
-    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
-) -> tf.Tensor:
-    del lambda_set
-    return fixed(coordinates, slopes, learning_rate)
-
-
-# (set, coordinates, gradient by them, learning rate) -> coordinates. Mirror ascent with the entropy
-# as mirror map, with half the squared norm, and none.
-DomainWeightUpdate = Callable[[LambdaSet, tf.Tensor, tf.Tensor, float], tf.Tensor]
-DOMAIN_WEIGHT_UPDATES: Registry[DomainWeightUpdate] = Registry(
-    "domain weight update",
-    {
-        "exponentiated_gradient": _entropy_step,
-        "projected_gradient": _euclidean_step,
-        "fixed": _no_step,
-    },
-)
 
 # What mu chi2(lambda || m_bar) is to the objective: equation (6) of Mohri et al. adds it within the
 # maximum, which is the pessimism of their bound, and a convex function of lambda; taken away, it is
@@ -160,6 +102,11 @@ class LambdaOptions(LambdaSetOptions):
             object.__setattr__(self, "domain_weight_update", self.own_update)
         super().__post_init__()
 
+    def update(self) -> DomainWeightUpdate:
+        """Returns how lambda moves."""
+        assert self.domain_weight_update is not None
+        return DOMAIN_WEIGHT_UPDATES[self.domain_weight_update]
+
 
 @dataclasses.dataclass(frozen=True)
 class LambdaSteps:
@@ -227,7 +174,7 @@ class LambdaSteps:
         keeps_unknown: bool,
         rate: Any,
     ) -> tf.Tensor:
-        update = DOMAIN_WEIGHT_UPDATES[self.options.domain_weight_update or self.options.own_update]
+        update = self.options.update()
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
         if keeps_weights:
             # Updates depend on differences of losses. Beside the 0 of an absent domain, negative
@@ -246,7 +193,7 @@ class LambdaSteps:
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)
             updated = share * tf.reduce_sum(coordinates * present) + kept
-        return tf.where(is_positive, tf.maximum(updated, _SMALLEST_WEIGHT), updated)
+        return tf.where(is_positive, tf.maximum(updated, SMALLEST_WEIGHT), updated)
 
     def _mean_of_known(
         self, coordinates: tf.Tensor, losses: tf.Tensor, known: tf.Tensor

@@ -7,9 +7,9 @@ import numpy as np
 from tff_agnostic.algorithms.spec import Problem
 from tff_agnostic.algorithms.user_algorithm import algorithm_named
 from tff_agnostic.computations.exchange import Algorithm
-from tff_agnostic.computations.lambda_steps import LambdaOptions, lambda_steps
 from tff_agnostic.data.clients import domain_counts
 from tff_agnostic.lambda_sets import LambdaSet
+from tff_agnostic.lambda_sets.options import LambdaSetOptions
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.tasks.task import Task
 
@@ -33,15 +33,19 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
 
 
 def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
-    """Returns the mixtures of domains of which a run minimises the worst; None if it has no set.
+    """Returns the mixtures of which a run minimises the worst; None if it is one of all mixtures.
+
+    The centre of a ball is the training mixture of `task`.
 
     Raises:
         UserError: If the settings do not fit the task.
     """
-    if not isinstance(spec.algorithm, LambdaOptions):
+    options = spec.algorithm
+    if not isinstance(options, LambdaSetOptions) or options.lambda_set == "simplex":
+        # Of all mixtures the worst is the worst domain, whatever the domains are.
         return None
-    expected_counts = _expected_counts(task, spec.config.clients_per_round)
-    return lambda_steps(spec.algorithm, task.domain_names, expected_counts).lambda_set
+    expected_counts = np.asarray(_expected_counts(task, spec.config.clients_per_round))
+    return options.build_lambda_set(task.domain_names, expected_counts / expected_counts.sum())
 
 
 def training_examples(task: Task) -> np.ndarray:

@@ -1,0 +1,70 @@
+"""Estimates of both players' gradients of the agnostic loss sum_i lambda_i L_i(w).
+
+Source: Mohri, Sivek, Suresh 2019, section 4.2. Pure functions on float32 vectors [p].
+"""
+
+from typing import Callable
+
+import tensorflow as tf
+
+from tff_agnostic.computations.server_update import mean_domain_losses
+from tff_agnostic.computations.structures import AnyDomainSums
+from tff_agnostic.registry import Registry
+
+# (lambda, seed, int32 [2]) -> by what the gradient of each domain's loss counts, in expectation
+# lambda.
+WeightsGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# (losses L of the domains, seed) -> the gradient by lambda, in expectation L.
+LambdaGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# (sums of the round, examples of each domain that a round is expected to measure) -> L.
+DomainLosses = Callable[[AnyDomainSums, tf.Tensor], tf.Tensor]
+
+
+def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns an index, int32 scalar; never one whose probability is 0.
+
+    Args:
+        probabilities: At least 0, float32 [n]; their sum may be rounded.
+        seed: int32 [2].
+    """
+    ends = tf.cumsum(probabilities)
+    place = tf.random.stateless_uniform([], seed) * ends[-1]
+    # What rounding leaves beyond the last end belongs to the last one that is positive.
+    last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
+    return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
+
+
+def _all(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    del seed
+    return values
+
+
+def _drawn_by_lambda(lambda_: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    # K ~ lambda: as if lambda were the vertex of domain K.
+    return tf.one_hot(draw(lambda_, seed), lambda_.shape[0])
+
+
+def _one_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    # p L_K for K uniform in [p]
+    p = losses.shape[0]
+    return losses * p * tf.one_hot(draw(tf.ones([p]) / p, seed), p)
+
+
+def _over_expected(sums: AnyDomainSums, expected: tf.Tensor) -> tf.Tensor:
+    return sums.losses / expected
+
+
+def _over_counted(sums: AnyDomainSums, expected: tf.Tensor) -> tf.Tensor:
+    del expected
+    return mean_domain_losses(sums)
+
+
+WEIGHTS_GRADIENTS: Registry[WeightsGradient] = Registry(
+    "gradient of the weights", {"per_domain": _all, "weighted": _drawn_by_lambda}
+)
+LAMBDA_GRADIENTS: Registry[LambdaGradient] = Registry(
+    "gradient of lambda", {"every_domain": _all, "one_domain": _one_loss}
+)
+DOMAIN_LOSSES: Registry[DomainLosses] = Registry(
+    "estimate of domain losses", {"unbiased": _over_expected, "ratio": _over_counted}
+)

@@ -1,0 +1,79 @@
+"""One step of lambda along the domains' losses: mirror ascent with either mirror map.
+
+Sources: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, section 4.2.
+Pure functions on float32 vectors, usable with NumPy arrays.
+"""
+
+from typing import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.lambda_sets.lambda_set import LambdaSet
+from tff_agnostic.lambda_sets.simplex import project_to_simplex
+from tff_agnostic.registry import Registry
+
+# The smallest normal float32: what is smaller, processors may take for 0.
+SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
+
+
+def exponentiated_gradient(
+    lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    """Returns lambda * exp(gamma L), normalised (SERVER line 12), in the log domain.
+
+    A positive weight stays positive, however small; 0 stays 0. A product gamma L beyond float32's
+    range gives the limit: all weight on the domains with the largest loss.
+    """
+    losses = tf.convert_to_tensor(losses)
+    exponents = learning_rate * losses
+    # The same up to a factor of all weights, and it rounds otherwise: only where it has to be.
+    from_largest = learning_rate * (losses - tf.reduce_max(losses))
+    in_range = tf.reduce_all(tf.math.is_finite(exponents))
+    logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
+    unnormalized = tf.exp(logits - tf.reduce_max(logits))
+    normalized = unnormalized / tf.reduce_sum(unnormalized)
+    return tf.where(lambda_ > 0, tf.maximum(normalized, SMALLEST_WEIGHT), 0.0)
+
+
+def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
+    """Returns the projection of lambda + gamma L on the simplex (Mohri et al. 2019, 4.2)."""
+    return project_to_simplex(lambda_ + learning_rate * losses)
+
+
+def fixed(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Tensor:
+    """Returns lambda unchanged."""
+    del losses, learning_rate
+    return lambda_
+
+
+def _entropy_step(
+    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    return lambda_set.nearest_in_entropy(exponentiated_gradient(coordinates, slopes, learning_rate))
+
+
+def _euclidean_step(
+    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    return lambda_set.nearest(coordinates + learning_rate * slopes)
+
+
+def _no_step(
+    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
+) -> tf.Tensor:
+    del lambda_set
+    return fixed(coordinates, slopes, learning_rate)
+
+
+# (set, coordinates, gradient by them, learning rate) -> coordinates. Mirror ascent with the entropy
+# as mirror map, with half the squared norm, and none.
+DomainWeightUpdate = Callable[[LambdaSet, tf.Tensor, tf.Tensor, float], tf.Tensor]
+DOMAIN_WEIGHT_UPDATES: Registry[DomainWeightUpdate] = Registry(
+    "domain weight update",
+    {
+        "exponentiated_gradient": _entropy_step,
+        "projected_gradient": _euclidean_step,
+        "fixed": _no_step,
+    },
+)
