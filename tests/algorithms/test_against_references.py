@@ -8,7 +8,8 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import pytest
 
-from tests.algorithms.cases import build, empty_client, spoiled_client
+from tests.algorithms.cases import build
+from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
 from tests.algorithms.references.above_mean import above_mean_round
 from tests.algorithms.references.fed_avg_sub import fed_avg_sub_round
 from tests.algorithms.references.fed_prox import fed_prox_round
@@ -21,12 +22,9 @@ from tff_agnostic.algorithms.fed_avg_sub import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.computations.seeds import client_seeds
-from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
-_ROUNDS = 20
 _SEED = 7
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
 _BY_CLIENT = LocalSgd(eta=0.5, epochs=2, batch_size=4, divisor="client")
@@ -113,37 +111,6 @@ _CASES = {
     "a share of 1 is FedAvg": _fed_avg("fed_avg_sub", cohort_share=1.0),
     "above_mean": _Case("above_mean", {}, lambda w, c, t: above_mean_round(SOFTMAX, w, c, _SGD).w),
 }
-SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=40, min_clients=1))
-
-
-def _cohorts() -> list[list[dict[str, np.ndarray]]]:
-    rng = np.random.default_rng(21)
-    cohorts = []
-    for k in range(_ROUNDS):
-        sizes = rng.integers(1, 15, size=rng.integers(2, 7))
-        cohort = [random_client(rng, size, range(3)) for size in sizes]
-        # Domains differ, so that losses do.
-        for number, client in enumerate(cohort):
-            client["x"] *= np.float32(0.5 + 0.4 * number)
-        if k % 4 == 1:
-            cohort.insert(1, empty_client())
-        if k % 5 == 2:
-            cohort.append(spoiled_client(np.nan))
-        cohorts.append(cohort)
-    return cohorts
-
-
-COHORTS = _cohorts()
-
-
-# Not zeros, at which all clients have the same loss.
-W_0 = ModelWeights(
-    [
-        np.random.default_rng(4).normal(size=v.shape, scale=0.3).astype(np.float32)
-        for v in logistic_regression(4, 3).initial_weights.trainable
-    ],
-    [],
-)
 
 
 def _expected(case: _Case) -> list[Any]:

@@ -1,0 +1,42 @@
+"""Twenty random cohorts and a start, in which algorithms are compared with their references."""
+
+import numpy as np
+
+from tests.algorithms.cases import empty_client, spoiled_client
+from tests.computations.harness import random_client
+from tff_agnostic.computations import SecureSum, SecureSumOptions
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.functional import ModelWeights
+
+_ROUNDS = 20
+SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=40, min_clients=1))
+
+
+def _cohorts() -> list[list[dict[str, np.ndarray]]]:
+    rng = np.random.default_rng(21)
+    cohorts = []
+    for k in range(_ROUNDS):
+        sizes = rng.integers(1, 15, size=rng.integers(2, 7))
+        cohort = [random_client(rng, size, range(3)) for size in sizes]
+        # Domains differ, so that losses do.
+        for number, client in enumerate(cohort):
+            client["x"] *= np.float32(0.5 + 0.4 * number)
+        if k % 4 == 1:
+            cohort.insert(1, empty_client())
+        if k % 5 == 2:
+            cohort.append(spoiled_client(np.nan))
+        cohorts.append(cohort)
+    return cohorts
+
+
+COHORTS = _cohorts()
+
+
+# Not zeros, at which all clients have the same loss.
+W_0 = ModelWeights(
+    [
+        np.random.default_rng(4).normal(size=v.shape, scale=0.3).astype(np.float32)
+        for v in logistic_regression(4, 3).initial_weights.trainable
+    ],
+    [],
+)

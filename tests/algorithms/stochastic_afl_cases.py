@@ -1,0 +1,23 @@
+"""Stochastic-AFL on a small problem, for its tests."""
+
+from typing import Any
+
+import numpy as np
+
+from tff_agnostic.algorithms import Problem
+from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
+from tff_agnostic.models import logistic_regression
+
+# Examples of each domain that a round is expected to have.
+COUNTS = np.array([6.0, 5.0, 8.0])
+
+
+def build_afl(num_domains: int = 3, counts: Any = COUNTS, **settings: Any) -> Any:
+    """Returns the algorithm with settings."""
+    problem = Problem(
+        logistic_regression(4, 3),
+        tuple(map(str, range(num_domains))),
+        seed=7,
+        expected_counts=tuple(counts),
+    )
+    return stochastic_afl(problem, StochasticAflOptions(**settings))
