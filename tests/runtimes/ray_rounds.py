@@ -23,7 +23,11 @@ _SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
 CASES = (("vectorised", "plain"), ("vectorised", "secure"), ("streamed", "plain"))
 OPTIONS = {"max_clients_in_step": 2}
 _AGGREGATIONS = {"plain": PlainSum(), "secure": SecureSum(SecureSumOptions(max_examples=50))}
-_ALGORITHMS = {"plain": "agnostic_fed_avg", "secure": "above_mean"}
+_ALGORITHMS = {
+    ("vectorised", "plain"): "agnostic_fed_avg",
+    ("vectorised", "secure"): "above_mean",
+    ("streamed", "plain"): "stochastic_afl",
+}
 
 
 @functools.cache
@@ -34,7 +38,7 @@ def model(mode: str) -> Model:
 
 @functools.cache
 def _algorithm(mode: str, aggregation: str) -> Algorithm:
-    return build(_ALGORITHMS[aggregation], model(mode), NUM_DOMAINS, client_learning_rate=0.5)
+    return build(_ALGORITHMS[mode, aggregation], model(mode), NUM_DOMAINS, client_learning_rate=0.5)
 
 
 def training(runtime: Any, mode: str, aggregation: str = "plain") -> Any:

@@ -25,7 +25,8 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
-_KEPT_TRACES = 8
+# Of the arms of a comparison, for its next trial.
+_KEPT_TRACES = 32
 
 
 class SumOverClients(Protocol):
