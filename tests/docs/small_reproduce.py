@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from binaries import reproduce
 from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.registry import Registry
@@ -26,13 +25,3 @@ def small_experiments() -> Registry[Experiment]:
             for name, experiment in EXPERIMENTS.items()
         },
     )
-
-
-def main() -> None:
-    """Runs the binary."""
-    reproduce.EXPERIMENTS = small_experiments()
-    reproduce.entry_point()
-
-
-if __name__ == "__main__":
-    main()

@@ -21,11 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
 # What makes a documented command quick. The last value of a flag counts.
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
-# To vectorise a model of sentences takes longer than two such rounds.
+# To put clients in step takes TensorFlow longer than two such rounds.
 _STREAMED = "--client_mode=streamed"
+# Binaries whose first command is a process, as a reader's is.
+_STARTED = {"train", "import_data"}
 SHORTENED = {
-    "train": ["--rounds=2"],
-    "compare": ["--rounds=2", "--trials=1"],
+    "train": ["--rounds=2", _STREAMED],
+    "compare": ["--rounds=2", "--trials=1", _STREAMED],
     "reproduce": ["--rounds=2", "--trials=1", *_FEW_CLIENTS, _STREAMED],
     "frontier": ["--rounds=2", "--trials=1", "--grid_points=2", _STREAMED],
     "import_data": ["--max_records=3000"],
@@ -59,24 +61,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Commands:
     """Runs the commands of binaries, nearly all in this process: TensorFlow takes seconds to start.
 
-    The first one of each binary is a process, and so is Ray.
+    Two are processes, and so is Ray.
     """
 
     def __init__(self, call: Caller) -> None:
         self._call = call
-        self._started: set[str] = set()
+        self._to_start = set(_STARTED)
 
     def __call__(self, name: str, *arguments: str) -> Outcome:
         """Runs a command to its end."""
-        if name in self._started and name == "run_plan":
+        if name == "run_plan":
             return Outcome(*run_plan(*arguments))
-        if name in self._started and "--runtime=ray" not in arguments:
+        if name not in self._to_start and "--runtime=ray" not in arguments:
             with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()):
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
-        self._started.add(name)
-        module = "tests.docs.small_reproduce" if name == "reproduce" else f"binaries.{name}"
+        self._to_start.discard(name)
         finished = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", f"binaries.{name}", *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -138,11 +139,15 @@ def _run(commands: Commands, page: Path, line: str) -> str:
     for value in (argument.partition("=")[2] for argument in arguments):
         if value.startswith("../shared") and not Path(value).exists():
             return value
-    # A model of one's own may be one of sentences.
-    own = [_STREAMED] if command == "train" and "--task=custom" in line else []
-    outcome = commands(command, *arguments, *SHORTENED[command], *own)
+    shortened = [flag for flag in SHORTENED[command] if flag != _STREAMED or _may_stream(arguments)]
+    outcome = commands(command, *arguments, *shortened)
     assert outcome.status == 0, f"{line}\n{outcome.err}"
     return ""
+
+
+def _may_stream(arguments: list[str]) -> bool:
+    """Whether a command leaves the choice of how clients run."""
+    return not any(a.startswith(("--runtime=tff", "--client_mode=")) for a in arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
