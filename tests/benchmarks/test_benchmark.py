@@ -19,7 +19,7 @@ from tests.binaries.harness import Caller, Process
 from tests.processes import is_running, wait_until
 from tff_agnostic.registry import Registry
 
-QUICK = ("--rounds=2", "--repeats=1", "--runtime=tff", "--output_dir=results")
+QUICK = ("--rounds=2", "--repeats=1", "--output_dir=results")
 
 
 @pytest.fixture
