@@ -13,8 +13,8 @@ from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
 from tests.computations.harness import make_client, random_client
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.client_group import group_of_one, one_client
-from tff_agnostic.computations.game_estimates import draw
-from tff_agnostic.computations.gradient_pass import gradient_pass
+from tff_agnostic.computations.minimax.game_estimates import draw
+from tff_agnostic.computations.minimax.gradient_pass import gradient_pass
 from tff_agnostic.models import logistic_regression
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.computations import domain_window as dw
-from tff_agnostic.computations.lambda_steps import lambda_steps
+from tff_agnostic.computations.minimax import domain_window as dw
+from tff_agnostic.computations.minimax.lambda_steps import lambda_steps
 from tff_agnostic.errors import UserError
 
 

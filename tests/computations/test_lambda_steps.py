@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.computations import lambda_steps as ls
-from tff_agnostic.computations import lambda_updates
+from tff_agnostic.computations.minimax import lambda_steps as ls
+from tff_agnostic.computations.minimax import lambda_updates
 from tff_agnostic.lambda_sets import project_to_simplex
 
 

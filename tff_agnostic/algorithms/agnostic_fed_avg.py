@@ -8,13 +8,13 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations import domain_window as dw
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, training_outputs
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
 from tff_agnostic.computations.kept_out import DomainLossOptions, ExampleSplit, measured
-from tff_agnostic.computations.lambda_steps import LAMBDA_QUANTITIES, lambda_steps
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.minimax import domain_window as dw
+from tff_agnostic.computations.minimax.lambda_steps import LAMBDA_QUANTITIES, lambda_steps
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
     as_tensors,

@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
-from tff_agnostic.computations.game_estimates import (
+from tff_agnostic.computations.kept_out import DomainLossOptions
+from tff_agnostic.computations.minimax.game_estimates import (
     DOMAIN_LOSSES,
     LAMBDA_GRADIENTS,
     WEIGHTS_GRADIENTS,
 )
-from tff_agnostic.computations.game_steps import (
+from tff_agnostic.computations.minimax.game_steps import (
     STEP_DECAYS,
     Gradients,
     optimistic,
@@ -31,9 +32,8 @@ from tff_agnostic.computations.game_steps import (
     running_mean,
     scaled_step,
 )
-from tff_agnostic.computations.gradient_client import GradientClient
-from tff_agnostic.computations.kept_out import DomainLossOptions
-from tff_agnostic.computations.lambda_steps import (
+from tff_agnostic.computations.minimax.gradient_client import GradientClient
+from tff_agnostic.computations.minimax.lambda_steps import (
     LAMBDA_QUANTITIES,
     LambdaOptions,
     lambda_steps,

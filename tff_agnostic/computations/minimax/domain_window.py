@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.lambda_steps import LambdaOptions, LambdaSteps, per_domain
+from tff_agnostic.computations.minimax.lambda_steps import LambdaOptions, LambdaSteps, per_domain
 from tff_agnostic.errors import UserError
 from tff_agnostic.settings import setting
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.lambda_updates import (
+from tff_agnostic.computations.minimax.lambda_updates import (
     DOMAIN_WEIGHT_UPDATES,
     SMALLEST_WEIGHT,
     DomainWeightUpdate,

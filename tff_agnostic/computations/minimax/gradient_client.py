@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, update_outputs
-from tff_agnostic.computations.gradient_pass import gradient_pass
 from tff_agnostic.computations.kept_out import ExampleSplit, measured
+from tff_agnostic.computations.minimax.gradient_pass import gradient_pass
 from tff_agnostic.computations.structures import AnyTrainingOutput, TrainingBroadcast
 from tff_agnostic.models.functional import Model
 
