@@ -83,7 +83,11 @@ def adult(folder, adult_files):
     return folder
 
 
-def test_adult_from_files_to_page(call: Caller, cohort_runtime, adult, small_experiments):
+def test_adult_from_files_to_page(
+    call: Caller, cohort_runtime, adult, small_experiments, monkeypatch
+):
+    # As many as this process may use, however many the machine has.
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
     arguments = (*_ADULT, "--output_dir=run", "--page=docs/adult.md")
     outcome = call(reproduce, *arguments)
     assert outcome.status == 0, outcome
@@ -113,6 +117,7 @@ def test_adult_from_files_to_page(call: Caller, cohort_runtime, adult, small_exp
     assert page == (adult / "run" / "page.md").read_text()
     assert f"\n./run reproduce {' '.join(arguments)}\n" in page
     assert "`rounds` is 2; the task's default is " in page
+    assert " on 3 processor cores." in page
     row = next(line for line in page.splitlines() if line.startswith("| L doctorate"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[2::2] == ["53.35 (0.91)", "73.58 (0.48)", "53.12 (0.89)", "53.12 (0.89)"]
