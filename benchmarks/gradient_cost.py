@@ -70,7 +70,7 @@ def main() -> None:
             medians = np.median(found["per_domain"]) / np.median(found["weighted"])
             low, high = np.percentile(ratios, [25, 75])
             rows.append([num_domains, f"{medians:.2f}", f"{low:.2f} to {high:.2f}"])
-    headers = ["domains", "per-domain / weighted, medians", "half of the pairs of rounds"]
+    headers = ["domains", "per-domain / weighted, medians", "middle half of the pairs of rounds"]
     print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
 
 

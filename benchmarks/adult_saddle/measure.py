@@ -49,22 +49,22 @@ class Run(NamedTuple):
 
 
 _DECAYING = {
-    "server_learning_rate": 1.0,
-    "domain_learning_rate": 0.3,
+    "server_learning_rate": 3.0,
+    "domain_learning_rate": 1.0,
     "step_decay": "inverse_sqrt",
 }
 RUNS = (
     Run(
         "all rows, constant steps",
-        4096,
+        2048,
         64,
         64,
         {"server_learning_rate": 1.0, "domain_learning_rate": 0.1},
     ),
-    Run("1 row in 100, per-domain gradient, steps / sqrt(t)", 16384, 1000, 10, _DECAYING),
+    Run("1 row in 100, per-domain gradient, steps / sqrt(t)", 8192, 1000, 10, _DECAYING),
     Run(
         "1 row in 100, weighted gradient, steps / sqrt(t)",
-        16384,
+        8192,
         1000,
         10,
         {**_DECAYING, "weights_gradient": "weighted"},
