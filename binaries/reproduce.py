@@ -175,7 +175,7 @@ def report(
         scale=flags.FLAGS.scale,
         seconds=seconds,
         date=datetime.date.today(),
-        cores=os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0)),
     )
     paper = {
         arm: resolve(experiment.task, dict(row.settings), experiment.task_options)

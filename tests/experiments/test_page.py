@@ -114,6 +114,7 @@ def test_the_page_says_how_the_numbers_came_about(comparison):
     assert "\n./run reproduce --experiment=toys\n" in page
     assert "2 trials with seeds of their own; 2024-05-17; " in page
     assert "took 13 minutes on 4 processor cores." in page
+    assert "took 13 minutes on 1 processor core." in _page(comparison, cores=1)
     assert "\n- train: 3 clients.\n" in page
     assert "Paper: Nobody 2020, table 7." in page
     assert "](images/toys.png)" in page

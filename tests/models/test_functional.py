@@ -31,6 +31,15 @@ def test_the_regularizer_is_part_of_every_examples_loss():
     np.testing.assert_array_equal(losses, [22, 26])
 
 
+def test_logistic_regression_with_a_ridge_pays_for_all_weights():
+    model = logistic_regression(2, 2, ridge=0.5)
+    weights = ModelWeights([np.ones([2, 2], np.float32), np.array([1.0, -1.0], np.float32)], [])
+    client = make_client([[0.5, 0.5]], [0], y=[0])
+    losses, _ = model.example_losses(weights, client, False, _SEED)
+    plain, _ = logistic_regression(2, 2).example_losses(weights, client, False, _SEED)
+    np.testing.assert_allclose(losses, plain + 0.5 / 2 * 6, rtol=1e-6)
+
+
 def test_client_data_spec_has_the_columns_in_the_order_of_tff_types():
     spec = logistic_regression(5, 4).client_data_spec()
     assert list(spec) == ["x", "y", "domain_id"]

@@ -37,7 +37,7 @@ class Record:
         scale: What the task's number of rounds was multiplied by.
         seconds: Time that training and evaluation took, all arms and trials together.
         date: The day.
-        cores: Processor cores of the machine.
+        cores: Processor cores that the command could use.
     """
 
     command: str
@@ -68,9 +68,10 @@ def page(
         remarks: The text below `REMARKS_HEADING`, if somebody wrote one.
     """
     minutes = record.seconds / 60
+    cores = f"{record.cores} processor core{'' if record.cores == 1 else 's'}"
     facts = [
         f"- {record.trials} trials with seeds of their own; {record.date.isoformat()}; training "
-        f"and evaluation took {minutes:.0f} minutes on {record.cores} processor cores.",
+        f"and evaluation took {minutes:.0f} minutes on {cores}.",
         *(f"- {line}" for line in record.data),
     ]
     if experiment.task_options:

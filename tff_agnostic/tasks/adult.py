@@ -35,6 +35,12 @@ class AdultOptions:
         "Share of the training rows to evaluate on in place of adult.test, while tuning; they are "
         "not trained on.",
     )
+    ridge: float = setting(
+        0.0,
+        "Half of it times the squared norm of the weights, bias and all, is part of the loss; the "
+        "scores of both classes have weights.",
+        at_least=0.0,
+    )
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:
@@ -63,7 +69,7 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
         domain_names=_DOMAIN_NAMES,
         train=_clients(train, train_path, "num_clients", options.num_clients, "train", rng),
         test=_clients(test, test_path, "num_test_clients", options.num_test_clients, "test", rng),
-        model=logistic_regression(num_features, len(_LABELS)),
+        model=logistic_regression(num_features, len(_LABELS), options.ridge),
         test_split=HELDOUT_SPLIT if options.heldout_share else TEST_SPLIT,
     )
 

@@ -1,0 +1,1 @@
+"""Adult's exact saddle, and Stochastic-AFL on the way to it."""

@@ -1,0 +1,128 @@
+"""The exact saddle of logistic regression on two domains, by SciPy: no code of the package.
+
+The binary form, with one weight per feature and a bias b: the score of the class 1 is s = x w + b,
+an example's loss is log(1 + exp(-s)) for the class 1 and log(1 + exp(s)) for the class 0. The game
+is min over (w, b), max over lambda in [0, 1], of
+
+    lambda L_0(w, b) + (1 - lambda) L_1(w, b) + ridge / 2 (||w||^2 + b^2)
+
+with L_k the mean loss of domain k. For a fixed lambda the least w is unique; what is left, as a
+function of lambda, is concave with the slope L_0 - L_1, whose zero is the saddle's lambda.
+
+Softmax of two scores u_0, u_1 is this with w = u_1 - u_0. Of all pairs with that difference
+(-w / 2, w / 2) has the least norm, ||u_0||^2 + ||u_1||^2 = ||w||^2 / 2: a ridge of 2 r on the two
+scores' weights is a ridge of r here.
+"""
+
+from typing import NamedTuple, Optional
+
+import numpy as np
+from scipy import optimize, special
+
+# Of lambda, and of the gradient at a least w.
+_TOLERANCE = 1e-9
+
+
+class Saddle(NamedTuple):
+    """A least w, and what it costs.
+
+    Attributes:
+        lambda_: Weight of domain 0.
+        w: Weights [d + 1], the bias last.
+        losses: L_0 and L_1, without the ridge.
+        value: The objective, with it.
+    """
+
+    lambda_: float
+    w: np.ndarray
+    losses: np.ndarray
+    value: float
+
+
+class TwoDomains:
+    """Logistic regression on two domains, with equal examples put together."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, domain_id: np.ndarray, ridge: float) -> None:
+        """Puts equal rows together.
+
+        Args:
+            x: Features [n, d].
+            y: Classes [n], 0 or 1.
+            domain_id: Domains [n], 0 or 1.
+            ridge: r.
+        """
+        rows = np.column_stack([x, np.ones(len(y)), y, domain_id])
+        unique, counts = np.unique(rows, axis=0, return_counts=True)
+        self._x = unique[:, :-2]
+        # +1 for the class 1, -1 for the class 0
+        self._sign = 2.0 * unique[:, -2] - 1.0
+        domains = np.eye(2)[unique[:, -1].astype(int)]
+        # Column k: what each row counts in the mean of domain k.
+        self._share = counts[:, np.newaxis] * domains / (counts @ domains)
+        self._ridge = ridge
+
+    def losses(self, w: np.ndarray) -> np.ndarray:
+        """Returns L_0 and L_1."""
+        return np.logaddexp(0.0, -self._sign * (self._x @ w)) @ self._share
+
+    def value(self, w: np.ndarray, lambda_: float) -> float:
+        """Returns the objective."""
+        return float(self.losses(w) @ [lambda_, 1 - lambda_] + self._ridge / 2 * w @ w)
+
+    def worst(self, w: np.ndarray) -> float:
+        """Returns the objective's largest value over lambda."""
+        return float(self.losses(w).max() + self._ridge / 2 * w @ w)
+
+    def least(self, lambda_: float, start: Optional[np.ndarray] = None) -> Saddle:
+        """Returns the best w for a fixed lambda.
+
+        Args:
+            lambda_: Weight of domain 0.
+            start: Where to begin; 0 if None.
+        """
+        share = self._share @ [lambda_, 1 - lambda_]
+        of_row = share > 0
+        x, sign, share = self._x[of_row], self._sign[of_row], share[of_row]
+
+        def value(w: np.ndarray) -> float:
+            return float(np.logaddexp(0.0, -sign * (x @ w)) @ share + self._ridge / 2 * w @ w)
+
+        def gradient(w: np.ndarray) -> np.ndarray:
+            return -x.T @ (share * sign * special.expit(-sign * (x @ w))) + self._ridge * w
+
+        def hessian(w: np.ndarray) -> np.ndarray:
+            p = special.expit(x @ w)
+            return (x.T * (share * p * (1 - p))) @ x + self._ridge * np.eye(len(w))
+
+        zeros = np.zeros(x.shape[1])
+        found = optimize.minimize(
+            value,
+            zeros if start is None else start,
+            method="trust-exact",
+            jac=gradient,
+            hess=hessian,
+            options={"gtol": _TOLERANCE},
+        )
+        return Saddle(lambda_, found.x, self.losses(found.x), float(found.fun))
+
+    def saddle(self) -> Saddle:
+        """Returns the saddle; the domains' losses cross between lambda = 0 and 1."""
+        at = self.least(0.5)
+
+        def slope(lambda_: float) -> float:
+            nonlocal at
+            at = self.least(lambda_, at.w)
+            return float(at.losses[0] - at.losses[1])
+
+        lambda_ = optimize.brentq(slope, 0.0, 1.0, xtol=_TOLERANCE)
+        return self.least(lambda_, at.w)
+
+    def gap(self, w: np.ndarray, lambda_: float) -> float:
+        """Returns max over lambda at w less min over w at lambda: 0 at the saddle only."""
+        return self.worst(w) - self.least(lambda_, w).value
+
+
+def accuracies(w: np.ndarray, x: np.ndarray, y: np.ndarray, domain_id: np.ndarray) -> np.ndarray:
+    """Returns the shares of all, of domain 0 and of domain 1 that w puts into the right class."""
+    is_right = (np.column_stack([x, np.ones(len(y))]) @ w > 0) == (y == 1)
+    return np.array([is_right.mean(), *(is_right[domain_id == k].mean() for k in (0, 1))])

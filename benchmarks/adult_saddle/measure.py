@@ -1,0 +1,170 @@
+"""Adult's exact saddle, and how Stochastic-AFL comes near to it.
+
+    .venv/bin/python -m benchmarks.adult_saddle.measure DATA_DIR IMAGE
+
+Prints what the exact solver finds, and the duality gap of the package's algorithm after 1, 2, 4 ...
+rounds; draws the latter. See README.md beside this file.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.adult_saddle.exact import TwoDomains, accuracies
+from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.algorithms import Problem
+from tff_agnostic.algorithms.stochastic_afl import (
+    StochasticAflOptions,
+    stochastic_afl,
+)
+from tff_agnostic.computations.exchange import Algorithm
+from tff_agnostic.data.partition import even_partition
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.program.reporting.plots import save
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.tasks.adult import Table, read_adult
+
+RIDGE = 1e-4
+
+
+class Run(NamedTuple):
+    """A run whose gap is measured.
+
+    Attributes:
+        label: In the figure.
+        rounds: How many.
+        num_clients: Clients that the rows are dealt to.
+        cohort: Clients of a round, drawn uniformly.
+        settings: Of `StochasticAflOptions`.
+    """
+
+    label: str
+    rounds: int
+    num_clients: int
+    cohort: int
+    settings: dict[str, Any]
+
+
+_DECAYING = {
+    "server_learning_rate": 3.0,
+    "domain_learning_rate": 1.0,
+    "step_decay": "inverse_sqrt",
+}
+RUNS = (
+    Run(
+        "all rows, constant steps",
+        2048,
+        64,
+        64,
+        {"server_learning_rate": 1.0, "domain_learning_rate": 0.1},
+    ),
+    Run("1 row in 100, per-domain gradient, steps / sqrt(t)", 8192, 1000, 10, _DECAYING),
+    Run(
+        "1 row in 100, weighted gradient, steps / sqrt(t)",
+        8192,
+        1000,
+        10,
+        {**_DECAYING, "weights_gradient": "weighted"},
+    ),
+)
+
+
+def binary(weights: list[np.ndarray]) -> np.ndarray:
+    """Returns the binary form of a softmax of two scores: the differences, the bias last."""
+    kernel, bias = (np.asarray(w, np.float64) for w in weights)
+    return np.append(kernel[:, 1] - kernel[:, 0], bias[1] - bias[0])
+
+
+def dealt(table: Table, num_clients: int) -> list[dict[str, np.ndarray]]:
+    """Returns clients that the rows are dealt to at random."""
+    x, y, domain_id = table
+    parts = even_partition(len(y), num_clients, np.random.default_rng(0))
+    return [{"x": x[rows], "y": y[rows], "domain_id": domain_id[rows]} for rows in parts]
+
+
+def build(table: Table, share: float, **settings: Any) -> Algorithm:
+    """Returns Stochastic-AFL for Adult with the ridge, from lambda = (1/2, 1/2).
+
+    Args:
+        table: The training rows.
+        share: How many of them a round is expected to have.
+        **settings: Of `StochasticAflOptions`.
+    """
+    counts = tuple(share * np.bincount(table[2]).astype(float))
+    # The two scores have weights each, half as large: exact.py.
+    model = logistic_regression(table[0].shape[1], 2, 2 * RIDGE)
+    options = StochasticAflOptions(initial_domain_weights=(0.5, 0.5), **settings)
+    return stochastic_afl(Problem(model, ("doctorate", "non-doctorate"), 0, counts), options)
+
+
+def gaps(table: Table, game: TwoDomains, run: Run, runtime: CohortRuntime) -> dict[int, float]:
+    """Returns the duality gap of the mean iterates after 1, 2, 4 ... rounds."""
+    clients = dealt(table, run.num_clients)
+    draw = np.random.default_rng(1)
+    algorithm = build(table, run.cohort / run.num_clients, **run.settings)
+    training = runtime.training(algorithm, PlainSum())
+    state = training.initialize()
+    found: dict[int, float] = {}
+    for t in range(1, run.rounds + 1):
+        cohort = draw.choice(run.num_clients, run.cohort, replace=False)
+        state, _ = training.next(state, [clients[k] for k in sorted(cohort)])
+        if t & (t - 1) == 0:
+            of_round = state.algorithm
+            w, lambda_ = binary(of_round.mean_weights), float(of_round.mean_lambda[0])
+            found[t] = game.gap(w, lambda_)
+            losses = game.losses(w)
+            print(f"| {t} | {found[t]:.5f} | {losses[0]:.4f}, {losses[1]:.4f} | {lambda_:.3f} |")
+    return found
+
+
+def figure(found: dict[str, dict[int, float]]) -> Figure:
+    """Returns the gaps over the rounds, both axes logarithmic."""
+    result = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = result.subplots()
+    for i, (label, gap) in enumerate(found.items()):
+        axes.loglog(list(gap), list(gap.values()), "o-", ms=3, color=f"C{i}", label=label)
+    rounds = np.array([1.0, max(max(gap) for gap in found.values())])
+    axes.loglog(rounds, rounds**-0.5, "k--", label="1 / sqrt(T)")
+    axes.set(xlabel="rounds T", ylabel="duality gap of the mean iterates")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return result
+
+
+def _print_exact(game: TwoDomains, table: Table, test: Table) -> None:
+    share = float(np.mean(table[2] == 0))
+    rows = [("non-doctorate only", 0.0), ("training mixture", share), ("half", 0.5)]
+    rows.append(("doctorate only", 1.0))
+    found = [(name, game.least(lambda_)) for name, lambda_ in rows]
+    saddle = game.saddle()
+    found.append(("saddle", saddle))
+    print("| lambda | | L doctorate | L non | objective | test: all | doctorate | non |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, at in found:
+        numbers = " | ".join(f"{100 * a:.2f}" for a in accuracies(at.w, *test))
+        print(
+            f"| {name} | {at.lambda_:.4f} | {at.losses[0]:.4f} | {at.losses[1]:.4f} "
+            f"| {at.value:.5f} | {numbers} |"
+        )
+    print(f"\ngap at the saddle: {game.gap(saddle.w, saddle.lambda_):.1e}")
+
+
+def main(data_dir: str, image: str) -> None:
+    """Prints the tables and writes the figure."""
+    table, test = (read_adult(Path(data_dir) / name) for name in ("adult.data", "adult.test"))
+    game = TwoDomains(*table, RIDGE)
+    _print_exact(game, table, test)
+    found = {}
+    with CohortRuntime() as runtime:
+        for run in RUNS:
+            print(f"\n{run.label}\n\n| T | gap | losses at w_A | lambda_A of doctorates |")
+            print("|---|---|---|---|")
+            found[run.label] = gaps(table, game, run, runtime)
+    save(figure(found), Path(image))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

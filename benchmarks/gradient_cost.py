@@ -1,0 +1,78 @@
+"""Times rounds of Stochastic-AFL with the per-domain gradient beside those with the weighted one.
+
+    .venv/bin/python -m benchmarks.gradient_cost
+
+Rounds of both take turns in one process, on the same clients; what counts is their ratio.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.algorithms import Problem
+from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.runtimes.cohort import CohortRuntime
+
+_CLIENTS, _EXAMPLES, _FEATURES, _CLASSES = 100, 200, 60, 10
+_DOMAINS = (2, 10, 100)
+_ROUNDS, _WARM = 60, 5
+_GRADIENTS = ("per_domain", "weighted")
+
+
+def clients(num_domains: int) -> list[dict[str, np.ndarray]]:
+    """Returns random clients, each with examples of any domain."""
+    rng = np.random.default_rng(num_domains)
+    return [
+        {
+            "x": rng.normal(size=[_EXAMPLES, _FEATURES]).astype(np.float32),
+            "y": rng.integers(_CLASSES, size=_EXAMPLES).astype(np.int32),
+            "domain_id": rng.integers(num_domains, size=_EXAMPLES).astype(np.int32),
+        }
+        for _ in range(_CLIENTS)
+    ]
+
+
+def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
+    """Returns how long each round took with each gradient."""
+    cohort = clients(num_domains)
+    names = tuple(map(str, range(num_domains)))
+    counts = (_CLIENTS * _EXAMPLES / num_domains,) * num_domains
+    problem = Problem(logistic_regression(_FEATURES, _CLASSES), names, 0, counts)
+    trainings: dict[str, Any] = {
+        gradient: runtime.training(
+            stochastic_afl(problem, StochasticAflOptions(weights_gradient=gradient)), PlainSum()
+        )
+        for gradient in _GRADIENTS
+    }
+    states = {gradient: training.initialize() for gradient, training in trainings.items()}
+    found: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
+    for k in range(_WARM + _ROUNDS):
+        # Which one is first changes, too.
+        for gradient in _GRADIENTS[:: 1 if k % 2 else -1]:
+            start = time.perf_counter()
+            states[gradient], _ = trainings[gradient].next(states[gradient], cohort)
+            if k >= _WARM:
+                found[gradient].append(time.perf_counter() - start)
+    return {gradient: np.array(times) for gradient, times in found.items()}
+
+
+def main() -> None:
+    """Prints the ratio of the medians, and the quartiles of the ratio of rounds side by side."""
+    rows = []
+    with CohortRuntime() as runtime:
+        for num_domains in _DOMAINS:
+            found = seconds(num_domains, runtime)
+            ratios = found["per_domain"] / found["weighted"]
+            medians = np.median(found["per_domain"]) / np.median(found["weighted"])
+            low, high = np.percentile(ratios, [25, 75])
+            rows.append([num_domains, f"{medians:.2f}", f"{low:.2f} to {high:.2f}"])
+    headers = ["domains", "per-domain / weighted, medians", "middle half of the pairs of rounds"]
+    print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
