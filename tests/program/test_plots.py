@@ -94,6 +94,16 @@ def test_factors_stand_on_a_log_axis(tmp_path, unit, scale):
     save(figure, tmp_path / "figure.png")
 
 
+def test_factors_of_one_decade_stand_on_an_axis_with_plain_numbers(tmp_path):
+    quantity = Quantity("x", "x", unit=Unit.FACTOR)
+    values = {"round": np.arange(3.0), "x": np.array([60.0, 57.0, 56.5])}
+    figure = figure_of(quantity, [Column(quantity)], values)
+    save(figure, tmp_path / "figure.png")
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels(which="both")]
+    low, high = figure.axes[0].get_ylim()
+    assert sum(low <= float(label) <= high for label in labels if label) > 2
+
+
 @pytest.mark.parametrize("count", [1, 10, 11, 50])
 def test_domains_have_colours_of_their_own(count):
     assert len({tuple(color) for color in domain_colors(count)}) == count

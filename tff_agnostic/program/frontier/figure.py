@@ -12,7 +12,6 @@ from tff_agnostic.program.frontier.frontier import Frontier
 from tff_agnostic.program.frontier.mixtures import Mixture
 from tff_agnostic.program.reporting.cells import shown, with_percent
 from tff_agnostic.program.reporting.plots import plain_text, plot_known, scale_axis
-from tff_agnostic.quantities import Unit
 
 # More panels than these are too small to read: those of the domains that are worst off are drawn.
 _MAX_PANELS = 12
@@ -66,9 +65,7 @@ def _plane(frontier: Frontier) -> Figure:
     mark(frontier.training_mixture.name, "training mixture", _TRAINING, "s", 45)
     for i, row in enumerate(frontier.algorithms):
         mark(row, frontier.comparison.label(row), f"C{i}", _MARKERS[i % len(_MARKERS)], 60)
-    if frontier.measure.unit is Unit.FACTOR:
-        axes.set_xscale("log")
-    scale_axis(axes, frontier.measure.unit)
+    scale_axis(axes, frontier.measure.unit, both=True)
     low = max(axes.get_xlim()[0], axes.get_ylim()[0])
     high = min(axes.get_xlim()[1], axes.get_ylim()[1])
     if low < high:

@@ -11,6 +11,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from tff_agnostic.files import atomic_file, make_folder
 from tff_agnostic.program.reporting.columns import ROUND, Column
@@ -84,10 +85,16 @@ def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     axes.plot(x[known], y[known], **style)
 
 
-def scale_axis(axes: Axes, unit: Unit) -> None:
-    """Makes the vertical axis logarithmic for what falls by powers of ten."""
-    if unit is Unit.FACTOR:
-        axes.set_yscale("log")
+def scale_axis(axes: Axes, unit: Unit, both: bool = False) -> None:
+    """Makes the vertical axis, or both, logarithmic for what falls by powers of ten."""
+    if unit is not Unit.FACTOR:
+        return
+    for name in ("x", "y") if both else ("y",):
+        axes.set(**{f"{name}scale": "log"})
+        # "57.5": between two powers of ten matplotlib itself has 5.75 times one of them.
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter())
 
 
 def plain_text(name: str) -> str:
