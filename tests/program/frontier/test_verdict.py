@@ -99,6 +99,19 @@ def test_an_algorithm_may_be_better_than_the_grid(means, outcome):
     )
 
 
+def test_an_algorithm_above_the_grid_says_that_the_grid_may_be_too_coarse():
+    beyond = "No mixture of this grid helps, but AgnosticFedAvg is better than all of them, and a "
+    verdict = _judge([0.7, 0.6], fed_avg=0.65, agnostic=0.8)
+    assert _said(verdict).startswith(f"{beyond}finer grid (--grid_points) may have one that does: ")
+    both = _said(_judge([0.7, 0.6], fed_avg=0.75, agnostic=0.8))
+    assert "helps, but FedAvg and AgnosticFedAvg are better than all of them" in both
+    # By less than its own noise it is not; and where a mixture helps, the grid is fine enough.
+    noisy = judge(np.array([_around(0.7, 0.01)]), 0, {"fed_avg": _around(0.75, 0.2)}, True)
+    said = sentence(noisy, "", 1, {"fed_avg": "FedAvg"}, MEASURES["accuracy"], "test")
+    assert said.startswith("No mixture helps: ")
+    assert "of this grid" not in _said(_judge([0.6, 0.7], fed_avg=0.65, agnostic=0.8))
+
+
 def test_of_losses_the_lowest_is_best():
     verdict = _judge([1.0, 0.7, 1.2], fed_avg=1.0, agnostic=0.71, higher_is_better=False)
     assert (verdict.outcome, verdict.best) == (Outcome.FOUND, 1)

@@ -66,7 +66,20 @@ def _answer(verdict: Verdict, algorithms: Mapping[str, str]) -> str:
     if verdict.outcome is Outcome.MISSED:
         return "A mixture helps, and it was missed"
     beyond = "" if verdict.gain == 0 else " by more than the standard deviation over the seeds"
+    better = [algorithms[name] for name in verdict.ends if _is_above(verdict, name)]
+    if better:
+        # What lambda led to is a mixture's doing, too: one between those of the grid, maybe.
+        be = "is" if len(better) == 1 else "are"
+        return (
+            f"No mixture of this grid helps{beyond}, but {_list(better)} {be} better than all of "
+            "them, and a finer grid (--grid_points) may have one that does"
+        )
     return f"No mixture helps{beyond}"
+
+
+def _is_above(verdict: Verdict, name: str) -> bool:
+    """Whether an algorithm is better than the best mixture by more than the noise of either."""
+    return verdict.gaps[name] < -max(verdict.best_end.noise, verdict.ends[name].noise)
 
 
 def _ended(verdict: Verdict, name: str, label: str, unit: Unit) -> str:
