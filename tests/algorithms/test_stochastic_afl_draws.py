@@ -176,7 +176,7 @@ def test_the_variances_of_both_gradients_are_those_of_the_paper(cohort_runtime):
         )
         training = cohort_runtime.training(algorithm, PlainSum())
         state, gradients = training.initialize(), []
-        for _ in range(800):
+        for _ in range(500):
             before = state.algorithm.weights.trainable
             state, _ = training.next(state, clients)
             steps = zip(before, state.algorithm.weights.trainable)
@@ -184,5 +184,5 @@ def test_the_variances_of_both_gradients_are_those_of_the_paper(cohort_runtime):
         found = np.asarray(gradients, np.float64)
         np.testing.assert_allclose(found.mean(axis=0), lambda_ @ means, atol=0.15)
         assert np.square(found - lambda_ @ means).sum(axis=1).mean() == pytest.approx(
-            variance, rel=0.15
+            variance, rel=0.18
         )

@@ -1,5 +1,6 @@
 """What tests of exports share."""
 
+import inspect
 from pathlib import Path
 from typing import Any, Callable
 
@@ -15,7 +16,9 @@ def exported(tff_runtime, tmp_path_factory) -> Callable[..., Path]:
     made: dict[Any, Path] = {}
 
     def make(profile: str, **how: Any) -> Path:
-        key = (profile, *sorted(how.items()))
+        asked = inspect.signature(make_request).bind(profile, **how)
+        asked.apply_defaults()
+        key = (*asked.args, *sorted(asked.kwargs.items()))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("exports") / profile
             export(made[key], make_request(profile, **how), tff_runtime)

@@ -14,11 +14,11 @@ from tff_agnostic.deployment.conformance import synthetic_clients
 from tff_agnostic.deployment.naming import SERVER, leaves
 from tff_agnostic.deployment.plan_export import export
 
-_ROUNDS = 20
+_ROUNDS = 6
 
 
 @pytest.mark.parametrize(("kind", "profile"), [("logistic", "secure"), ("lstm", "daf")])
-def test_twenty_rounds_and_twenty_are_forty(tff_runtime, tmp_path, monkeypatch, kind, profile):
+def test_six_rounds_and_six_are_twelve(tff_runtime, tmp_path, monkeypatch, kind, profile):
     """Bit for bit, with the same clients, in the runtime's TensorFlow."""
     request = make_request(profile, kind=kind, server_optimizer="adam")
     algorithm = request.algorithm

@@ -164,7 +164,7 @@ def test_it_is_evaluated_as_it_was(call, tmp_path, name):
     [
         ("digits_tff_secure", "secure"),
         ("digits_fed_avg_secure", "daf"),
-        ("texts", "secure"),
+        ("texts", "daf"),
     ],
 )
 def test_its_deployment_goes_on_where_it_ended(call, tmp_path, name, profile):

@@ -41,7 +41,7 @@ def test_it_ends_on_an_exception():
     assert not is_running(pid)
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+_SIGNALS = (signal.SIGKILL, signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
