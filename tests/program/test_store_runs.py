@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from binaries import evaluate, train
+from binaries import compare, evaluate, train
 from tests.binaries.harness import Caller
 from tests.data.stores import image, sentence, write_store
 from tff_agnostic.program.interrupts import StopRequest
@@ -98,6 +98,23 @@ def _run(runtime: Any, folder: Path, **settings: Any) -> dict[str, np.ndarray]:
     run = TrainingRun(spec, RunFolder(folder / "run"), runtime, resume=False)
     run.run(StopRequest(), show_progress=False)
     return read_history(folder / "run" / "metrics.csv")
+
+
+def test_a_comparison_builds_a_users_model_once_a_seed_and_trains_as_one_run_does(
+    call, trained, monkeypatch
+):
+    monkeypatch.chdir(trained)
+    log = "    open('built', 'a').write('.')\n    x = tf.keras.Input"
+    Path("logged.py").write_text(_MODEL.replace("    x = tf.keras.Input", log))
+    flags = [flag for flag in _TEXTS if not flag.startswith("--model=")] + ["--model=logged.py"]
+    arms = "--arms=fed_avg;agnostic_fed_avg;slow=agnostic_fed_avg:domain_learning_rate=0.001"
+    outcome = call(compare, *flags, arms, "--trials=2", "--output_dir=compared")
+    assert outcome.status == 0, outcome
+    assert Path("built").read_text() == ".."
+    alone = ["--algorithm=agnostic_fed_avg", "--seed=1", "--output_dir=alone"]
+    assert call(train, *flags, *alone).status == 0
+    expected = Path("alone", "metrics.csv").read_bytes()
+    assert Path("compared", "agnostic_fed_avg", "trial_01", "metrics.csv").read_bytes() == expected
 
 
 def test_another_model_file_is_refused(call, trained, monkeypatch):

@@ -17,6 +17,7 @@ from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.program.comparison_folder import check_folder, claim, trial_folder
 from tff_agnostic.program.data_remarks import data_remarks, share_kept_out
 from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.loaded_tasks import LoadedTasks
 from tff_agnostic.program.reporting.evaluation_report import domains_below
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_folder import RunFolder
@@ -138,6 +139,7 @@ def run_trials(
     trials: dict[str, Trials] = {}
     said: set[str] = set()
     has_run = False
+    load_task = LoadedTasks()
     comparison = Comparison((), {}, trials, labels or {})
     with tqdm(total=sum(map(len, specs.values())), disable=None, unit="trial") as bar:
         for row, row_specs in specs.items():
@@ -146,7 +148,7 @@ def run_trials(
                 bar.set_postfix_str(f"{row}, trial {k + 1}")
                 started = time.monotonic()
                 run_folder = trial_folder(folder, row, k)
-                run = TrainingRun(spec, run_folder, runtime, resume)
+                run = TrainingRun(spec, run_folder, runtime, resume, load_task)
                 # Now that a run can be made: what is refused leaves nothing behind.
                 claim(folder, specs)
                 if k == 0:

@@ -1,7 +1,7 @@
 """The training loop: rounds, evaluations, checkpoints, and what a run leaves behind."""
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class TrainingRun:
         folder: Where its files are; see `RunFolder`.
         runtime: Executes the rounds; entered by the caller.
         resume: Go on with the run in `folder`, if there is one.
+        load_task: Returns the task of a run.
 
     Attributes:
         spec: The run as it goes on in the folder; see `RunFolder.adopted`.
@@ -59,14 +60,21 @@ class TrainingRun:
         security: What reaches the server, where secure sums were asked for.
     """
 
-    def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, resume: bool) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: RunFolder,
+        runtime: Runtime,
+        resume: bool,
+        load_task: Callable[[RunSpec], Task] = RunSpec.load_task,
+    ) -> None:
         # Before the rest, which takes a while.
         folder.check(spec, resume)
         self.spec = spec = folder.adopted(spec)
         self._folder = folder
         self._resume = resume
         config = spec.config
-        self.task: Task = spec.load_task()
+        self.task = load_task(spec)
         check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
         check_readable(self.task.test, MAX_READS)
         self._algorithm = build_algorithm(spec, self.task)

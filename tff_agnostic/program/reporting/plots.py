@@ -86,10 +86,15 @@ def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
 
 
 def scale_axis(axes: Axes, unit: Unit, both: bool = False) -> None:
-    """Makes the vertical axis, or both, logarithmic for what falls by powers of ten."""
+    """Makes the vertical axis, or both, logarithmic for what falls by powers of ten.
+
+    To be called when everything is drawn: an axis without a positive value stays as it is.
+    """
     if unit is not Unit.FACTOR:
         return
     for name in ("x", "y") if both else ("y",):
+        if not np.isfinite(getattr(axes.dataLim, f"minpos{name}")):
+            continue
         axes.set(**{f"{name}scale": "log"})
         # "57.5": between two powers of ten matplotlib itself has 5.75 times one of them.
         axis = axes.xaxis if name == "x" else axes.yaxis
