@@ -1,0 +1,222 @@
+"""Delta-FL (Laguel et al., "A Superquantile Approach to Federated Learning", 2021), in float64.
+
+The objective is the largest sum_k pi_k F_k(w) over mixtures pi of clients with pi_k <= alpha_k /
+theta, which is the mean of the worst theta of the weight: the (1 - theta)-superquantile of the
+losses. In a round only clients train whose loss reaches the (1 - theta)-quantile, eta.
+
+There are two ways to treat those at eta. "paper" lets them train in full, so that more than theta
+of the weight may train; "exact" lets them train with the share that is left of theta, as the
+maximising pi does. And three ways to know eta: from the round's own losses (the paper's), from
+those of the round before, or tracked by steps; the first two compare losses by bins of a grid.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tests.algorithms.references.local_sgd import LocalSgd, average, train
+from tests.algorithms.references.softmax import (
+    Client,
+    Model,
+    Weights,
+    mean_loss,
+    size,
+    with_finite_loss,
+)
+
+# The grid's centres are 10^-6 r^j for j = 0..512, with r = 10^(12/512): 10^6 is the last one.
+CENTERS = 513
+_DECADES = (-6.0, 6.0)
+
+# 1 - theta and sums of weights round; shares of the whole weight that differ by less are equal.
+_ROUNDING = 1e-12
+
+
+class Cut(NamedTuple):
+    """Where training starts: a loss (or its bin), and with what share those at it train."""
+
+    at: float
+    share: float
+
+
+class Survey(NamedTuple):
+    """The clients with examples and a finite loss, their F_k(w^t) and their alpha_k."""
+
+    clients: list[Client]
+    loss: np.ndarray
+    alpha: np.ndarray
+
+
+def quantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
+    """eta: the smallest of the losses v with sum_{F_k <= v} alpha_k >= (1 - theta) sum_k alpha_k.
+
+    Losses of weight 0 are no candidates.
+    """
+    if not 0 < theta <= 1:
+        raise ValueError(f"theta is in (0, 1], not {theta}")
+    loss, alpha = _normalised(losses, alphas)
+    values = np.unique(loss[alpha > 0])
+    reached = [alpha[loss <= v].sum() >= 1 - theta - _ROUNDING for v in values]
+    return float(values[np.argmax(reached)])
+
+
+def cut(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> Cut:
+    """eta, and the share in [0, 1] of their weight with which clients at eta train."""
+    if boundary not in ("paper", "exact"):
+        raise ValueError(f"boundary is 'paper' or 'exact', not {boundary!r}")
+    eta = quantile(losses, alphas, theta)
+    if boundary == "paper":
+        return Cut(eta, 1.0)
+    loss, alpha = _normalised(losses, alphas)
+    left = theta - alpha[loss > eta].sum()
+    return Cut(eta, float(min(left / alpha[loss == eta].sum(), 1.0)) if left > _ROUNDING else 0.0)
+
+
+def shares_above(losses: ArrayLike, c: Cut) -> np.ndarray:
+    """1 above the cut, 0 below it, and the cut's share at it."""
+    loss = np.asarray(losses, np.float64)
+    return np.where(loss > c.at, 1.0, np.where(loss == c.at, c.share, 0.0))
+
+
+def shares(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> np.ndarray:
+    """For each client the share in [0, 1] of its weight that trains.
+
+    With "exact", sum_k share_k alpha_k = theta sum_k alpha_k; equal losses have equal shares.
+    """
+    return shares_above(losses, cut(losses, alphas, theta, boundary))
+
+
+def superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
+    """min over eta of eta + (1/theta) sum_k alpha_k max(F_k - eta, 0), which the quantile meets."""
+    loss, alpha = _normalised(losses, alphas)
+    eta = quantile(losses, alphas, theta)
+    return float(eta + alpha @ np.maximum(loss - eta, 0.0) / theta)
+
+
+def filtered_mean(losses: ArrayLike, alphas: ArrayLike, shares: ArrayLike) -> float:
+    """The mean loss of what trains: sum_k share_k alpha_k F_k / sum_k share_k alpha_k."""
+    weights = np.asarray(shares, np.float64) * np.asarray(alphas, np.float64)
+    return float(weights @ np.asarray(losses, np.float64) / weights.sum())
+
+
+def cvar_lambda(
+    domain_losses: ArrayLike, shares_of_examples: ArrayLike, theta: float
+) -> np.ndarray:
+    """The maximising pi with domains in the place of clients; it sums to 1.
+
+    alpha_i / theta above the cut, 0 below, and what is left at the cut, by alpha_i.
+    """
+    _, alpha = _normalised(domain_losses, shares_of_examples)
+    return alpha * shares(domain_losses, shares_of_examples, theta, "exact") / theta
+
+
+def nearest_center(losses: ArrayLike) -> np.ndarray:
+    """The index of the centre nearest to each loss in the logarithm; those outside join the ends.
+
+    Losses of 0 and below join the first one.
+    """
+    low, high = _DECADES
+    decades = np.log10(np.clip(np.asarray(losses, np.float64), 10.0**low, 10.0**high))
+    return np.rint((decades - low) / (high - low) * (CENTERS - 1)).astype(int)
+
+
+def survey_round(
+    model: Model,
+    w_t: Weights,
+    clients: Sequence[Client],
+    theta: float,
+    sgd: LocalSgd,
+    weighting: str = "examples",
+    boundary: str = "paper",
+) -> Weights:
+    """One round of Algorithm 2: the losses are asked for first, and their quantile is the cut.
+
+    Clients whose losses share a bin are ties. A client without examples, or whose loss is not
+    finite, is dropped; one whose loss is finite but whose w_k is not counts in the quantile, which
+    is known by then, and not in the average. Where nobody is left, w^t.
+    """
+    survey = _survey(model, w_t, clients, weighting)
+    if not survey.clients:
+        return list(w_t)
+    share = shares(nearest_center(survey.loss), survey.alpha, theta, boundary)
+    return _train_shares(model, w_t, survey, share, sgd)
+
+
+def lagged_round(
+    model: Model,
+    w_t: Weights,
+    c: Optional[Cut],
+    clients: Sequence[Client],
+    theta: float,
+    sgd: LocalSgd,
+    weighting: str = "examples",
+    boundary: str = "paper",
+) -> tuple[Weights, Optional[Cut]]:
+    """One round with the cut of the round before, and the cut of this round's losses at w^t.
+
+    Cuts are at bins. Without one, in the first round, everyone trains in full. A round without any
+    finite loss keeps the cut.
+    """
+    survey = _survey(model, w_t, clients, weighting)
+    if not survey.clients:
+        return list(w_t), c
+    bins = nearest_center(survey.loss)
+    share = np.ones(len(bins)) if c is None else shares_above(bins, c)
+    w = _train_shares(model, w_t, survey, share, sgd)
+    return w, cut(bins, survey.alpha, theta, boundary)
+
+
+def tracked_round(
+    model: Model,
+    w_t: Weights,
+    eta: Optional[float],
+    clients: Sequence[Client],
+    theta: float,
+    sgd: LocalSgd,
+    weighting: str = "examples",
+    rate: float = 0.2,
+) -> tuple[Weights, Optional[float]]:
+    """One round of the clients with F_k >= eta, and eta exp(-rate (below - (1 - theta))).
+
+    below is the share of the weight whose loss is below eta. Without an eta, in the first round,
+    everyone trains, and the next one is a tenth of the mean loss: low, since eta grows faster than
+    it falls. A round without any finite loss keeps eta.
+    """
+    survey = _survey(model, w_t, clients, weighting)
+    if not survey.clients:
+        return list(w_t), eta
+    loss, alpha = _normalised(survey.loss, survey.alpha)
+    if eta is None:
+        return _train_shares(model, w_t, survey, np.ones(len(loss)), sgd), float(alpha @ loss) / 10
+    w = _train_shares(model, w_t, survey, np.where(loss >= eta, 1.0, 0.0), sgd)
+    return w, float(eta * np.exp(-rate * (alpha[loss < eta].sum() - (1 - theta))))
+
+
+def _normalised(losses: ArrayLike, alphas: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """The losses, and the weights divided by their sum."""
+    alpha = np.asarray(alphas, np.float64)
+    return np.asarray(losses, np.float64), alpha / alpha.sum()
+
+
+def _survey(model: Model, w_t: Weights, clients: Sequence[Client], weighting: str) -> Survey:
+    if weighting not in ("examples", "equal"):
+        raise ValueError(f"weighting is 'examples' or 'equal', not {weighting!r}")
+    kept = with_finite_loss(model, w_t, clients)
+    loss = [mean_loss(model, w_t, client) for client in kept]
+    alpha = [size(client) if weighting == "examples" else 1 for client in kept]
+    return Survey(kept, np.array(loss, np.float64), np.array(alpha, np.float64))
+
+
+def _train_shares(
+    model: Model, w_t: Weights, survey: Survey, share: np.ndarray, sgd: LocalSgd
+) -> Weights:
+    """w^t + sum_k s_k alpha_k (w_k - w^t) / sum_k s_k alpha_k with the shares s_k."""
+    return average(
+        w_t,
+        (
+            (share_k * alpha_k, train(model, w_t, client, sgd))
+            for client, share_k, alpha_k in zip(survey.clients, share, survey.alpha)
+        ),
+    )

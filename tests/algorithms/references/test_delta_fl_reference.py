@@ -1,0 +1,368 @@
+"""The reference of Delta-FL against values by hand, a linear program, and identities."""
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from tests.algorithms.references.delta_fl import (
+    CENTERS,
+    Cut,
+    cut,
+    cvar_lambda,
+    filtered_mean,
+    lagged_round,
+    nearest_center,
+    quantile,
+    shares,
+    superquantile,
+    survey_round,
+    tracked_round,
+)
+from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round, train
+from tests.algorithms.references.softmax import SOFTMAX, Model, mean_loss
+
+_SGD = LocalSgd(0.1)
+_BOUNDARIES = ["paper", "exact"]
+_WEIGHTINGS = ["examples", "equal"]
+
+# One weight w; an example's loss is (a/2) w^2, where a is its only feature: at w = 1 a client's
+# loss is a/2, and one step of _SGD leaves 1 - a/10.
+_QUADRATIC = Model(
+    losses=lambda w, x, y: x[:, 0] / 2 * w[0] ** 2,
+    summed_gradient=lambda w, x, y: [x[:, 0].sum() * w[0]],
+)
+
+
+def _quadratic_client(*a):
+    return {"x": np.array(a, np.float32)[:, None], "y": np.zeros(len(a), np.int32)}
+
+
+def _with_losses(losses, sizes):
+    return [_quadratic_client(*[2.0 * F] * n) for F, n in zip(losses, sizes)]
+
+
+def _softmax_client(seed, n):
+    rng = np.random.default_rng(seed)
+    return {"x": rng.normal(size=(n, 4)).astype(np.float32), "y": rng.integers(3, size=n)}
+
+
+def _random_losses(seed):
+    """Of three to nine clients; half of the draws have many ties."""
+    rng = np.random.default_rng(seed)
+    n = rng.integers(3, 10)
+    F = rng.integers(1, 4, n).astype(np.float64) if seed % 2 else rng.exponential(size=n)
+    alpha = rng.integers(1, 40, n) if seed % 3 else np.ones(n)
+    # Levels at which the weight is cut between two clients too.
+    on_the_edge = alpha[rng.permutation(n)[: rng.integers(1, n)]].sum() / alpha.sum()
+    return F, alpha, [rng.uniform(0.01, 1.0), on_the_edge, 1.0]
+
+
+@pytest.fixture
+def clients():
+    return [_softmax_client(1, 9), _softmax_client(2, 4), _softmax_client(3, 14)]
+
+
+@pytest.fixture
+def w():
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=(4, 3)), rng.normal(size=3)]
+
+
+def _assert_close(actual, expected):
+    assert len(actual) == len(expected)
+    for actual_m, expected_m in zip(actual, expected):
+        np.testing.assert_allclose(actual_m, expected_m, rtol=1e-11, atol=1e-13)
+
+
+class TestFilter:
+    @pytest.mark.parametrize(
+        ("alpha", "theta", "eta", "kept", "filtered", "expected"),
+        [
+            ([0.1, 0.2, 0.3, 0.4], 0.8, 2, 0.9, 2.9 / 0.9, 3.375),
+            ([0.1, 0.2, 0.3, 0.4], 0.5, 3, 0.7, 2.5 / 0.7, 3.8),
+            ([0.1, 0.2, 0.3, 0.4], 0.4, 3, 0.7, 2.5 / 0.7, 4.0),
+            ([0.1, 0.2, 0.3, 0.4], 0.1, 4, 0.4, 4.0, 4.0),
+            ([1, 1, 1, 1], 0.8, 1, 1.0, 2.5, 2.875),
+            ([1, 1, 1, 1], 0.5, 2, 0.75, 3.0, 3.5),
+            ([1, 1, 1, 1], 0.3, 3, 0.5, 3.5, 11.5 / 3),
+            ([1, 1, 1, 1], 0.25, 3, 0.5, 3.5, 4.0),
+        ],
+    )
+    def test_by_hand(self, alpha, theta, eta, kept, filtered, expected):
+        F = [1.0, 2.0, 3.0, 4.0]
+        assert quantile(F, alpha, theta) == eta
+        share = shares(F, alpha, theta, "paper")
+        assert share @ np.array(alpha) / np.sum(alpha) == pytest.approx(kept)
+        assert filtered_mean(F, alpha, share) == pytest.approx(filtered)
+        assert superquantile(F, alpha, theta) == pytest.approx(expected)
+        exact = shares(F, alpha, theta, "exact")
+        assert filtered_mean(F, alpha, exact) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(("theta", "kept"), [(0.5, 51), (0.8, 81), (0.1, 11)])
+    @pytest.mark.parametrize("alpha", [1.0, 0.01, 0.3])
+    def test_of_a_hundred_the_paper_keeps_one_more(self, theta, kept, alpha):
+        F = np.random.default_rng(0).permutation(100)
+        assert shares(F, [alpha] * 100, theta, "paper").sum() == kept
+        exact = shares(F, [alpha] * 100, theta, "exact")
+        assert exact.sum() == kept - 1
+        assert set(exact) == {0.0, 1.0}
+
+    def test_levels_that_round(self):
+        # 1 - 0.7 is more than 0.3, and 0.1 + 0.2 is more than that.
+        assert quantile([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4], 0.7) == 2
+        for n in range(1, 60):
+            for k in range(1, n):
+                assert quantile(np.arange(1, n + 1), [1 / n] * n, 1 - k / n) == k
+                assert shares(np.arange(n), [1 / n] * n, k / n, "exact").sum() == k
+
+    # TFF's SciPy is older than its NumPy.
+    @pytest.mark.filterwarnings("ignore:np.find_common_type:DeprecationWarning")
+    @pytest.mark.parametrize("seed", range(60))
+    def test_pi_solves_the_linear_program(self, seed):
+        F, alpha, levels = _random_losses(seed)
+        p = alpha / alpha.sum()
+        for theta in levels:
+            best = linprog(
+                -F, A_eq=np.ones((1, len(F))), b_eq=[1], bounds=[(0, a) for a in p / theta]
+            )
+            pi = cvar_lambda(F, alpha, theta)
+            assert pi.sum() == pytest.approx(1, abs=1e-11)
+            assert (pi >= 0).all()
+            assert (pi <= p / theta * (1 + 1e-12)).all()
+            assert pi @ F == pytest.approx(-best.fun, rel=1e-9)
+            assert superquantile(F, alpha, theta) == pytest.approx(-best.fun, rel=1e-9)
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_no_eta_is_better_than_the_quantile(self, seed):
+        F, alpha, levels = _random_losses(seed)
+        # G is linear between losses, so that its minimum is at one of them.
+        grid = np.concatenate([np.linspace(F.min() - 1, F.max() + 1, 4001), F])[:, None]
+        for theta in levels:
+            excess = np.maximum(F - grid, 0) @ (alpha / alpha.sum())
+            found = (grid[:, 0] + excess / theta).min()
+            assert superquantile(F, alpha, theta) == pytest.approx(found, rel=1e-12)
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_exactly_theta_trains_and_ties_alike(self, seed):
+        F, alpha, levels = _random_losses(seed)
+        for theta in levels:
+            exact = shares(F, alpha, theta, "exact")
+            assert exact @ alpha / alpha.sum() == pytest.approx(theta, abs=1e-11)
+            assert ((exact >= 0) & (exact <= 1)).all()
+            paper = shares(F, alpha, theta, "paper")
+            assert (paper >= exact).all()
+            for share in (exact, paper):
+                assert all(len(set(share[v == F])) == 1 for v in F)
+
+    def test_ties_at_the_cut_by_hand(self):
+        # Of .6, the largest loss takes .2, and .4 is left for the .5 of the two in the middle.
+        np.testing.assert_allclose(
+            cvar_lambda([2.0, 5.0, 2.0, 1.0], [0.1, 0.2, 0.4, 0.3], 0.6),
+            [0.08 / 0.6, 0.2 / 0.6, 0.32 / 0.6, 0.0],
+        )
+
+    def test_the_ends(self):
+        F, alpha = [1.0, 3.0, 2.0], [5, 2, 3]
+        np.testing.assert_allclose(cvar_lambda(F, alpha, 1.0), [0.5, 0.2, 0.3])
+        np.testing.assert_allclose(cvar_lambda(F, alpha, 0.05), [0.0, 1.0, 0.0])
+        assert superquantile([7.0], [3], 0.2) == 7.0
+        # A domain without examples is none.
+        assert quantile([0.5, *F], [0, *alpha], 1.0) == 1.0
+        np.testing.assert_allclose(cvar_lambda([0.5, *F], [0, *alpha], 1.0), [0.0, 0.5, 0.2, 0.3])
+        np.testing.assert_allclose(cvar_lambda([9.0, *F], [0, *alpha], 0.05), [0, 0, 1, 0])
+
+    def test_values_that_are_none(self):
+        with pytest.raises(ValueError, match="theta"):
+            quantile([1.0], [1], 0.0)
+        with pytest.raises(ValueError, match="boundary"):
+            cut([1.0], [1], 0.5, "other")
+
+
+class TestGrid:
+    def test_centers_are_their_own(self):
+        centers = np.logspace(-6, 6, CENTERS)
+        assert nearest_center(centers).tolist() == list(range(CENTERS))
+        assert nearest_center([1.0, 1e-6, 1e6]).tolist() == [256, 0, 512]
+
+    def test_the_nearest_in_the_logarithm(self):
+        losses = np.random.default_rng(0).lognormal(sigma=4, size=500)
+        apart = np.abs(np.log(losses)[:, None] - np.log(np.logspace(-6, 6, CENTERS)))
+        assert nearest_center(losses).tolist() == apart.argmin(axis=1).tolist()
+
+    def test_what_is_outside(self):
+        assert nearest_center([0.0, -1.0, 1e-9, 1e9]).tolist() == [0, 0, 0, 512]
+
+
+class TestSurveyRound:
+    def test_by_hand(self):
+        # w_k = .8, .6, .4, .2.
+        clients, w = _with_losses([1, 2, 3, 4], [1, 2, 3, 4]), [1.0]
+        paper = survey_round(_QUADRATIC, w, clients, 0.8, _SGD)
+        _assert_close(paper, [(2 * 0.6 + 3 * 0.4 + 4 * 0.2) / 9])
+        exact = survey_round(_QUADRATIC, w, clients, 0.8, _SGD, "examples", "exact")
+        _assert_close(exact, [(1 * 0.6 + 3 * 0.4 + 4 * 0.2) / 8])
+        equal = survey_round(_QUADRATIC, w, clients, 0.3, _SGD, "equal", "exact")
+        _assert_close(equal, [(0.2 * 0.4 + 1 * 0.2) / 1.2])
+
+    @pytest.mark.parametrize("boundary", _BOUNDARIES)
+    @pytest.mark.parametrize("weighting", _WEIGHTINGS)
+    def test_theta_1_is_fed_avg(self, w, clients, weighting, boundary):
+        found = survey_round(SOFTMAX, w, clients, 1.0, _SGD, weighting, boundary)
+        _assert_close(found, fed_avg_round(SOFTMAX, w, clients, _SGD, weighting))
+
+    @pytest.mark.parametrize("boundary", _BOUNDARIES)
+    @pytest.mark.parametrize("weighting", _WEIGHTINGS)
+    def test_a_small_theta_is_the_worst_client(self, w, clients, weighting, boundary):
+        worst = max(clients, key=lambda client: mean_loss(SOFTMAX, w, client))
+        found = survey_round(SOFTMAX, w, clients, 0.1, _SGD, weighting, boundary)
+        _assert_close(found, train(SOFTMAX, w, worst, _SGD))
+
+    @pytest.mark.parametrize("theta", [0.1, 0.5])
+    def test_in_the_first_round_all_are_ties(self, clients, theta):
+        zeros = [np.zeros((4, 3)), np.zeros(3)]
+        F = [mean_loss(SOFTMAX, zeros, client) for client in clients]
+        bins = nearest_center(F)
+        np.testing.assert_allclose(F, np.log(3))
+        np.testing.assert_allclose(shares(bins, [9, 4, 14], theta, "exact"), theta)
+        np.testing.assert_array_equal(shares(bins, [9, 4, 14], theta, "paper"), 1.0)
+        for boundary in _BOUNDARIES:
+            found = survey_round(SOFTMAX, zeros, clients, theta, _SGD, "examples", boundary)
+            _assert_close(found, fed_avg_round(SOFTMAX, zeros, clients, _SGD))
+
+    def test_losses_of_one_bin_are_ties(self):
+        # 1 is a centre, and bins are 5.6% wide.
+        found = survey_round(
+            _QUADRATIC,
+            [1.0],
+            _with_losses([1.0, 1.02, 0.5], [1, 1, 2]),
+            0.25,
+            _SGD,
+            boundary="exact",
+        )
+        _assert_close(found, [1 - 0.1 * (2 + float(np.float32(2.04))) / 2])
+
+    @pytest.mark.parametrize("boundary", _BOUNDARIES)
+    def test_one_client(self, w, boundary):
+        client = _softmax_client(1, 9)
+        found = survey_round(SOFTMAX, w, [client], 0.3, _SGD, "examples", boundary)
+        _assert_close(found, train(SOFTMAX, w, client, _SGD))
+
+    @pytest.mark.parametrize("boundary", _BOUNDARIES)
+    def test_a_client_that_diverges_counts_in_the_quantile(self, boundary):
+        sgd = LocalSgd(0.1, epochs=80)
+        others = _with_losses([1, 2, 3], [1, 1, 1])
+        # Its loss is 5e5, and each step multiplies w by 1e5.
+        diverging = _quadratic_client(1e6)
+        found = survey_round(_QUADRATIC, [1.0], [*others, diverging], 0.5, sgd, "equal", boundary)
+        kept = {"paper": others[1:], "exact": others[2:]}[boundary]
+        _assert_close(found, fed_avg_round(_QUADRATIC, [1.0], kept, sgd))
+        alone = survey_round(_QUADRATIC, [1.0], [*others, diverging], 0.1, sgd, "equal", boundary)
+        _assert_close(alone, [1.0])
+
+
+class TestLaggedRound:
+    def test_the_cut_is_that_of_the_round_before(self):
+        clients = _with_losses([1, 2, 3, 4], [1, 2, 3, 4])
+        bins = nearest_center([1, 2, 3, 4])
+        w, first = lagged_round(_QUADRATIC, [1.0], None, clients, 0.8, _SGD, "examples", "exact")
+        _assert_close(w, fed_avg_round(_QUADRATIC, [1.0], clients, _SGD))
+        assert first.at == bins[1]
+        assert first.share == pytest.approx(0.5)
+        _, of_the_paper = lagged_round(_QUADRATIC, [1.0], None, clients, 0.8, _SGD)
+        assert of_the_paper == Cut(bins[1], 1.0)
+        # These losses' own cut would be at 6; all but 1 and half of 2 are above the cut of before.
+        later = _with_losses([1, 2, 6, 7], [1, 2, 3, 4])
+        w, second = lagged_round(_QUADRATIC, [1.0], first, later, 0.5, _SGD, "examples", "exact")
+        _assert_close(w, [1 - 0.2 * (1 * 2 + 3 * 6 + 4 * 7) / 8])
+        assert second.at == nearest_center([6])[0]
+        assert second.share == pytest.approx(1 / 3)
+
+    @pytest.mark.parametrize("boundary", _BOUNDARIES)
+    @pytest.mark.parametrize("weighting", _WEIGHTINGS)
+    def test_with_its_own_cut_it_is_the_survey(self, w, clients, weighting, boundary):
+        _, own = lagged_round(SOFTMAX, w, None, clients, 0.4, _SGD, weighting, boundary)
+        found, _ = lagged_round(SOFTMAX, w, own, clients, 0.4, _SGD, weighting, boundary)
+        expected = survey_round(SOFTMAX, w, clients, 0.4, _SGD, weighting, boundary)
+        _assert_close(found, expected)
+
+    def test_nobody_is_above_the_cut(self):
+        clients = _with_losses([1, 2], [1, 1])
+        w, after = lagged_round(_QUADRATIC, [1.0], Cut(512, 1.0), clients, 0.5, _SGD)
+        assert w == [1.0]
+        assert after == Cut(nearest_center([1])[0], 1.0)
+
+
+class TestTrackedRound:
+    def test_the_first_round(self):
+        clients = _with_losses([1, 4], [1, 2])
+        w, eta = tracked_round(_QUADRATIC, [1.0], None, clients, 0.5, _SGD)
+        _assert_close(w, fed_avg_round(_QUADRATIC, [1.0], clients, _SGD))
+        assert eta == pytest.approx(0.3)
+        _, equal = tracked_round(_QUADRATIC, [1.0], None, clients, 0.5, _SGD, "equal")
+        assert equal == pytest.approx(0.25)
+
+    def test_by_hand(self):
+        clients = _with_losses([1, 2, 3, 4], [1, 2, 3, 4])
+        # A loss of eta itself trains.
+        w, eta = tracked_round(_QUADRATIC, [1.0], 2.0, clients, 0.8, _SGD)
+        _assert_close(w, [(2 * 0.6 + 3 * 0.4 + 4 * 0.2) / 9])
+        assert eta == pytest.approx(2 * np.exp(-0.2 * (0.1 - 0.2)))
+        _, equal = tracked_round(_QUADRATIC, [1.0], 2.0, clients, 0.8, _SGD, "equal", 1.0)
+        assert equal == pytest.approx(2 * np.exp(-(0.25 - 0.2)))
+
+    def test_it_grows_faster_than_it_falls(self):
+        clients = _with_losses([1, 2, 3], [1, 2, 3])
+        w, grown = tracked_round(_QUADRATIC, [1.0], 0.5, clients, 0.1, _SGD)
+        assert grown == pytest.approx(0.5 * np.exp(0.18))
+        _assert_close(w, fed_avg_round(_QUADRATIC, [1.0], clients, _SGD))
+        w, fallen = tracked_round(_QUADRATIC, [1.0], 50.0, clients, 0.1, _SGD)
+        assert fallen == pytest.approx(50 * np.exp(-0.02))
+        assert w == [1.0]
+
+    def test_it_finds_the_quantile(self):
+        # A step of 0 leaves the losses as they are.
+        clients, eta = _with_losses(np.linspace(1, 2, 101), [1] * 101), None
+        for _ in range(200):
+            _, eta = tracked_round(_QUADRATIC, [1.0], eta, clients, 0.3, LocalSgd(0.0))
+        assert eta == pytest.approx(1.7, abs=0.01)
+
+
+_ROUNDS = {
+    "survey": lambda *args: survey_round(*args, 0.5, _SGD),
+    "survey_exact": lambda *args: survey_round(*args, 0.5, _SGD, "equal", "exact"),
+    "lagged": lambda model, w, clients: lagged_round(
+        model, w, Cut(nearest_center([2.0])[0], 0.4), clients, 0.5, _SGD, "examples", "exact"
+    )[0],
+    "tracked": lambda model, w, clients: tracked_round(model, w, 2.0, clients, 0.5, _SGD)[0],
+}
+
+
+@pytest.mark.parametrize("a_round", list(_ROUNDS.values()), ids=list(_ROUNDS))
+class TestWhoIsLeftOut:
+    def test_clients_that_are_empty_or_not_finite(self, a_round):
+        known = _with_losses([1, 2, 3, 4], [1, 2, 3, 4])
+        others = [_quadratic_client(a) for a in (np.nan, np.inf)]
+        more = [_quadratic_client(), *known[:2], *others, *known[2:]]
+        _assert_close(a_round(_QUADRATIC, [1.0], more), a_round(_QUADRATIC, [1.0], known))
+
+    def test_nobody_is_left(self, a_round):
+        none = [_quadratic_client(), _quadratic_client(np.nan, 1.0)]
+        assert a_round(_QUADRATIC, [1.0], none) == [1.0]
+        assert a_round(_QUADRATIC, [1.0], []) == [1.0]
+
+
+def test_a_round_without_losses_keeps_its_cut():
+    none = [_quadratic_client(), _quadratic_client(np.nan)]
+    for c in (None, Cut(3, 0.2)):
+        assert lagged_round(_QUADRATIC, [1.0], c, none, 0.5, _SGD) == ([1.0], c)
+    for eta in (None, 0.7):
+        assert tracked_round(_QUADRATIC, [1.0], eta, none, 0.5, _SGD) == ([1.0], eta)
+
+
+@pytest.mark.parametrize("a_round", [lagged_round, tracked_round])
+def test_what_others_know_of_those_left_out(a_round):
+    known = _with_losses([1, 2, 3], [1, 2, 3])
+    more = [_quadratic_client(), *known, _quadratic_client(np.inf)]
+    for before in (None, Cut(250, 0.5) if a_round is lagged_round else 1.5):
+        _, expected = a_round(_QUADRATIC, [1.0], before, known, 0.4, _SGD)
+        assert a_round(_QUADRATIC, [1.0], before, more, 0.4, _SGD)[1] == expected
