@@ -2,6 +2,7 @@
 
 from tff_agnostic.algorithms import (
     agnostic_fed_avg,
+    delta_fl,
     fed_avg,
     fed_avg_sub,
     fed_prox,
@@ -16,6 +17,7 @@ ALGORITHMS: Registry[AlgorithmSpec] = Registry(
     "algorithm",
     {
         "agnostic_fed_avg": agnostic_fed_avg.ALGORITHM,
+        "delta_fl": delta_fl.ALGORITHM,
         "fed_avg": fed_avg.ALGORITHM,
         "fed_avg_sub": fed_avg_sub.ALGORITHM,
         "fed_avg_target_only": fed_avg.TARGET_ONLY,

@@ -1,0 +1,208 @@
+"""Delta-FL against its reference, which was written from the paper without the package's code.
+
+Twenty random rounds with ties, clients without examples and clients that are not finite.
+"""
+
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import pytest
+
+from tests.algorithms.cases import NUM_DOMAINS, build
+from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
+from tests.algorithms.references import delta_fl as reference
+from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
+from tests.algorithms.references.softmax import SOFTMAX, mean_loss
+from tests.computations.harness import random_client
+from tff_agnostic.computations import Algorithm, PlainSum
+from tff_agnostic.errors import UserError
+from tff_agnostic.runtimes import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+_SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
+# (w, what is remembered of the threshold, cohort) -> the same after a round.
+_Round = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+class _Case(NamedTuple):
+    theta: float
+    threshold: str = "survey"
+    boundary: Optional[str] = "exact"
+    weighting: str = "examples"
+
+    def build(self, **settings: Any) -> Algorithm:
+        given = {"conformity": (self.theta,), "client_learning_rate": _SGD.eta, **settings}
+        if self.boundary is not None:
+            given["boundary"] = self.boundary
+        return build(
+            "delta_fl",
+            threshold=self.threshold,
+            client_weighting=self.weighting,
+            client_epochs=_SGD.epochs,
+            batch_size=_SGD.batch_size,
+            batch_normalizer=_SGD.divisor,
+            shuffle=False,
+            **given,
+        )
+
+    def round(self, w: Any, remembered: Any, cohort: Any) -> tuple[Any, Any]:
+        """A round of the reference."""
+        if self.theta == 1:
+            return fed_avg_round(SOFTMAX, w, cohort, _SGD, self.weighting), None
+        how = (self.theta, _SGD, self.weighting)
+        if self.threshold == "survey":
+            return reference.survey_round(SOFTMAX, w, cohort, *how, self.boundary), None
+        if self.threshold == "lagged":
+            return reference.lagged_round(SOFTMAX, w, remembered, cohort, *how, self.boundary)
+        return reference.tracked_round(SOFTMAX, w, remembered, cohort, *how)
+
+
+_CASES = {
+    "survey .5": _Case(0.5),
+    "survey .8, as printed": _Case(0.8, boundary="paper"),
+    "survey .3, clients alike": _Case(0.3, weighting="equal"),
+    "survey .5, clients alike, as printed": _Case(0.5, boundary="paper", weighting="equal"),
+    "survey .01": _Case(0.01),
+    "survey 1": _Case(1.0),
+    "lagged .5": _Case(0.5, "lagged"),
+    "lagged .3, clients alike, as printed": _Case(0.3, "lagged", "paper", "equal"),
+    "lagged 1": _Case(1.0, "lagged"),
+    "tracked .5": _Case(0.5, "tracked", None),
+    "tracked .1, clients alike": _Case(0.1, "tracked", None, "equal"),
+}
+
+
+def _start(training: Any, algorithm: Algorithm) -> Any:
+    """The first state, with the weights of `W_0` at every level."""
+    state = training.initialize()
+    levels = tuple(level._replace(weights=W_0) for level in state.algorithm.levels)
+    return state._replace(algorithm=state.algorithm._replace(levels=levels))
+
+
+def _assert_follows(training: Any, algorithm: Algorithm, case: _Case, level: int = 0) -> None:
+    state = _start(training, algorithm)
+    w, remembered = [v.astype(np.float64) for v in W_0.trainable], None
+    for cohort in COHORTS:
+        w, remembered = case.round(w, remembered, cohort)
+        state, _ = training.next(state, cohort)
+        for found, wanted in zip(state.algorithm.levels[level].weights.trainable, w):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", list(_CASES))
+def test_rounds_are_those_of_the_reference(cohort_runtime, case):
+    algorithm = _CASES[case].build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    _assert_follows(training, algorithm, _CASES[case])
+
+
+@pytest.mark.parametrize("case", ["survey .5", "lagged .5", "tracked .5"])
+def test_rounds_of_streamed_clients_are_those_of_the_reference(case):
+    algorithm = _CASES[case].build()
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+        _assert_follows(runtime.training(algorithm, PlainSum()), algorithm, _CASES[case])
+
+
+@pytest.mark.parametrize("case", ["survey .5", "tracked .5"])
+def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime, case):
+    algorithm = _CASES[case].build()
+    _assert_follows(cohort_runtime.training(algorithm, SECURE), algorithm, _CASES[case])
+
+
+@pytest.mark.parametrize("case", ["lagged .5"])
+def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
+    algorithm = _CASES[case].build()
+    _assert_follows(tff_runtime.training(algorithm, PlainSum()), algorithm, _CASES[case])
+
+
+@pytest.mark.parametrize("threshold", ["survey", "lagged"])
+def test_every_level_of_a_family_is_trained_as_if_it_were_alone(cohort_runtime, threshold):
+    levels = (0.1, 0.5, 1.0)
+    algorithm = _Case(levels[0], threshold).build(conformity=levels)
+    training = cohort_runtime.training(algorithm, PlainSum())
+    assert list(algorithm.models(training.initialize().algorithm)) == [
+        "conformity_0.1",
+        "conformity_0.5",
+        "conformity_1",
+    ]
+    for k, theta in enumerate(levels):
+        _assert_follows(training, algorithm, _Case(theta, threshold), level=k)
+
+
+def test_a_level_of_1_is_fed_avg_bit_for_bit(cohort_runtime):
+    weights = []
+    for algorithm in (_Case(1.0).build(), build("fed_avg", shuffle=False)):
+        settings = {"shuffle": True, "client_epochs": 2, "batch_size": 4}
+        name = algorithm.name
+        rebuilt = build(name, conformity=(1.0,), **settings)
+        training = cohort_runtime.training(rebuilt, PlainSum())
+        state = training.initialize()
+        for cohort in COHORTS[:5]:
+            state, _ = training.next(state, cohort)
+        weights.append(rebuilt.main_model(state.algorithm).trainable)
+    for one, other in zip(*weights):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_level_below_every_weight_is_the_worst_client(cohort_runtime):
+    algorithm = _Case(1e-4).build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    cohort = COHORTS[0]
+    losses = [mean_loss(SOFTMAX, W_0.trainable, client) for client in cohort]
+    state, report = training.next(_start(training, algorithm), cohort)
+    worst = cohort[int(np.argmax(losses))]
+    expected = fed_avg_round(SOFTMAX, [v.astype(np.float64) for v in W_0.trainable], [worst], _SGD)
+    for found, wanted in zip(state.algorithm.levels[0].weights.trainable, expected):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert report["clients"]["contributed"] == 1
+    assert report["clients"]["zero_weight"] == len(cohort) - 1
+    # A bin of the histogram is 5.5% wide, and stands for its centre.
+    of_level = report["levels"]["conformity_0.0001"]
+    assert float(of_level["threshold"]) == pytest.approx(max(losses), rel=0.028)
+    assert float(of_level["kept_share"]) == pytest.approx(1e-4, rel=1e-5)
+
+
+@pytest.mark.parametrize(("boundary", "kept"), [("exact", 0.3), ("paper", 1.0)])
+def test_clients_with_equal_losses_are_treated_alike(cohort_runtime, boundary, kept):
+    # At zero weights all losses are log 3.
+    algorithm = _Case(0.3, boundary=boundary).build()
+    training = cohort_runtime.training(algorithm, PlainSum())
+    cohort = [client for client in COHORTS[0] if len(client["y"])]
+    state, report = training.next(training.initialize(), cohort)
+    zeros = [np.zeros_like(v) for v in W_0.trainable]
+    for found, wanted in zip(
+        state.algorithm.levels[0].weights.trainable, fed_avg_round(SOFTMAX, zeros, cohort, _SGD)
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert float(report["levels"]["conformity_0.3"]["kept_share"]) == pytest.approx(kept, rel=1e-5)
+    assert report["clients"]["contributed"] == len(cohort)
+
+
+def test_a_tracked_threshold_starts_low_and_keeps_the_right_share_in_the_end(cohort_runtime):
+    algorithm = _Case(0.3, "tracked", None, "equal").build(client_learning_rate=1e-4)
+    training = cohort_runtime.training(algorithm, PlainSum())
+    rng = np.random.default_rng(1)
+    cohort = [random_client(rng, 6, range(NUM_DOMAINS)) for _ in range(40)]
+    state, shares = _start(training, algorithm), []
+    for _ in range(60):
+        state, report = training.next(state, cohort)
+        shares.append(float(report["levels"]["conformity_0.3"]["kept_share"]))
+    assert shares[:2] == [1.0, 1.0]
+    assert np.mean(shares[-20:]) == pytest.approx(0.3, abs=0.05)
+    # A level of one in ten: from above it would take 35 rounds to halve, in which nobody trains.
+    assert min(shares) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ((), "--conformity: expected levels in (0, 1], found none"),
+        ((0.5, 0.0), "--conformity: expected levels in (0, 1], found 0"),
+        ((1.5,), "--conformity: expected levels in (0, 1], found 1.5"),
+        ((0.5, 0.1, 0.5), "--conformity: expected different levels, found 0.5 twice"),
+    ],
+)
+def test_bad_levels_are_told(levels, message):
+    with pytest.raises(UserError) as error:
+        build("delta_fl", conformity=levels)
+    assert str(error.value) == message
