@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "mu": 0.7,
     "tilt": 1.5,
     "cohort_share": 0.8,
+    "conformity": (0.8,),
 }
 
 

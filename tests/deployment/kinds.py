@@ -78,9 +78,14 @@ def make_request(
     kind: str = "logistic",
     algorithm: str = "agnostic_fed_avg",
     server_optimizer: str = "sgd",
+    threshold: str = "lagged",
+    conformity: tuple[float, ...] = (0.5,),
     **changes: Any,
 ) -> ExportRequest:
-    """Returns a request whose clients take several steps in batches that do not divide them."""
+    """Returns a request whose clients take several steps in batches that do not divide them.
+
+    `threshold` and `conformity` are for Delta-FL: by default it has two exchanges a round.
+    """
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
     built = build(
         algorithm,
@@ -88,6 +93,8 @@ def make_request(
         NUM_DOMAINS,
         server_optimizer=server_optimizer,
         server_learning_rate=0.5,
+        threshold=threshold,
+        conformity=conformity,
         initial_domain_counts=(5.0,) * NUM_DOMAINS,
     )
     spec = AGGREGATIONS[PROFILES[profile].aggregation]

@@ -43,6 +43,12 @@ def test_every_algorithm(exported, algorithm, profile):
     _assert_up_to_rounding(exported(profile, algorithm=algorithm))
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_family_of_models(exported, profile):
+    how = {"algorithm": "delta_fl", "threshold": "tracked", "conformity": (0.5, 1.0)}
+    _assert_up_to_rounding(exported(profile, **how))
+
+
 @pytest.mark.parametrize("server_optimizer", ["nesterov", "adam"])
 def test_server_optimizers_with_state(exported, server_optimizer):
     _assert_up_to_rounding(exported("daf", server_optimizer=server_optimizer))

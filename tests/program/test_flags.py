@@ -117,7 +117,7 @@ def test_help_names_choices_and_defaults():
     assert text("q").endswith("Of: q_ffl. [1.0]")
     assert f"Of: {', '.join(ALGORITHMS)}." in text("server_optimizer")
     assert "stochastic_afl" not in text("shuffle")
-    assert text("client_weighting").endswith("Of: q_ffl, term. [examples]")
+    assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
     assert "Of: secure." in text("secure_bits")
     assert text("digits_num_clients").endswith("[50]")
     assert "toy_regression: " in text("task")

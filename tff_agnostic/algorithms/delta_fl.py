@@ -446,6 +446,7 @@ def delta_fl(problem: Problem, options: DeltaFlOptions) -> Algorithm:
         client_data_spec=model.client_data_spec(),
         seed=problem.seed,
         with_weights=with_weights,
+        in_one_exchange="--threshold=lagged or --threshold=tracked" if surveys else "",
     )
 
 

@@ -90,6 +90,8 @@ class Algorithm:
         with_weights: (state, weights) -> state with other weights of the main model.
         lambda_set: The mixtures of domains of which it minimises the worst; None if it has no such
             set.
+        in_one_exchange: Which settings give it one exchange a round, as flags; "" if it has one, or
+            no settings do.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Algorithm:
     seed: int = 0
     with_weights: Callable[[Any, ModelWeights], Any] = _replace_weights
     lambda_set: Optional[LambdaSet] = None
+    in_one_exchange: str = ""
 
     def main_model(self, state: Any) -> ModelWeights:
         """Returns the weights of the main model of a state."""

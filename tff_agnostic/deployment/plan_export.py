@@ -146,10 +146,11 @@ def check_exchanges(algorithm: Algorithm) -> None:
     """
     names = [exchange.name for exchange in algorithm.exchanges]
     if len(names) > 1:
+        advice = algorithm.in_one_exchange and f"; it has one with {algorithm.in_one_exchange}"
         raise UserError(
             f"--algorithm: a plan of the platform has one exchange between server and devices in a "
             f"round, and {algorithm.name} has {len(names)} ({', '.join(names)}): it cannot be "
-            "exported"
+            f"exported{advice}"
         )
 
 
