@@ -26,8 +26,8 @@ from tests.algorithms.references.softmax import (
     with_finite_loss,
 )
 
-# The grid's centres are 10^-6 r^j for j = 0..512, with r = 10^(12/512): 10^6 is the last one.
-CENTERS = 513
+# The grid's centres are 10^-6 r^j for j = 0..1024, with r = 10^(12/1024): 10^6 is the last one.
+CENTERS = 1025
 _DECADES = (-6.0, 6.0)
 
 # 1 - theta and sums of weights round; shares of the whole weight that differ by less are equal.

@@ -182,7 +182,7 @@ class TestGrid:
     def test_centers_are_their_own(self):
         centers = np.logspace(-6, 6, CENTERS)
         assert nearest_center(centers).tolist() == list(range(CENTERS))
-        assert nearest_center([1.0, 1e-6, 1e6]).tolist() == [256, 0, 512]
+        assert nearest_center([1.0, 1e-6, 1e6]).tolist() == [512, 0, 1024]
 
     def test_the_nearest_in_the_logarithm(self):
         losses = np.random.default_rng(0).lognormal(sigma=4, size=500)
@@ -190,7 +190,7 @@ class TestGrid:
         assert nearest_center(losses).tolist() == apart.argmin(axis=1).tolist()
 
     def test_what_is_outside(self):
-        assert nearest_center([0.0, -1.0, 1e-9, 1e9]).tolist() == [0, 0, 0, 512]
+        assert nearest_center([0.0, -1.0, 1e-9, 1e9]).tolist() == [0, 0, 0, 1024]
 
 
 class TestSurveyRound:
@@ -230,16 +230,16 @@ class TestSurveyRound:
             _assert_close(found, fed_avg_round(SOFTMAX, zeros, clients, _SGD))
 
     def test_losses_of_one_bin_are_ties(self):
-        # 1 is a centre, and bins are 5.6% wide.
+        # 1 is a centre, and bins are 2.7% wide.
         found = survey_round(
             _QUADRATIC,
             [1.0],
-            _with_losses([1.0, 1.02, 0.5], [1, 1, 2]),
+            _with_losses([1.0, 1.01, 0.5], [1, 1, 2]),
             0.25,
             _SGD,
             boundary="exact",
         )
-        _assert_close(found, [1 - 0.1 * (2 + float(np.float32(2.04))) / 2])
+        _assert_close(found, [1 - 0.1 * (2 + float(np.float32(2.02))) / 2])
 
     @pytest.mark.parametrize("boundary", _BOUNDARIES)
     def test_one_client(self, w, boundary):
@@ -287,7 +287,7 @@ class TestLaggedRound:
 
     def test_nobody_is_above_the_cut(self):
         clients = _with_losses([1, 2], [1, 1])
-        w, after = lagged_round(_QUADRATIC, [1.0], Cut(512, 1.0), clients, 0.5, _SGD)
+        w, after = lagged_round(_QUADRATIC, [1.0], Cut(1024, 1.0), clients, 0.5, _SGD)
         assert w == [1.0]
         assert after == Cut(nearest_center([1])[0], 1.0)
 

@@ -3,8 +3,9 @@
 A level theta of Delta-FL (Laguel et al. 2021) keeps the clients with the largest losses, theta of
 their weight. The server sees no loss: each client adds its weight to the bin of its loss, and
 the server answers with a bin. Clients above it count in full, those in it with the share that is
-left of theta, and those below it not at all. Losses of one bin are taken for equal; a bin of the
-grid is 5.5% wide, so that a threshold is off by 2.74% at most.
+left of theta, and those below it not at all. Losses of one bin are taken for equal: a bin of the
+grid is 2.7% wide, so that a threshold is off by 1.36% at most. (Where the tail is a few clients,
+bins of twice that width cost 1.7% of the objective, and these 0.3%: see the tests.)
 """
 
 from typing import Callable, NamedTuple
@@ -14,7 +15,7 @@ import tensorflow as tf
 from tff_agnostic.computations.histogram import LogGrid
 from tff_agnostic.registry import Registry
 
-GRID = LogGrid()
+GRID = LogGrid(num_bins=1025)
 _ROUNDING = 1e-12
 
 

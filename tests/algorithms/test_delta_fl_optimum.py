@@ -1,0 +1,109 @@
+"""What Delta-FL minimises, against a convex solver: the superquantile of the clients' losses."""
+
+import functools
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from tests.algorithms.cases import NUM_DOMAINS, build
+from tests.algorithms.references.delta_fl import superquantile
+from tests.computations.harness import random_client
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.models import logistic_regression
+
+_FEATURES, _CLASSES, _RIDGE = 4, 3, 0.05
+_SHAPES = ((_FEATURES, _CLASSES), (_CLASSES,))
+_NUM_CLIENTS = 12
+
+
+@functools.cache
+def _clients():
+    """Clients of different sizes, each with a rule of its own, one that few others share."""
+    rng = np.random.default_rng(3)
+    clients = []
+    for _ in range(_NUM_CLIENTS):
+        client = random_client(rng, int(rng.integers(4, 30)), range(NUM_DOMAINS))
+        rule = rng.normal(size=(_FEATURES, _CLASSES), scale=1.0) + np.eye(_FEATURES, _CLASSES)
+        client["y"] = np.argmax(client["x"] @ rule, axis=1).astype(client["y"].dtype)
+        clients.append(client)
+    return clients
+
+
+def _alphas():
+    return np.array([len(client["y"]) for client in _clients()], np.float64)
+
+
+def _losses(w):
+    """F_k(w) with its ridge, and their gradients, for a vector of all weights."""
+    kernel, bias = np.reshape(w[:12], _SHAPES[0]), w[12:]
+    losses, gradients = [], []
+    for client in _clients():
+        x, y = client["x"].astype(np.float64), client["y"]
+        scores = x @ kernel + bias
+        scores -= scores.max(axis=1, keepdims=True)
+        p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        losses.append(-np.log(p[np.arange(len(y)), y]).mean() + _RIDGE / 2 * w @ w)
+        error = (p - np.eye(_CLASSES)[y]) / len(y)
+        gradients.append(np.concatenate([(x.T @ error).ravel(), error.sum(axis=0)]) + _RIDGE * w)
+    return np.array(losses), np.array(gradients)
+
+
+@functools.cache
+def _optimum(theta):
+    """min over w, eta and s of eta + (1/theta) sum alpha_k s_k with s_k >= F_k - eta, s_k >= 0."""
+    alpha = _alphas() / _alphas().sum()
+    size = 15
+
+    def above(z):
+        return z[size + 1 :] - (_losses(z[:size])[0] - z[size])
+
+    def above_jacobian(z):
+        _, gradients = _losses(z[:size])
+        return np.hstack([-gradients, np.ones([_NUM_CLIENTS, 1]), np.eye(_NUM_CLIENTS)])
+
+    slope = np.concatenate([np.zeros(size), [1.0], alpha / theta])
+    start = np.concatenate([np.zeros(size + 1), np.full(_NUM_CLIENTS, 2.0)])
+    found = minimize(
+        lambda z: slope @ z,
+        start,
+        jac=lambda z: slope,
+        method="SLSQP",
+        constraints=[{"type": "ineq", "fun": above, "jac": above_jacobian}],
+        bounds=[(None, None)] * (size + 1) + [(0, None)] * _NUM_CLIENTS,
+        options={"maxiter": 500, "ftol": 1e-12},
+    )
+    assert found.success, found.message
+    return superquantile(_losses(found.x[:size])[0], _alphas(), theta)
+
+
+def _reached(runtime, theta, boundary, rounds=600):
+    """The objective at the mean of the later half of the iterates."""
+    algorithm = build(
+        "delta_fl",
+        logistic_regression(_FEATURES, _CLASSES, _RIDGE),
+        conformity=(theta,),
+        boundary=boundary,
+        client_learning_rate=0.1,
+        client_epochs=1,
+        batch_size=100,
+        shuffle=False,
+    )
+    training = runtime.training(algorithm, PlainSum())
+    state, iterates = training.initialize(), []
+    for _ in range(rounds):
+        state, _ = training.next(state, _clients())
+        weights = algorithm.main_model(state.algorithm).trainable
+        iterates.append(np.concatenate([np.ravel(v) for v in weights]))
+    mean = np.mean(iterates[rounds // 2 :], axis=0)
+    return superquantile(_losses(mean)[0], _alphas(), theta)
+
+
+@pytest.mark.parametrize("theta", [0.1, 0.5, 0.8])
+def test_the_superquantile_falls_to_the_optimum_of_a_convex_solver(cohort_runtime, theta):
+    assert _reached(cohort_runtime, theta, "exact") == pytest.approx(_optimum(theta), rel=0.01)
+
+
+def test_as_printed_it_stays_above(cohort_runtime):
+    """Clients at the threshold count in full, and more than theta of the weight trains."""
+    assert 1.01 < _reached(cohort_runtime, 0.5, "paper") / _optimum(0.5) < 1.05
