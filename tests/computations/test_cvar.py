@@ -37,7 +37,8 @@ def _assert_on_simplex(lambda_) -> None:
 
 
 def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaSteps:
-    options = LambdaOptions(domain_weight_update="cvar", domain_conformity=conformity, **settings)
+    settings = {"cvar_rate": 1.0, "domain_conformity": conformity, **settings}
+    options = LambdaOptions(domain_weight_update="cvar", **settings)
     return lambda_steps(options, "abcdefgh"[: len(mixture)], mixture)
 
 

@@ -127,7 +127,8 @@ class LambdaOptions(LambdaSetOptions):
             `own_update`.
         domain_learning_rate: gamma_lambda; positive.
         domain_conformity: theta of CVaR, in (0, 1].
-        cvar_rate: How far lambda goes to CVaR's worst mixture in a round, in (0, 1].
+        cvar_rate: How far lambda goes to CVaR's worst mixture in a round, in (0, 1]. A setting of
+            its own: tasks set gamma_lambda for steps along losses, to 0.03 and less.
         initial_domain_weights: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
             and for CVaR the training mixture. A weight of 0 stays 0 under exponentiated gradient.
             A hull starts from the mean of its mixtures.
@@ -158,7 +159,7 @@ class LambdaOptions(LambdaSetOptions):
         only_with=("domain_weight_update", ("cvar",)),
     )
     cvar_rate: float = setting(
-        1.0,
+        0.1,
         "How far lambda goes to the worst mixture of CVaR's level in a round, in (0, 1]; 1 is all "
         "the way.",
         positive=True,
