@@ -102,6 +102,26 @@ _VALUES = [
         ["--server_learning_rate=1e-320"],
         "--server_learning_rate: expected 0 or at least 1.1754944e-38 in size, as float32 has it",
     ),
+    (
+        ["--domain_weight_update=cvar", "--domain_conformity=1.5"],
+        "--domain_conformity: expected at most 1.0, found 1.5",
+    ),
+    (
+        ["--domain_conformity=0.5"],
+        "--domain_conformity has no effect with --domain_weight_update=exponentiated_gradient: it",
+    ),
+    (
+        ["--domain_weight_update=cvar", "--domain_learning_rate=0.1"],
+        "--domain_learning_rate has no effect with --domain_weight_update=cvar: it needs ",
+    ),
+    (
+        ["--algorithm=stochastic_afl", "--domain_weight_update=cvar"],
+        "--domain_weight_update: Stochastic-AFL steps along estimates of the losses, and cvar has",
+    ),
+    (
+        ["--domain_weight_update=cvar", "--lambda_set=ball"],
+        "--lambda_set: expected simplex with --domain_weight_update=cvar, whose --domain_conformi",
+    ),
     (["--domain_learning_rate=nan"], "--domain_learning_rate: expected a finite number, found nan"),
     (
         ["--server_optimizer=momentum", "--server_momentum=1"],

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.computations import reference
 from tests.computations.harness import EagerTraining, random_client
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
@@ -130,6 +131,18 @@ def test_several_epochs(epochs, normalizer):
 @pytest.mark.parametrize("update", ["exponentiated_gradient", "projected_gradient", "fixed"])
 def test_updates_of_the_domain_weights(update, freeze_absent):
     options = _options(domain_weight_update=update, freeze_absent_domains=freeze_absent)
+    _assert_pure_functions_follow(options, seed=2)
+
+
+@pytest.mark.parametrize("theta", [0.1, 0.4, 0.8, 1.0])
+def test_cvar_over_domains(theta, monkeypatch):
+    # The problem knows no counts: the domains' shares are equal.
+    monkeypatch.setitem(
+        reference.LAMBDA_UPDATES,
+        "cvar",
+        lambda lambda_, L, gamma: cvar_lambda(np.float32(L), np.ones(_DOMAINS), theta),
+    )
+    options = _options(domain_weight_update="cvar", domain_conformity=theta, cvar_rate=1.0)
     _assert_pure_functions_follow(options, seed=2)
 
 

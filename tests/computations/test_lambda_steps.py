@@ -127,7 +127,7 @@ def test_fixed_stays():
 # Absent domains
 
 
-@pytest.mark.parametrize("update", list(lambda_updates.DOMAIN_WEIGHT_UPDATES))
+@pytest.mark.parametrize("update", list(ls.DOMAIN_WEIGHT_UPDATES))
 def test_a_round_without_examples_leaves_lambda(update):
     options = ls.LambdaOptions(domain_weight_update=update, domain_learning_rate=1.0)
     lambda_ = _f32(0.1, 0.9)
@@ -154,7 +154,7 @@ def test_freeze_absent_leaves_a_single_present_domain():
     np.testing.assert_allclose(updated, [0.3, 0.7], rtol=1e-6)
 
 
-@pytest.mark.parametrize("update", list(lambda_updates.DOMAIN_WEIGHT_UPDATES))
+@pytest.mark.parametrize("update", list(ls.DOMAIN_WEIGHT_UPDATES))
 @pytest.mark.parametrize("losses", [(-50.0, 0.0, 0.0), (-500.0, -500.0, 0.0)])
 def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, losses):
     options = ls.LambdaOptions(

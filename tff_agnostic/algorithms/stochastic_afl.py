@@ -50,6 +50,7 @@ from tff_agnostic.computations.server_update import (
     training_report,
 )
 from tff_agnostic.computations.structures import AnyTrainingOutput, TrainingBroadcast
+from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.quantities import Quantity
 from tff_agnostic.settings import setting
@@ -112,6 +113,15 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
     weights_radius: Optional[float] = setting(
         None, "Norm of the ball in which the weights stay; none if not given.", positive=True
     )
+
+    def __post_init__(self) -> None:
+        """Refuses CVaR too: the largest of unbiased estimates is no unbiased estimate of it."""
+        super().__post_init__()
+        if self.domain_weight_update == "cvar":
+            raise UserError(
+                "--domain_weight_update: Stochastic-AFL steps along estimates of the losses, and "
+                "cvar has no step: expected another, or --algorithm=agnostic_fed_avg"
+            )
 
 
 class StochasticAflState(NamedTuple):

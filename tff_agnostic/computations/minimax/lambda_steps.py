@@ -1,21 +1,26 @@
 """How lambda climbs in its set: one step a round on the domains' losses.
 
-Sources: Mohri, Sivek, Suresh 2019, sections 3 and 4; Ro et al. 2021, Algorithm 1, SERVER line 12.
+Sources: Mohri, Sivek, Suresh 2019, sections 3 and 4; Ro et al. 2021, Algorithm 1, SERVER line 12;
+for CVaR Laguel et al. 2021.
 Pure functions on float32 vectors, usable with NumPy arrays.
 """
 
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Optional
+from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
+from tff_agnostic.computations.minimax.cvar import cvar_step
 from tff_agnostic.computations.minimax.lambda_updates import (
-    DOMAIN_WEIGHT_UPDATES,
     SMALLEST_WEIGHT,
     DomainWeightUpdate,
+    Step,
+    entropy_step,
+    euclidean_step,
+    no_step,
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.lambda_sets.lambda_set import LambdaSet
@@ -28,10 +33,73 @@ from tff_agnostic.settings import setting
 _SUM_TOLERANCE = 1e-3
 
 
+# Updates that are no steps along the losses have no learning rate. To give one beside fixed weights
+# is harmless: `frontier` has both.
+_WITH_LEARNING_RATE = ("exponentiated_gradient", "projected_gradient", "fixed")
+
 # What mu chi2(lambda || m_bar) is to the objective: equation (6) of Mohri et al. adds it within the
 # maximum, which is the pessimism of their bound, and a convex function of lambda; taken away, it is
 # the penalty of distributionally robust optimisation, and keeps lambda near m_bar.
 CHI2_SIGNS: Registry[float] = Registry("sign of chi2", {"penalty": -1.0, "pessimism": 1.0})
+
+
+class _Way(NamedTuple):
+    """A way for lambda to move.
+
+    Attributes:
+        build: (settings, training mixture) -> the update.
+        check: Raises a `UserError` if it does not go with other settings.
+        starts_at_training_mixture: Whether this is lambda_0 where none is given.
+    """
+
+    build: Callable[["LambdaOptions", Sequence[float]], DomainWeightUpdate]
+    check: Callable[["LambdaOptions"], None] = lambda options: None
+    starts_at_training_mixture: bool = False
+
+
+def _always(update: DomainWeightUpdate) -> _Way:
+    return _Way(lambda options, training_mixture: update)
+
+
+def _check_cvar(options: "LambdaOptions") -> None:
+    flag = f"--domain_weight_update={options.domain_weight_update}"
+    if options.lambda_set != "simplex":
+        raise UserError(
+            f"--lambda_set: expected simplex with {flag}, whose --domain_conformity is a set of "
+            f"mixtures itself, found {options.lambda_set}"
+        )
+    if options.chi2_weight:
+        raise UserError(
+            f"--chi2_weight: expected 0 with {flag}, which finds the largest of a sum that is "
+            f"linear in lambda, found {options.chi2_weight:g}"
+        )
+
+
+def _cvar(options: "LambdaOptions", training_mixture: Sequence[float]) -> DomainWeightUpdate:
+    def update(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+        del lambda_set
+        return cvar_step(
+            step.coordinates,
+            step.slopes,
+            training_mixture,
+            options.domain_conformity,
+            options.cvar_rate,
+            step.is_free,
+        )
+
+    return update
+
+
+DOMAIN_WEIGHT_UPDATES: Registry[_Way] = Registry(
+    "domain weight update",
+    {
+        "exponentiated_gradient": _always(entropy_step),
+        "projected_gradient": _always(euclidean_step),
+        "fixed": _always(no_step),
+        # The one mixture that every level allows.
+        "cvar": _Way(_cvar, _check_cvar, starts_at_training_mixture=True),
+    },
+)
 
 
 # Describes what algorithms report of lambda, beside losses.
@@ -58,9 +126,12 @@ class LambdaOptions(LambdaSetOptions):
         domain_weight_update: Name of a member of `DOMAIN_WEIGHT_UPDATES`; made with None, it is
             `own_update`.
         domain_learning_rate: gamma_lambda; positive.
+        domain_conformity: theta of CVaR, in (0, 1].
+        cvar_rate: How far lambda goes to CVaR's worst mixture in a round, in (0, 1]. A setting of
+            its own: tasks set gamma_lambda for steps along losses, to 0.03 and less.
         initial_domain_weights: lambda_0, p numbers on the simplex; if None, uniform, or in a ball
-            its centre. A weight of 0 stays 0 under exponentiated gradient. A hull starts from the
-            mean of its mixtures.
+            and for CVaR the training mixture. A weight of 0 stays 0 under exponentiated gradient.
+            A hull starts from the mean of its mixtures.
         freeze_absent_domains: Keep the weight of a domain without examples in a round. Otherwise
             its loss counts as 0, as section 4 of Ro et al. has it (line 11 as printed is 0/0).
         chi2_weight: mu of a term mu chi2(lambda || m_bar) of the objective, at least 0.
@@ -73,10 +144,32 @@ class LambdaOptions(LambdaSetOptions):
         "in AgnosticFedAvg, projected_gradient in Stochastic-AFL.",
         choices=DOMAIN_WEIGHT_UPDATES,
     )
-    domain_learning_rate: float = setting(0.01, "gamma_lambda.", positive=True)
+    domain_learning_rate: float = setting(
+        0.01,
+        "gamma_lambda.",
+        positive=True,
+        only_with=("domain_weight_update", _WITH_LEARNING_RATE),
+    )
+    domain_conformity: float = setting(
+        0.5,
+        "theta of CVaR over domains, in (0, 1]: lambda is up to 1 / theta times the training "
+        "mixture in any domain; 1 is the training mixture, a small theta the worst domain.",
+        positive=True,
+        at_most=1.0,
+        only_with=("domain_weight_update", ("cvar",)),
+    )
+    cvar_rate: float = setting(
+        0.1,
+        "How far lambda goes to the worst mixture of CVaR's level in a round, in (0, 1]; 1 is all "
+        "the way.",
+        positive=True,
+        at_most=1.0,
+        only_with=("domain_weight_update", ("cvar",)),
+    )
     initial_domain_weights: Optional[tuple[float, ...]] = setting(
         None,
-        "lambda_0, comma-separated; if not given, uniform, or in a ball the training mixture.",
+        "lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR the training "
+        "mixture.",
         only_with=("lambda_set", ("simplex", "box", "ball")),
     )
     freeze_absent_domains: bool = setting(
@@ -101,8 +194,9 @@ class LambdaOptions(LambdaSetOptions):
         if self.domain_weight_update is None:
             object.__setattr__(self, "domain_weight_update", self.own_update)
         super().__post_init__()
+        self.way().check(self)
 
-    def update(self) -> DomainWeightUpdate:
+    def way(self) -> _Way:
         """Returns how lambda moves."""
         assert self.domain_weight_update is not None
         return DOMAIN_WEIGHT_UPDATES[self.domain_weight_update]
@@ -117,12 +211,14 @@ class LambdaSteps:
         lambda_set: Lambda.
         training_mixture: m_bar, the domains' shares of the training examples, p positive numbers.
         initial: The coordinates of lambda_0.
+        update: How lambda moves.
     """
 
     options: LambdaOptions
     lambda_set: LambdaSet
     training_mixture: tuple[float, ...]
     initial: tuple[float, ...]
+    update: DomainWeightUpdate
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
         """Returns lambda, float32 [p], of coordinates in the set."""
@@ -174,7 +270,6 @@ class LambdaSteps:
         keeps_unknown: bool,
         rate: Any,
     ) -> tf.Tensor:
-        update = self.options.update()
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
         if keeps_weights:
             # Updates depend on differences of losses. Beside the 0 of an absent domain, negative
@@ -185,7 +280,9 @@ class LambdaSteps:
             losses = tf.where(known, losses, self._mean_of_known(coordinates, losses, known))
         if self.options.chi2_weight:
             losses += self._chi2_slope(coordinates)
-        updated = update(self.lambda_set, coordinates, self.lambda_set.slopes(losses), rate)
+        slopes = self.lambda_set.slopes(losses)
+        step = Step(coordinates, slopes, rate, known if keeps_weights else None)
+        updated = self.update(self.lambda_set, step)
         is_positive = updated > 0
         if keeps_weights:
             # The others share the rest in the proportions that the update gives them.
@@ -230,7 +327,9 @@ def lambda_steps(
     lambda_set = options.build_lambda_set(domain_names, training_mixture)
     flag = "--initial_domain_weights"
     given = options.initial_domain_weights
-    if given is None and options.lambda_set == "ball":
+    way = options.way()
+    update = way.build(options, tuple(training_mixture.tolist()))
+    if given is None and (options.lambda_set == "ball" or way.starts_at_training_mixture):
         weights = training_mixture
     else:
         weights = per_domain(flag, given, p, default=1.0 / p)
@@ -241,7 +340,7 @@ def lambda_steps(
         )
     initial = lambda_set.start(weights / weights.sum())
     return LambdaSteps(
-        options, lambda_set, tuple(training_mixture.tolist()), tuple(initial.tolist())
+        options, lambda_set, tuple(training_mixture.tolist()), tuple(initial.tolist()), update
     )
 
 

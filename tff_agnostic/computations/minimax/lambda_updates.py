@@ -1,17 +1,16 @@
-"""One step of lambda along the domains' losses: mirror ascent with either mirror map.
+"""One step of lambda by the domains' losses: mirror ascent with either mirror map, or none.
 
 Sources: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, section 4.2.
 Pure functions on float32 vectors, usable with NumPy arrays.
 """
 
-from typing import Callable
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.lambda_sets.lambda_set import LambdaSet
 from tff_agnostic.lambda_sets.simplex import project_to_simplex
-from tff_agnostic.registry import Registry
 
 # The smallest normal float32: what is smaller, processors may take for 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
@@ -47,33 +46,39 @@ def fixed(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Ten
     return lambda_
 
 
-def _entropy_step(
-    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
-) -> tf.Tensor:
-    return lambda_set.nearest_in_entropy(exponentiated_gradient(coordinates, slopes, learning_rate))
+class Step(NamedTuple):
+    """What a round has for lambda to move by.
+
+    Attributes:
+        coordinates: Of lambda_{t-1} in its set, float32 [q].
+        slopes: The gradient of sum_i lambda_i L_i by them, float32 [q].
+        learning_rate: gamma_lambda.
+        is_free: Which coordinates may change, bool [q]; all if None. The others get back what they
+            had, whatever the update returns for them.
+    """
+
+    coordinates: tf.Tensor
+    slopes: tf.Tensor
+    learning_rate: Any
+    is_free: Optional[tf.Tensor] = None
 
 
-def _euclidean_step(
-    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
-) -> tf.Tensor:
-    return lambda_set.nearest(coordinates + learning_rate * slopes)
+def entropy_step(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+    """Mirror ascent with the entropy as mirror map."""
+    moved = exponentiated_gradient(step.coordinates, step.slopes, step.learning_rate)
+    return lambda_set.nearest_in_entropy(moved)
 
 
-def _no_step(
-    lambda_set: LambdaSet, coordinates: tf.Tensor, slopes: tf.Tensor, learning_rate: float
-) -> tf.Tensor:
+def euclidean_step(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+    """Mirror ascent with half the squared norm as mirror map."""
+    return lambda_set.nearest(step.coordinates + step.learning_rate * step.slopes)
+
+
+def no_step(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+    """Returns the coordinates unchanged."""
     del lambda_set
-    return fixed(coordinates, slopes, learning_rate)
+    return fixed(step.coordinates, step.slopes, step.learning_rate)
 
 
-# (set, coordinates, gradient by them, learning rate) -> coordinates. Mirror ascent with the entropy
-# as mirror map, with half the squared norm, and none.
-DomainWeightUpdate = Callable[[LambdaSet, tf.Tensor, tf.Tensor, float], tf.Tensor]
-DOMAIN_WEIGHT_UPDATES: Registry[DomainWeightUpdate] = Registry(
-    "domain weight update",
-    {
-        "exponentiated_gradient": _entropy_step,
-        "projected_gradient": _euclidean_step,
-        "fixed": _no_step,
-    },
-)
+# (set, what the round has) -> coordinates.
+DomainWeightUpdate = Callable[[LambdaSet, Step], tf.Tensor]
