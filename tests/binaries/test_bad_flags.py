@@ -21,7 +21,7 @@ _UNKNOWN = [
     (
         ["--algorithm=agnostic_fedavg"],
         "--algorithm: unknown algorithm 'agnostic_fedavg': did you mean agnostic_fed_avg or "
-        "fed_avg? valid names: agnostic_fed_avg, fed_avg, fed_avg_sub, fed_avg_target_only",
+        "fed_avg? valid names: agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, ",
     ),
     (
         ["--runtime=tf"],
@@ -136,6 +136,26 @@ _VALUES = [
         "--secure_bits: expected at most 40, found 64",
     ),
     (["--algorithm=q_ffl", "--q=-1"], "--q: expected at least 0.0, found -1.0"),
+    (
+        ["--algorithm=delta_fl", "--conformity=0.5,0"],
+        "--conformity: expected levels in (0, 1], found 0",
+    ),
+    (
+        ["--algorithm=delta_fl", "--conformity=0.5,x"],
+        "--conformity: expected numbers separated by commas, found '0.5,x'",
+    ),
+    (
+        ["--algorithm=delta_fl", "--conformity=0.5,0.8,0.5"],
+        "--conformity: expected different levels, found 0.5 twice",
+    ),
+    (
+        ["--algorithm=delta_fl", "--threshold=tracked", "--boundary=paper"],
+        "--boundary has no effect with --threshold=tracked: it needs --threshold=survey or lagged",
+    ),
+    (
+        ["--algorithm=fed_avg", "--conformity=0.5"],
+        "--conformity has no effect with --algorithm=fed_avg: it needs --algorithm=delta_fl",
+    ),
     (["--algorithm=q_ffl", "--q=nan"], "--q: expected a finite number, found nan"),
     (["--algorithm=fed_prox", "--mu=-0.5"], "--mu: expected at least 0.0, found -0.5"),
     (["--domain_loss_share=1"], "--domain_loss_share: expected less than 1.0, found 1.0"),

@@ -1,0 +1,80 @@
+"""A family of models: one run with a model for each level of Delta-FL."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import compare, evaluate, export, train
+from tests.binaries.harness import TOY, Caller
+from tff_agnostic.program.reporting.history import read_history
+
+_FAMILY = (*TOY, "--algorithm=delta_fl", "--conformity=0.3,1", "--evaluate_every=1")
+_LEVELS = ("conformity_0.3", "conformity_1")
+
+
+@pytest.fixture(scope="module")
+def family(call: Caller, tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a run of three rounds, and what it printed."""
+    folder = tmp_path_factory.mktemp("family") / "run"
+    outcome = call(train, *_FAMILY, "--rounds=3", f"--output_dir={folder}")
+    assert outcome.status == 0, outcome
+    return folder, outcome.out
+
+
+def test_files_hold_every_level(family):
+    folder, _ = family
+    columns = read_history(folder / "metrics.csv")
+    for level in _LEVELS:
+        assert f"threshold/{level}" in columns
+        assert np.all(columns[f"kept_share/{level}"] <= 1)
+    np.testing.assert_allclose(columns["kept_share/conformity_0.3"], 0.3, rtol=1e-5)
+    np.testing.assert_allclose(columns["kept_share/conformity_1"], 1.0, rtol=1e-6)
+    # The first level is the main model, and has the columns of any run.
+    assert "test/worst loss" in columns
+    assert "test[conformity_1]/worst loss" in columns
+    result = json.loads((folder / "result.json").read_text())
+    assert list(result["models"]) == ["conformity_1"]
+
+
+def test_a_level_of_a_family_is_the_run_of_its_own(call, folder, family):
+    outcome = call(
+        *(train, *TOY, "--algorithm=fed_avg", "--rounds=3", "--evaluate_every=1"),
+        "--output_dir=alone",
+    )
+    assert outcome.status == 0, outcome
+    alone = read_history(folder / "alone" / "metrics.csv")
+    columns = read_history(family[0] / "metrics.csv")
+    np.testing.assert_allclose(
+        columns["test[conformity_1]/worst loss"], alone["test/worst loss"], rtol=1e-6
+    )
+
+
+def test_it_goes_on_to_the_same_bytes(call, folder, family):
+    for more in (["--rounds=2"], ["--rounds=3", "--resume"]):
+        outcome = call(train, *_FAMILY, *more, "--output_dir=run")
+        assert outcome.status == 0, outcome
+    for name in ("metrics.csv", "result.json"):
+        assert (folder / "run" / name).read_bytes() == (family[0] / name).read_bytes()
+
+
+def test_it_is_evaluated_and_compared(call, folder, family):
+    outcome = call(evaluate, f"--checkpoint={family[0]}", "--output=again.json")
+    assert outcome.status == 0, outcome
+    again, first = (
+        json.loads(path.read_text()) for path in (folder / "again.json", family[0] / "result.json")
+    )
+    assert again["domains"] == first["domains"]
+    arms = "--arms=fed_avg;two=delta_fl:threshold=lagged;tracked=delta_fl:threshold=tracked"
+    outcome = call(compare, *TOY, "--rounds=2", "--trials=1", arms, "--output_dir=compared")
+    assert outcome.status == 0, outcome
+
+
+def test_a_plan_cannot_hold_the_survey(call, folder, family):
+    message = call.refused(folder, export, f"--checkpoint={family[0]}", "--output_dir=plan")
+    assert message == (
+        "--algorithm: a plan of the platform has one exchange between server and devices in a "
+        "round, and delta_fl has 2 (survey, training): it cannot be exported; it has one with "
+        "--threshold=lagged or --threshold=tracked"
+    )
