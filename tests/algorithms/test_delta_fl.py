@@ -3,10 +3,12 @@
 Twenty random rounds with ties, clients without examples and clients that are not finite.
 """
 
+import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.algorithms.cases import NUM_DOMAINS, build
 from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
@@ -16,6 +18,7 @@ from tests.algorithms.references.softmax import SOFTMAX, mean_loss
 from tests.computations.harness import random_client
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
@@ -89,18 +92,25 @@ def _assert_follows(training: Any, algorithm: Algorithm, case: _Case, level: int
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def streaming_runtime():
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as running:
+        yield running
+
+
+# To put clients in step takes TensorFlow longer than to run them one by one.
 @pytest.mark.parametrize("case", list(_CASES))
-def test_rounds_are_those_of_the_reference(cohort_runtime, case):
+def test_rounds_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, _CASES[case])
 
 
 @pytest.mark.parametrize("case", ["survey .5", "lagged .5", "tracked .5"])
-def test_rounds_of_streamed_clients_are_those_of_the_reference(case):
+def test_rounds_of_clients_in_step_are_those_of_the_reference(cohort_runtime, case):
     algorithm = _CASES[case].build()
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
-        _assert_follows(runtime.training(algorithm, PlainSum()), algorithm, _CASES[case])
+    training = cohort_runtime.training(algorithm, PlainSum())
+    _assert_follows(training, algorithm, _CASES[case])
 
 
 @pytest.mark.parametrize("case", ["survey .5", "tracked .5"])
@@ -116,10 +126,10 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
 
 
 @pytest.mark.parametrize("threshold", ["survey", "lagged"])
-def test_every_level_of_a_family_is_trained_as_if_it_were_alone(cohort_runtime, threshold):
+def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtime, threshold):
     levels = (0.1, 0.5, 1.0)
     algorithm = _Case(levels[0], threshold).build(conformity=levels)
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     assert list(algorithm.models(training.initialize().algorithm)) == [
         "conformity_0.1",
         "conformity_0.5",
@@ -129,13 +139,13 @@ def test_every_level_of_a_family_is_trained_as_if_it_were_alone(cohort_runtime, 
         _assert_follows(training, algorithm, _Case(theta, threshold), level=k)
 
 
-def test_a_level_of_1_is_fed_avg_bit_for_bit(cohort_runtime):
+def test_a_level_of_1_is_fed_avg_bit_for_bit(streaming_runtime):
     weights = []
     for algorithm in (_Case(1.0).build(), build("fed_avg", shuffle=False)):
         settings = {"shuffle": True, "client_epochs": 2, "batch_size": 4}
         name = algorithm.name
         rebuilt = build(name, conformity=(1.0,), **settings)
-        training = cohort_runtime.training(rebuilt, PlainSum())
+        training = streaming_runtime.training(rebuilt, PlainSum())
         state = training.initialize()
         for cohort in COHORTS[:5]:
             state, _ = training.next(state, cohort)
@@ -144,9 +154,9 @@ def test_a_level_of_1_is_fed_avg_bit_for_bit(cohort_runtime):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_level_below_every_weight_is_the_worst_client(cohort_runtime):
+def test_a_level_below_every_weight_is_the_worst_client(streaming_runtime):
     algorithm = _Case(1e-4).build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     cohort = COHORTS[0]
     losses = [mean_loss(SOFTMAX, W_0.trainable, client) for client in cohort]
     state, report = training.next(_start(training, algorithm), cohort)
@@ -163,10 +173,10 @@ def test_a_level_below_every_weight_is_the_worst_client(cohort_runtime):
 
 
 @pytest.mark.parametrize(("boundary", "kept"), [("exact", 0.3), ("paper", 1.0)])
-def test_clients_with_equal_losses_are_treated_alike(cohort_runtime, boundary, kept):
+def test_clients_with_equal_losses_are_treated_alike(streaming_runtime, boundary, kept):
     # At zero weights all losses are log 3.
     algorithm = _Case(0.3, boundary=boundary).build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     cohort = [client for client in COHORTS[0] if len(client["y"])]
     state, report = training.next(training.initialize(), cohort)
     zeros = [np.zeros_like(v) for v in W_0.trainable]
@@ -178,9 +188,9 @@ def test_clients_with_equal_losses_are_treated_alike(cohort_runtime, boundary, k
     assert report["clients"]["contributed"] == len(cohort)
 
 
-def test_a_tracked_threshold_starts_low_and_keeps_the_right_share_in_the_end(cohort_runtime):
+def test_a_tracked_threshold_starts_low_and_keeps_the_right_share_in_the_end(streaming_runtime):
     algorithm = _Case(0.3, "tracked", None, "equal").build(client_learning_rate=1e-4)
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(1)
     cohort = [random_client(rng, 6, range(NUM_DOMAINS)) for _ in range(40)]
     state, shares = _start(training, algorithm), []
@@ -191,6 +201,28 @@ def test_a_tracked_threshold_starts_low_and_keeps_the_right_share_in_the_end(coh
     assert np.mean(shares[-20:]) == pytest.approx(0.3, abs=0.05)
     # A level of one in ten: from above it would take 35 rounds to halve, in which nobody trains.
     assert min(shares) > 0.1
+
+
+def test_a_client_that_trains_for_no_level_takes_no_step(streaming_runtime):
+    steps = []
+
+    def counted(weights: Any, x: Any, training: bool, seed: Any) -> Any:
+        scores = model.predict(weights, x, training, seed)
+        if not training:
+            return scores
+        with tf.control_dependencies(
+            [tf.numpy_function(lambda: steps.append(1) or 0, [], tf.int64)]
+        ):
+            return tf.identity(scores)
+
+    model = logistic_regression(4, NUM_DOMAINS)
+    algorithm = _Case(1e-4).build(model=dataclasses.replace(model, predict=counted))
+    training = streaming_runtime.training(algorithm, PlainSum())
+    cohort = COHORTS[0]
+    training.next(_start(training, algorithm), cohort)
+    losses = [mean_loss(SOFTMAX, W_0.trainable, client) for client in cohort]
+    worst = len(cohort[int(np.argmax(losses))]["y"])
+    assert len(steps) == _SGD.epochs * -(-worst // _SGD.batch_size)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _optimum(theta):
     return superquantile(_losses(found.x[:size])[0], _alphas(), theta)
 
 
-def _reached(runtime, theta, boundary, rounds=600):
+def _reached(runtime, theta, boundary, rounds=300):
     """The objective at the mean of the later half of the iterates."""
     algorithm = build(
         "delta_fl",
