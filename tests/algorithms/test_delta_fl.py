@@ -232,6 +232,7 @@ def test_a_client_that_trains_for_no_level_takes_no_step(streaming_runtime):
         ((0.5, 0.0), "--conformity: expected levels in (0, 1], found 0"),
         ((1.5,), "--conformity: expected levels in (0, 1], found 1.5"),
         ((0.5, 0.1, 0.5), "--conformity: expected different levels, found 0.5 twice"),
+        ((0.1, 0.1000000001), "--conformity: expected different levels, found 0.1 twice"),
     ],
 )
 def test_bad_levels_are_told(levels, message):

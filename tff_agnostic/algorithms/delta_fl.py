@@ -124,9 +124,11 @@ class DeltaFlOptions(LocalTrainingOptions, ServerOptimizerOptions, ClientWeighti
         for theta in self.conformity:
             if not 0 < theta <= 1:
                 raise UserError(f"--conformity: expected levels in (0, 1], found {theta:g}")
-        if len(set(self.conformity)) < len(self.conformity):
-            twice = next(t for t in self.conformity if self.conformity.count(t) > 1)
-            raise UserError(f"--conformity: expected different levels, found {twice:g} twice")
+        # Models, columns and plots are called so: levels that round to one name are one.
+        names = [f"{theta:g}" for theta in self.conformity]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"--conformity: expected different levels, found {twice} twice")
 
     def thresholds(self) -> tuple[Threshold, ...]:
         """Returns the threshold of each level."""
