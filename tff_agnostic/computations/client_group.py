@@ -16,6 +16,7 @@ import tensorflow as tf
 # which takes a copy of each argument, and more operations than many a model's step.
 from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
+from tff_agnostic.computations.known_ranks import insert_only_missing_axes
 from tff_agnostic.models.functional import Examples
 
 
@@ -115,6 +116,7 @@ class _ClientsInStep:
     fixed_shapes = False
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        insert_only_missing_axes()
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
         return pfor(
             lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
