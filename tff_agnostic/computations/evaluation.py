@@ -5,7 +5,7 @@ The server learns sums only; the distribution over clients comes from summed his
 
 import dataclasses
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -84,23 +84,54 @@ class EvaluateClients:
         del seed
         sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
         return per_client(
-            lambda sums, n: _evaluation_output(self.model, sums, tf.equal(n, 0)),
+            lambda sums, n: evaluation_output(self.model, sums, tf.equal(n, 0)),
             sums,
             clients.num_examples,
         )
 
 
-def evaluation_exchange(model: Model, num_domains: int) -> Exchange:
-    """Returns an evaluation as an exchange: its state is the weights, and it broadcasts them."""
-    return Exchange(
-        name="evaluation",
-        prepare=lambda weights, sums: weights,
-        client=EvaluateClients(model, num_domains),
-        bounds=lambda limits: _evaluation_bounds(model, limits),
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """A federated evaluation, of one model or of several: one exchange, and no state after it.
+
+    Attributes:
+        exchange: What is broadcast is its state: what is measured.
+        measured_spec: Spec of that, a structure of `tf.TensorSpec`.
+        client_data_spec: Of a client's examples.
+    """
+
+    exchange: Exchange
+    measured_spec: Any
+    client_data_spec: Any
+
+
+def measurement_of_model(model: Model, num_domains: int) -> Measurement:
+    """Returns the evaluation of one model's weights; its sums are an `EvaluationOutput`."""
+    return Measurement(
+        Exchange(
+            name="evaluation",
+            prepare=lambda weights, sums: weights,
+            client=EvaluateClients(model, num_domains),
+            bounds=lambda limits: evaluation_bounds(model, limits),
+        ),
+        weights_spec(model),
+        model.client_data_spec(),
     )
 
 
-def _evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> EvaluationOutput:
+def weights_spec(model: Model) -> ModelWeights:
+    """Returns the spec of a model's weights."""
+    return tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights)
+
+
+def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> EvaluationOutput:
+    """Returns what one client contributes, from its sums over each domain; or zeros.
+
+    Args:
+        model: The model.
+        sums: Of the client, values [p].
+        is_empty: Whether it has no examples, boolean scalar.
+    """
     ratios = OrderedDict(loss=MetricSums(sums.losses, tf.cast(sums.counts, tf.float32)))
     ratios.update(sums.metric_sums)
     over_clients = OrderedDict(
@@ -134,7 +165,8 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
     )
 
 
-def _evaluation_bounds(model: Model, limits: ClientLimits) -> EvaluationOutput:
+def evaluation_bounds(model: Model, limits: ClientLimits) -> EvaluationOutput:
+    """Returns the bounds of what one client contributes, for secure sums."""
     one = Bound(1, integer=True)
     largest = {"loss": limits.max_loss}
     largest.update((m.name, m.max_numerator if m.upper is None else m.upper) for m in model.metrics)

@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound, SumsSoFar
 from tff_agnostic.computations.client_group import group_of_one, one_client
-from tff_agnostic.computations.evaluation import evaluation_exchange
+from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.models.functional import Model, ModelWeights
 
@@ -119,8 +119,8 @@ class EvaluationParts(NamedTuple):
 
     Attributes:
         exchange: (message at the server, client data) -> the sum at the server.
-        message: Weights -> message.
-        decode: The sum -> (`EvaluationOutput`, report of the aggregation).
+        message: What is measured, such as weights -> message.
+        decode: The sum -> (what clients contributed, report of the aggregation).
     """
 
     exchange: tff.Computation
@@ -128,21 +128,15 @@ class EvaluationParts(NamedTuple):
     decode: tff.Computation
 
 
-def build_evaluation_parts(
-    model: Model, num_domains: int, aggregation: Aggregation
-) -> EvaluationParts:
-    """Returns the parts of `build_evaluation`."""
-    functions = EvaluationFunctions(model, num_domains, aggregation)
-    weights_type = tff.to_type(
-        ModelWeights(
-            *[[tff.TensorType(w.dtype, w.shape) for w in ws] for ws in model.initial_weights]
-        )
-    )
-    message = tff.tensorflow.computation(functions.message, weights_type)
+def build_evaluation_parts(measurement: Measurement, aggregation: Aggregation) -> EvaluationParts:
+    """Returns the parts of `build_measurement`."""
+    functions = EvaluationFunctions(measurement, aggregation)
+    measured_type = type_from_spec(measurement.measured_spec)
+    message = tff.tensorflow.computation(functions.message, measured_type)
     exchange = build_exchange(
         functions.exchange,
         message.type_signature.result,
-        type_from_spec(model.client_data_spec()),
+        type_from_spec(measurement.client_data_spec),
     )
     decode = tff.tensorflow.computation(functions.decode, exchange.type_signature.result.member)
     return EvaluationParts(exchange, message, decode)
@@ -152,21 +146,20 @@ class EvaluationFunctions:
     """What the server does before and after the sum of an evaluation.
 
     Args:
-        model: The model.
-        num_domains: p.
+        measurement: What is evaluated, and how.
         aggregation: How clients are summed.
 
     Attributes:
         exchange: The evaluation with its aggregation.
     """
 
-    def __init__(self, model: Model, num_domains: int, aggregation: Aggregation) -> None:
-        self.exchange = AggregatedExchange(evaluation_exchange(model, num_domains), aggregation)
+    def __init__(self, measurement: Measurement, aggregation: Aggregation) -> None:
+        self.exchange = AggregatedExchange(measurement.exchange, aggregation)
 
-    def message(self, weights: ModelWeights) -> Any:
+    def message(self, measured: Any) -> Any:
         """Returns what every client is sent."""
         state = self.exchange.initialize()
-        return self.exchange.message(state, weights, tf.zeros([2], tf.int32))
+        return self.exchange.message(state, measured, tf.zeros([2], tf.int32))
 
     def decode(self, summed: Any) -> tuple[Any, Any]:
         """Returns the sum of what clients contributed, and the report of the aggregation."""
@@ -178,17 +171,22 @@ def build_evaluation(
     model: Model, num_domains: int, aggregation: Aggregation = PlainSum()
 ) -> tff.Computation:
     """Returns a TFF computation (weights at the server, client data) -> `EvaluationOutput` sums."""
-    parts = build_evaluation_parts(model, num_domains, aggregation)
-    weights_type = parts.message.type_signature.parameter
+    return build_measurement(measurement_of_model(model, num_domains), aggregation)
+
+
+def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff.Computation:
+    """Returns a TFF computation (what is measured at the server, client data) -> its sums."""
+    parts = build_evaluation_parts(measurement, aggregation)
+    measured_type = parts.message.type_signature.parameter
     client_data_type = parts.exchange.type_signature.parameter[1]
 
     @tff.tensorflow.computation(parts.decode.type_signature.parameter)
     def output_of(summed: Any) -> Any:
         return parts.decode(summed)[0]
 
-    @tff.federated_computation(tff.FederatedType(weights_type, tff.SERVER), client_data_type)
-    def evaluate(weights: Any, client_data: Any) -> Any:
-        summed = parts.exchange(tff.federated_map(parts.message, weights), client_data)
+    @tff.federated_computation(tff.FederatedType(measured_type, tff.SERVER), client_data_type)
+    def evaluate(measured: Any, client_data: Any) -> Any:
+        summed = parts.exchange(tff.federated_map(parts.message, measured), client_data)
         return tff.federated_map(output_of, summed)
 
     return evaluate

@@ -8,15 +8,16 @@ import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.aggregated import AggregatedRound, SumsSoFar
+from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_guarantees, check_process
 from tff_agnostic.computations.template import (
     EvaluationFunctions,
-    build_evaluation,
+    build_measurement,
     build_process,
 )
 from tff_agnostic.errors import ExecutionError
-from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.client_work import ClientWork, CompiledWork, client_work_of
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
@@ -79,7 +80,11 @@ class CohortRuntime:
         self, model: Model, num_domains: int, aggregation: Aggregation
     ) -> "CohortEvaluation":
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
-        return CohortEvaluation(model, num_domains, aggregation, self._sum_over_clients)
+        return self.measurement(measurement_of_model(model, num_domains), aggregation)
+
+    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> "CohortEvaluation":
+        """Prepares measurements; see `runtime.Runtime.measurement`."""
+        return CohortEvaluation(measurement, aggregation, self._sum_over_clients)
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change last bits; see `runtime.Runtime.execution`."""
@@ -200,39 +205,33 @@ class CohortEvaluation:
     """Federated evaluations; see `runtime.Evaluation`.
 
     Args:
-        model: The model.
-        num_domains: p.
+        measurement: What is evaluated, and how.
         aggregation: What happens before and after the sum.
         sum_over_clients: Says where clients run.
     """
 
     def __init__(
         self,
-        model: Model,
-        num_domains: int,
+        measurement: Measurement,
         aggregation: Aggregation,
         sum_over_clients: Callable[[ClientWork], SumOverClients],
     ) -> None:
         if aggregation.guarantees:
-            computation = build_evaluation(model, num_domains, aggregation)
-            check_guarantees(aggregation, {"evaluation": computation})
+            computation = build_measurement(measurement, aggregation)
+            check_guarantees(aggregation, {measurement.exchange.name: computation})
         self._aggregation = aggregation
-        functions = EvaluationFunctions(model, num_domains, aggregation)
-        weights_spec = tf.nest.map_structure(
-            lambda w: tf.TensorSpec(w.shape, w.dtype), model.initial_weights
-        )
+        functions = EvaluationFunctions(measurement, aggregation)
         self._message = tf.function(
-            functions.message, input_signature=[weights_spec], autograph=False
+            functions.message, input_signature=[measurement.measured_spec], autograph=False
         )
         message_spec = _specs(self._message.get_concrete_function().structured_outputs)
         self._decode = tf.function(functions.decode, autograph=False)
-        work = client_work_of(functions.exchange, message_spec, model.client_data_spec())
+        work = client_work_of(functions.exchange, message_spec, measurement.client_data_spec)
         self._sum = sum_over_clients(work)
 
-    def __call__(self, weights: ModelWeights, parts: Iterable[Sequence[Examples]]) -> Evaluated:
+    def __call__(self, measured: Any, parts: Iterable[Sequence[Examples]]) -> Evaluated:
         """Returns the sums over all parts."""
-        weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-        message = _called(self._message, weights)
+        message = _called(self._message, tf.nest.map_structure(tf.convert_to_tensor, measured))
         total, num_clients = None, 0
         for clients in parts:
             num_clients += len(clients)

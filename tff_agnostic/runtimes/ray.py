@@ -8,6 +8,7 @@ from typing import Any, Optional
 import ray
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.models.functional import Examples, Model
@@ -75,7 +76,11 @@ class RayRuntime:
         self, model: Model, num_domains: int, aggregation: Aggregation
     ) -> CohortEvaluation:
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
-        return CohortEvaluation(model, num_domains, aggregation, self._sum_over_clients)
+        return self.measurement(measurement_of_model(model, num_domains), aggregation)
+
+    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> CohortEvaluation:
+        """Prepares measurements; see `runtime.Runtime.measurement`."""
+        return CohortEvaluation(measurement, aggregation, self._sum_over_clients)
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change last bits; see `runtime.Runtime.execution`."""

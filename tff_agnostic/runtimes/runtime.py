@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.computations.evaluation import EvaluationOutput
+from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.secure_check import SecurityReport
-from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.quantities import Quantities
 
 
@@ -40,18 +40,18 @@ class Evaluated(NamedTuple):
     """What an evaluation gives.
 
     Attributes:
-        output: Sums over the clients.
+        output: Sums over the clients; of a model's evaluation an `EvaluationOutput`.
         clipped: How many values of each field exceeded the bounds of secure sums; empty for others.
     """
 
-    output: EvaluationOutput
+    output: Any
     clipped: Mapping[str, int]
 
 
 class Evaluation(Protocol):
-    """Federated evaluation of one model."""
+    """Federated evaluation, of a model's weights or of what else a measurement is of."""
 
-    def __call__(self, weights: ModelWeights, parts: Iterable[Sequence[Examples]]) -> Evaluated:
+    def __call__(self, measured: Any, parts: Iterable[Sequence[Examples]]) -> Evaluated:
         """Evaluates weights on clients that come in parts, so that not all need be in memory.
 
         The parts' sums are added before anything is decoded: no sum of a part is looked at.
@@ -85,6 +85,13 @@ class Runtime(Protocol):
             UserError: As for `training`.
         """
 
+    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> Evaluation:
+        """Prepares evaluations of another kind, such as of several models at once.
+
+        Raises:
+            UserError: As for `training`.
+        """
+
     def execution(self) -> Mapping[str, Any]:
         """Returns the settings of how rounds are executed that may change last bits, by flag."""
 
@@ -97,7 +104,7 @@ def to_numpy_examples(examples: Examples) -> dict[str, Any]:
     return {key: examples[key] for key in ("x", "y", "domain_id")}
 
 
-def evaluated(output: EvaluationOutput, report: Report) -> Evaluated:
+def evaluated(output: Any, report: Report) -> Evaluated:
     """Returns the result of an evaluation, in NumPy, from what was decoded."""
     clipped = report.get("clipped", {})
     return Evaluated(

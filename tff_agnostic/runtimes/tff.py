@@ -17,17 +17,18 @@ from tensorflow_federated.python.core.environments.tensorflow_frontend import (
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_guarantees, check_process
 from tff_agnostic.computations.secure_check import SecurityReport
 from tff_agnostic.computations.template import (
     EvaluationParts,
     Process,
-    build_evaluation,
     build_evaluation_parts,
+    build_measurement,
     build_process,
 )
-from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.quantities import Quantities
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
 from tff_agnostic.runtimes.tff_exit import end_quietly
@@ -101,12 +102,14 @@ class TffRuntime:
         self, model: Model, num_domains: int, aggregation: Aggregation
     ) -> "TffEvaluation":
         """Compiles an evaluation; see `runtime.Runtime.evaluation`."""
+        return self.measurement(measurement_of_model(model, num_domains), aggregation)
+
+    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> "TffEvaluation":
+        """Compiles a measurement; see `runtime.Runtime.measurement`."""
         if aggregation.guarantees:
-            computation = build_evaluation(model, num_domains, aggregation)
-            check_guarantees(aggregation, {"evaluation": computation})
-        return TffEvaluation(
-            self, build_evaluation_parts(model, num_domains, aggregation), aggregation
-        )
+            computation = build_measurement(measurement, aggregation)
+            check_guarantees(aggregation, {measurement.exchange.name: computation})
+        return TffEvaluation(self, build_evaluation_parts(measurement, aggregation), aggregation)
 
     def execution(self) -> dict[str, Any]:
         """Returns nothing: TFF's worker has one way to run."""
@@ -165,10 +168,10 @@ class TffEvaluation:
         self._parts = parts
         self._aggregation = aggregation
 
-    def __call__(self, weights: ModelWeights, parts: Iterable[Sequence[Examples]]) -> Evaluated:
+    def __call__(self, measured: Any, parts: Iterable[Sequence[Examples]]) -> Evaluated:
         """Returns the sums over all parts."""
         with self._runtime.installed():
-            message = self._parts.message(weights)
+            message = self._parts.message(measured)
             total, num_clients = None, 0
             for clients in parts:
                 num_clients += len(clients)
