@@ -22,6 +22,8 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
+# Of the smoothed objective.
+_NU = 0.3
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
 # (w, what is remembered of the threshold, cohort) -> the same after a round.
 _Round = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -37,6 +39,8 @@ class _Case(NamedTuple):
         given = {"conformity": (self.theta,), "client_learning_rate": _SGD.eta, **settings}
         if self.boundary is not None:
             given["boundary"] = self.boundary
+        if self.boundary == "smooth":
+            given["smoothing"] = _NU
         return build(
             "delta_fl",
             threshold=self.threshold,
@@ -53,6 +57,8 @@ class _Case(NamedTuple):
         if self.theta == 1:
             return fed_avg_round(SOFTMAX, w, cohort, _SGD, self.weighting), None
         how = (self.theta, _SGD, self.weighting)
+        if self.boundary == "smooth":
+            return reference.smoothed_round(SOFTMAX, w, cohort, *how, _NU), None
         if self.threshold == "survey":
             return reference.survey_round(SOFTMAX, w, cohort, *how, self.boundary), None
         if self.threshold == "lagged":
@@ -67,6 +73,8 @@ _CASES = {
     "survey .5, clients alike, as printed": _Case(0.5, boundary="paper", weighting="equal"),
     "survey .01": _Case(0.01),
     "survey 1": _Case(1.0),
+    "survey .5, smooth": _Case(0.5, boundary="smooth"),
+    "survey 1, smooth": _Case(1.0, boundary="smooth"),
     "lagged .5": _Case(0.5, "lagged"),
     "lagged .3, clients alike, as printed": _Case(0.3, "lagged", "paper", "equal"),
     "lagged 1": _Case(1.0, "lagged"),

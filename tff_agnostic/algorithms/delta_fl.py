@@ -31,7 +31,8 @@ from tff_agnostic.computations.server_update import (
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.tails.cuts import BOUNDARIES
+from tff_agnostic.computations.tails.cuts import exact_cut, paper_cut
+from tff_agnostic.computations.tails.smoothing import Smoothed
 from tff_agnostic.computations.tails.tail_clients import (
     LevelMessage,
     LevelOutput,
@@ -61,8 +62,19 @@ class _Way(NamedTuple):
     surveys: bool = False
 
 
-def _binned(theta: float, options: "DeltaFlOptions") -> Threshold:
-    return Binned(theta, options.boundary)
+# (theta, settings) -> the threshold of a level, made of a histogram.
+BOUNDARIES: Registry[Callable[[float, "DeltaFlOptions"], Threshold]] = Registry(
+    "boundary",
+    {
+        "exact": lambda theta, options: Binned(theta, exact_cut),
+        "paper": lambda theta, options: Binned(theta, paper_cut),
+        "smooth": lambda theta, options: Smoothed(theta, options.smoothing),
+    },
+)
+
+
+def _of_histogram(theta: float, options: "DeltaFlOptions") -> Threshold:
+    return BOUNDARIES[options.boundary](theta, options)
 
 
 def _tracked(theta: float, options: "DeltaFlOptions") -> Threshold:
@@ -72,8 +84,8 @@ def _tracked(theta: float, options: "DeltaFlOptions") -> Threshold:
 THRESHOLDS: Registry[_Way] = Registry(
     "threshold",
     {
-        "survey": _Way(_binned, surveys=True),
-        "lagged": _Way(_binned),
+        "survey": _Way(_of_histogram, surveys=True),
+        "lagged": _Way(_of_histogram),
         "tracked": _Way(_tracked),
     },
 )
@@ -88,6 +100,7 @@ class DeltaFlOptions(LocalTrainingOptions, ServerOptimizerOptions, ClientWeighti
             tables and plots of a single model show.
         threshold: Member of `THRESHOLDS`.
         boundary: Member of `BOUNDARIES`.
+        smoothing: nu of the smoothed objective, in the unit of the loss.
         threshold_rate: r of a tracked threshold.
     """
 
@@ -105,9 +118,16 @@ class DeltaFlOptions(LocalTrainingOptions, ServerOptimizerOptions, ClientWeighti
     )
     boundary: str = setting(
         "exact",
-        "What clients at the threshold count: what is left of theta, or all, as printed (paper).",
+        "What clients at the threshold count: what is left of theta (exact); all, as printed "
+        "(paper); or, above it, more with their loss, of the smoothed objective (smooth).",
         choices=BOUNDARIES,
         only_with=("threshold", ("survey", "lagged")),
+    )
+    smoothing: float = setting(
+        0.1,
+        "How far above the threshold a loss is from which on a client counts in full.",
+        positive=True,
+        only_with=("boundary", ("smooth",)),
     )
     threshold_rate: float = setting(
         0.2,

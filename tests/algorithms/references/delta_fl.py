@@ -15,6 +15,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import brentq
 
 from tests.algorithms.references.local_sgd import LocalSgd, average, train
 from tests.algorithms.references.softmax import (
@@ -142,6 +143,55 @@ def survey_round(
         return list(w_t)
     share = shares(nearest_center(survey.loss), survey.alpha, theta, boundary)
     return _train_shares(model, w_t, survey, share, sgd)
+
+
+def smoothed_shares(
+    losses: ArrayLike, alphas: ArrayLike, theta: float, nu: float
+) -> tuple[np.ndarray, float]:
+    """Each client's h_nu'(F_k - eta), and eta: sum alpha_k h_nu'(F_k - eta) = theta sum alpha_k.
+
+    The derivative of the smoothed objective in eta is 1 - (1/theta) sum_k alpha_k h_nu'(F_k - eta)
+    with h_nu'(r) = min(max(r / nu, 0), 1), for alphas that sum to 1. Solved by bisection.
+    """
+    loss, alpha = _normalised(losses, alphas)
+    if theta == 1:
+        return np.ones(len(loss)), float(loss.min() - nu)
+
+    def counted(eta: float) -> np.ndarray:
+        return np.clip((loss - eta) / nu, 0.0, 1.0)
+
+    eta = brentq(
+        lambda eta: alpha @ counted(eta) - theta, loss.min() - 2 * nu, loss.max(), xtol=1e-14
+    )
+    return counted(eta), float(eta)
+
+
+def smoothed_round(
+    model: Model,
+    w_t: Weights,
+    clients: Sequence[Client],
+    theta: float,
+    sgd: LocalSgd,
+    weighting: str,
+    nu: float,
+) -> Weights:
+    """One round of a survey with the smoothed objective; losses are the centres of their bins."""
+    survey = _survey(model, w_t, clients, weighting)
+    if not survey.clients:
+        return list(w_t)
+    low, high = _DECADES
+    centers = 10.0 ** (low + nearest_center(survey.loss) / (CENTERS - 1) * (high - low))
+    share, _ = smoothed_shares(centers, survey.alpha, theta, nu)
+    return _train_shares(model, w_t, survey, share, sgd)
+
+
+def smoothed_superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float, nu: float) -> float:
+    """min over eta of eta + (1/theta) sum_k alpha_k h_nu(F_k - eta)."""
+    loss, alpha = _normalised(losses, alphas)
+    _, eta = smoothed_shares(losses, alphas, theta, nu)
+    above = np.maximum(loss - eta, 0.0)
+    h = np.where(above <= nu, above**2 / (2 * nu), above - nu / 2)
+    return float(eta + alpha @ h / theta)
 
 
 def lagged_round(

@@ -8,12 +8,11 @@ grid is 2.7% wide, so that a threshold is off by 1.36% at most. (Where the tail 
 bins of twice that width cost 1.7% of the objective, and these 0.3%: see the tests.)
 """
 
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tff_agnostic.computations.histogram import LogGrid
-from tff_agnostic.registry import Registry
 
 GRID = LogGrid(num_bins=1025)
 _ROUNDING = 1e-12
@@ -83,12 +82,6 @@ def paper_cut(histogram: tf.Tensor, theta: float) -> Cut:
     More than theta of the weight counts: 51 of 100 equal clients at theta = 0.5.
     """
     return Cut(_quantile(histogram, theta).bin, tf.constant(1.0))
-
-
-# (histogram, theta) -> cut.
-BOUNDARIES: Registry[Callable[[tf.Tensor, float], Cut]] = Registry(
-    "boundary", {"exact": exact_cut, "paper": paper_cut}
-)
 
 
 class _Quantile(NamedTuple):

@@ -11,13 +11,12 @@ The latter two are rounds of one exchange, as platforms have them.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from tff_agnostic.aggregations.limits import Bound
 from tff_agnostic.computations.tails.cuts import (
-    BOUNDARIES,
     GRID,
     Cut,
     everyone,
@@ -95,11 +94,11 @@ class Binned(Threshold):
 
     Attributes:
         theta: Conformity level.
-        boundary: Member of `BOUNDARIES`: what a client in the bin of the threshold counts.
+        cut: (histogram, theta) -> cut, which says what a client in its bin counts.
     """
 
     theta: float
-    boundary: str
+    cut: Callable[[tf.Tensor, float], Cut]
 
     def initial(self) -> Cut:
         """See `Threshold.initial`."""
@@ -121,7 +120,7 @@ class Binned(Threshold):
 
     def next(self, threshold: Cut, said: Losses) -> Cut:
         """See `Threshold.next`."""
-        found = BOUNDARIES[self.boundary](said.histogram, self.theta)
+        found = self.cut(said.histogram, self.theta)
         is_known = tf.reduce_sum(said.histogram) > 0
         return Cut(*(tf.where(is_known, new, old) for new, old in zip(found, threshold)))
 
