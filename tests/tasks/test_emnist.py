@@ -10,6 +10,7 @@ from tests.data.stores import image, text_store, tff_store, write_store
 from tff_agnostic.data.clients import domain_counts
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.tasks import emnist
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
@@ -237,3 +238,47 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, error, told):
         f"emnist_all.sqlite: TensorFlow Federated could not download it ({told}); name a client "
         "store with --data"
     )
+
+
+def test_the_linear_model_is_logistic_regression_on_pixels(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    model = _load(_of_tff(tmp_path / "s.sqlite"), model="linear").model
+    kernel, bias = model.initial_weights.trainable
+    assert (kernel.shape, bias.shape) == ((784, 10), (10,))
+    assert not kernel.any() and not bias.any()
+    rng = np.random.default_rng(0)
+    weights = ModelWeights([rng.normal(size=w.shape).astype(w.dtype) for w in (kernel, bias)], [])
+    x = rng.uniform(size=[5, 28, 28, 1]).astype(np.float32)
+    expected = x.reshape([5, 784]) @ weights.trainable[0] + weights.trainable[1]
+    np.testing.assert_allclose(model.predict(weights, x, False, 0), expected, rtol=1e-4)
+
+
+class TestTrainShare:
+    """Training clients divided anew."""
+
+    def test_each_training_client_trains_or_is_tested_on(self, tmp_path):
+        path = _of_import(tmp_path / "s.sqlite", high_school=20, census=20)
+        everyone = set(_load(path).train.client_ids)
+        splits = set()
+        for seed in range(5):
+            task = _load(path, seed, train_share=0.25)
+            train, test = set(task.train.client_ids), set(task.test.client_ids)
+            assert len(train) == 10 and not train & test and train | test == everyone
+            np.testing.assert_array_equal(task.test.read(min(test))["domain_id"][:1], [1])
+            # The same of the same seed, whatever else is asked for.
+            assert train == set(
+                _load(path, seed, train_share=0.25, model="linear").train.client_ids
+            )
+            splits.add(frozenset(train))
+        assert len(splits) == 5
+
+    def test_what_cannot_be_is_one_line(self, tmp_path):
+        path = _of_import(tmp_path / "s.sqlite")
+        assert _error(path, train_share=0.01) == (
+            "--emnist_train_share: expected a share that leaves clients to train and others to "
+            "test on, found 0.01, 0 of 10 training clients"
+        )
+        assert _error(path, train_share=0.5, test_split="heldout").startswith(
+            "--emnist_test_split has no effect with --emnist_train_share: "
+        )
+        assert _error(path, train_share=1.0).startswith("--emnist_train_share: expected ")

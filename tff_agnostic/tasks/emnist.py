@@ -8,7 +8,7 @@ names the domain of each example.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from tff_agnostic.data.store_clients import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.emnist_cnn import emnist_cnn
-from tff_agnostic.models.functional import Examples
+from tff_agnostic.models.emnist_linear import emnist_linear
+from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
-    TEST_SPLIT_HELP,
     TRAIN_SPLIT,
     DomainsOf,
+    SplitOptions,
     data_fingerprint,
     domains_by_name,
     labels_of,
@@ -41,15 +43,32 @@ _FEATURES = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
 _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 
 
+def _cnn(num_classes: int, seed: int) -> Model:
+    return emnist_cnn(num_classes, seed)
+
+
+def _linear(num_classes: int, seed: int) -> Model:
+    del seed  # It starts at zero.
+    return emnist_linear(num_classes)
+
+
+# (classes, seed) -> model.
+MODELS: Registry[Callable[[int, int], Model]] = Registry("model", {"cnn": _cnn, "linear": _linear})
+
+
 @dataclasses.dataclass(frozen=True)
-class EmnistOptions:
+class EmnistOptions(SplitOptions):
     """Options of the task."""
 
     num_classes: int = setting(62, "62 for digits and letters, 10 for digits.")
+    model: str = setting(
+        "cnn",
+        "cnn, of Reddi et al. 2021, or linear, logistic regression on the pixels.",
+        choices=MODELS,
+    )
     high_school_writers: Optional[int] = setting(
         None, "How many high-school writers are trained on, drawn by the seed; all if not given."
     )
-    test_split: str = setting("test", TEST_SPLIT_HELP)
 
 
 def load(options: EmnistOptions, context: TaskContext) -> Task:
@@ -82,7 +101,7 @@ def load(options: EmnistOptions, context: TaskContext) -> Task:
         domain_names=_DOMAIN_NAMES,
         train=_thinned(clients(TRAIN_SPLIT), options.high_school_writers, context.seed),
         test=clients(options.test_split),
-        model=emnist_cnn(options.num_classes, seed=context.seed),
+        model=MODELS[options.model](options.num_classes, context.seed),
         fingerprint={"classes": str(options.num_classes), **data_fingerprint(store)},
     )
 

@@ -16,10 +16,9 @@ from tff_agnostic.data.store_format import LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.logistic import logistic_regression
-from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
-    TEST_SPLIT_HELP,
     TRAIN_SPLIT,
+    SplitOptions,
     data_fingerprint,
     labels_of,
     open_store,
@@ -35,10 +34,8 @@ _NUM_PIXELS = 28 * 28
 
 
 @dataclasses.dataclass(frozen=True)
-class FashionMnistOptions:
+class FashionMnistOptions(SplitOptions):
     """Options of the task."""
-
-    test_split: str = setting("test", TEST_SPLIT_HELP)
 
 
 def load(options: FashionMnistOptions, context: TaskContext) -> Task:

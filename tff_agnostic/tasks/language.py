@@ -19,8 +19,8 @@ from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.next_word import NextWordNetwork, next_word_model
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
-    TEST_SPLIT_HELP,
     TRAIN_SPLIT,
+    SplitOptions,
     data_fingerprint,
     open_store,
 )
@@ -46,7 +46,7 @@ NEXT_WORD_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
 
 
 @dataclasses.dataclass(frozen=True)
-class TextOptions:
+class TextOptions(SplitOptions):
     """Options that every task on texts has."""
 
     vocabulary_size: int = setting(
@@ -58,7 +58,6 @@ class TextOptions:
         "line, the most frequent first. [the store's own]",
         is_path=True,
     )
-    test_split: str = setting("test", TEST_SPLIT_HELP)
 
 
 @dataclasses.dataclass(frozen=True)

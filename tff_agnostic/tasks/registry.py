@@ -23,6 +23,8 @@ from tff_agnostic.tasks import (
     toy_regression,
     two_domain_lm,
 )
+from tff_agnostic.tasks.divided import divided
+from tff_agnostic.tasks.stored import SplitOptions
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
 TASKS: Registry[TaskSpec] = Registry(
@@ -65,9 +67,11 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     chosen = spec.options(**options)
     check_values(chosen, functools.partial(option_flag, name))
     task = spec.load(chosen, context)
-    # What tasks on stores have in common: which split is evaluated.
-    split = getattr(chosen, "test_split", task.test_split)
-    return dataclasses.replace(task, test_split=split)
+    # What tasks on stores have in common: who trains, and who is evaluated.
+    if isinstance(chosen, SplitOptions):
+        task = dataclasses.replace(task, test_split=chosen.test_split)
+        task = divided(task, name, chosen, context.seed)
+    return task
 
 
 def _check_path(

@@ -1,8 +1,9 @@
 """What tasks that read client stores share."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -11,11 +12,25 @@ from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
-from tff_agnostic.tasks.task import DATA
+from tff_agnostic.settings import setting
+from tff_agnostic.tasks.task import DATA, TEST_SPLIT
 
 TRAIN_SPLIT = TRAIN
-# Help text of the option that every such task has.
-TEST_SPLIT_HELP = "Split to evaluate on: test, or heldout while tuning."
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitOptions:
+    """Options of every task on a store: who trains, and who is evaluated."""
+
+    test_split: str = setting(TEST_SPLIT, "Split to evaluate on: test, or heldout while tuning.")
+    train_share: Optional[float] = setting(
+        None,
+        "Divide the training clients: this share of them, drawn by --seed, trains, and the others "
+        "are evaluated in the place of the test clients. So each trial has a split of its own.",
+        positive=True,
+        below=1.0,
+    )
+
 
 # (client id, columns) -> the domain id of each example, -1 for one that is left out.
 DomainsOf = Callable[[str, Mapping[str, np.ndarray]], np.ndarray]
