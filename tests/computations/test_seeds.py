@@ -6,7 +6,14 @@ import tensorflow as tf
 
 from tests.computations.harness import random_client
 from tff_agnostic.computations.client_group import group_of_many, group_of_one
-from tff_agnostic.computations.seeds import client_seeds, fold_in, random_order, stateless_seed
+from tff_agnostic.computations.seeds import (
+    client_seeds,
+    fold_in,
+    hash_multipliers,
+    known_multipliers,
+    random_order,
+    stateless_seed,
+)
 
 _ROUND = tf.constant([3, 4])
 
@@ -107,3 +114,11 @@ def test_orders_are_uniform():
     orders = np.asarray(random_order(seeds, tf.fill([4000], 4), tf.constant(4)))
     counts = np.bincount(orders[:, 0], minlength=4)
     assert np.all(np.abs(counts - 1000) < 137)
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 1568])
+def test_multipliers_of_a_known_width_are_those_that_a_graph_works_out(width):
+    found = known_multipliers(width)
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, hash_multipliers(tf.constant(width)))
+    assert np.all(found % 2 == 1)

@@ -155,7 +155,9 @@ class AggregatedRound:
 
         no_sums = tf.nest.map_structure(tf.zeros_like, sums)
         has_sums = _real_ones_are_finite(sums)
-        next_state, report = finished(tf.cond(has_sums, lambda: sums, lambda: no_sums))
+        next_state, report = finished(
+            tf.nest.map_structure(lambda s, zero: tf.where(has_sums, s, zero), sums, no_sums)
+        )
         check_state(state.algorithm, next_state)
         # A state that is not finite by itself, such as a least loss so far, says nothing.
         has_state = tf.cond(

@@ -145,8 +145,7 @@ def zeros_unless(is_kept: tf.Tensor, output: Any) -> Any:
     """Returns an answer with zeros in place of all values of clients that are not kept."""
 
     def masked(value: tf.Tensor) -> tf.Tensor:
-        rank_difference = value.shape.rank - is_kept.shape.rank
-        shape = tf.concat([tf.shape(is_kept), [1] * rank_difference], axis=0)
+        shape = [-1] * is_kept.shape.rank + [1] * (value.shape.rank - is_kept.shape.rank)
         return tf.where(tf.reshape(is_kept, shape), value, tf.zeros_like(value))
 
     # Nearly always all are kept, and then nothing need be copied.

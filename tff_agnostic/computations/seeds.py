@@ -6,6 +6,7 @@ clients matters. Seeds are int64; all of this is integer arithmetic, elementwise
 the same numbers for one client, for many at once, and on every device.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.computations.client_group import ClientGroup
@@ -22,7 +23,8 @@ UNIFORM_BITS = 24
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
     """Returns new seeds, int64, from seeds and integers whose shapes broadcast."""
-    state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) + 1) * _INCREMENT
+    increment = tf.constant(_INCREMENT, tf.int64)
+    state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) * increment + increment)
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS):
         state = (state ^ _logical_shift(state, shift)) * multiplier
     return state ^ _logical_shift(state, _SHIFTS[2])
@@ -96,12 +98,31 @@ def client_seeds(round_seed: tf.Tensor, clients: ClientGroup) -> tf.Tensor:
     ends = clients.end_rows()
     for column in tf.nest.flatten(clients.examples):
         bits = tf.reshape(_as_integers(tf.gather(column, ends)), [tf.size(num_examples), -1])
-        # A linear hash of the column: odd multipliers keep every bit.
-        multipliers = tf.bitwise.bitwise_or(
-            fold_in(tf.constant(0, tf.int64), tf.range(tf.shape(bits)[1])), tf.constant(1, tf.int64)
-        )
+        width = tf.TensorShape(column.shape[1:]).num_elements()
+        num_bits = tf.shape(bits)[1]
+        if width is None:
+            multipliers = hash_multipliers(num_bits)
+        else:
+            # Of two examples; where there is no row at all, of none.
+            multipliers = tf.constant(known_multipliers(2 * width))[:num_bits]
         seed = fold_in(seed, tf.reduce_sum(bits * multipliers, axis=1))
     return tf.reshape(seed, tf.shape(clients.num_examples))
+
+
+def hash_multipliers(width: tf.Tensor) -> tf.Tensor:
+    """Returns those of a linear hash of so many numbers, int64: odd ones keep every bit."""
+    return tf.bitwise.bitwise_or(
+        fold_in(tf.constant(0, tf.int64), tf.range(width)), tf.constant(1, tf.int64)
+    )
+
+
+def known_multipliers(width: int) -> np.ndarray:
+    """Returns the same of a width that is known: what `fold_in` gives, but in no graph."""
+    increment, *multipliers = np.array([_INCREMENT, *_MULTIPLIERS], np.int64).view(np.uint64)
+    state = np.arange(1, width + 1, dtype=np.uint64) * increment
+    for shift, multiplier in zip(_SHIFTS, multipliers):
+        state = (state ^ (state >> np.uint64(shift))) * multiplier
+    return (state ^ (state >> np.uint64(_SHIFTS[2])) | np.uint64(1)).view(np.int64)
 
 
 def _as_integers(column: tf.Tensor) -> tf.Tensor:
