@@ -30,10 +30,9 @@ class LinearGrid:
         """Returns the centres, float64 [num_bins]."""
         return np.linspace(0.0, self.upper, self.num_bins)
 
-    def edges(self) -> np.ndarray:
-        """Returns where bins begin and end, float64 [num_bins + 1]."""
-        half = self.upper / (self.num_bins - 1) / 2
-        return np.linspace(-half, self.upper + half, self.num_bins + 1)
+    def edge(self, positions: np.ndarray) -> np.ndarray:
+        """Returns where bins begin, float64, of positions of any shape; those outside go on."""
+        return (np.asarray(positions) - 0.5) * (self.upper / (self.num_bins - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +54,10 @@ class LogGrid:
         """Returns the centres, float64 [num_bins]."""
         return np.geomspace(self.lower, self.upper, self.num_bins)
 
-    def edges(self) -> np.ndarray:
-        """Returns where bins begin and end, float64 [num_bins + 1]."""
-        half = (self.upper / self.lower) ** (0.5 / (self.num_bins - 1))
-        return np.geomspace(self.lower / half, self.upper * half, self.num_bins + 1)
+    def edge(self, positions: np.ndarray) -> np.ndarray:
+        """Returns where bins begin, float64, of positions of any shape; those outside go on."""
+        log_ratio = math.log(self.upper / self.lower) / (self.num_bins - 1)
+        return self.lower * np.exp((np.asarray(positions) - 0.5) * log_ratio)
 
 
 Grid = Union[LinearGrid, LogGrid]
