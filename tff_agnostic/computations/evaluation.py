@@ -131,11 +131,11 @@ def _evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> E
         (name, _client_distribution(grid, ratios[name]))
         for name, grid in measure_grids(model).items()
     )
-    by_size = _by_size(tf.reduce_sum(sums.counts), over_clients)
     is_finite = all_finite([sums.losses, sums.metric_sums])
-    sums, over_clients, by_size = tf.nest.map_structure(
-        lambda value: tf.where(is_finite, value, tf.zeros_like(value)),
-        (sums, over_clients, by_size),
+    is_of_size = SIZES.holds(tf.reduce_sum(sums.counts)) & is_finite
+    by_size = _by_size(is_of_size, over_clients)
+    sums, over_clients = tf.nest.map_structure(
+        lambda value: tf.where(is_finite, value, tf.zeros_like(value)), (sums, over_clients)
     )
     clients = OrderedDict(
         evaluated=tf.cast(is_finite & ~is_empty, tf.int64),
@@ -161,19 +161,12 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
 
 
 def _by_size(
-    num_examples: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
+    is_of_size: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
 ) -> "OrderedDict[str, SizeSums]":
-    is_of_size = tf.equal(SIZES.bin_of(num_examples), tf.range(SIZES.num_bins))
-    none = tf.zeros([SIZES.num_bins])
+    counted, none = tf.cast(is_of_size, tf.int64), tf.zeros([SIZES.num_bins])
     return OrderedDict(
-        # Those of all of a client's examples together; the value is 0 where it is undefined.
-        (
-            name,
-            SizeSums(
-                tf.cast(is_of_size, tf.int64) * of.num_clients[-1],
-                tf.where(is_of_size, of.total[-1], none),
-            ),
-        )
+        # Of all of a client's examples together; the value is 0 where it is undefined.
+        (name, SizeSums(counted * of.num_clients[-1], tf.where(is_of_size, of.total[-1], none)))
         for name, of in over_clients.items()
     )
 

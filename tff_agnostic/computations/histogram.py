@@ -69,11 +69,13 @@ class SizeGrid:
 
     num_bins: int = 24
 
-    def bin_of(self, counts: tf.Tensor) -> tf.Tensor:
-        """Returns the bin of positive numbers of examples, int32, of numbers of any shape."""
-        # Compared and counted: a logarithm may be a little less than a whole number.
-        reached = counts[..., tf.newaxis] >= tf.constant(self.lower()[1:], counts.dtype)
-        return tf.reduce_sum(tf.cast(reached, tf.int32), axis=-1)
+    def holds(self, count: tf.Tensor) -> tf.Tensor:
+        """Returns which bin a number of examples is in, boolean [num_bins]; none holds 0."""
+        lower = self.lower()
+        # Compared: a logarithm may be a little less than a whole number.
+        upper = np.append(lower[1:], np.iinfo(np.int64).max)
+        count = tf.cast(count, tf.int64)
+        return (count >= lower) & (count < upper)
 
     def lower(self) -> np.ndarray:
         """Returns the smallest number of examples of each bin, int64 [num_bins]."""
