@@ -98,7 +98,7 @@ def measured(
 
 def value_of(metric: Optional[Metric], ratio: float) -> float:
     """Returns the value of a metric from its ratio; a loss, where there is no metric, is one."""
-    return float(values_of(metric, np.float64(ratio)))
+    return float(values_of(metric, np.asarray(ratio, np.float64)))
 
 
 def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
