@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def report(comparison: Comparison, task: str, path: Path) -> None:
-    """Prints the tables and writes compare.json, compare.md and a figure per measure."""
+    """Prints the tables and writes compare.json, compare.md and figures of each measure."""
     command = shlex.join(["./run", "compare", *sys.argv[1:]])
     write_json(path / "compare.json", comparison.to_json())
     write_text(
@@ -83,8 +83,13 @@ def report(comparison: Comparison, task: str, path: Path) -> None:
     for measure in comparison.measures:
         print(f"\n{measure} on the {comparison.split} clients")
         print(comparison_report.table(comparison, measure, "simple"))
+        of_clients = comparison_report.table_over_clients(comparison, measure, "simple")
+        if of_clients is not None:
+            print(f"\n{measure}. {comparison_report.over_clients_title(comparison)}\n{of_clients}")
         figure = comparison_report.figure(comparison, measure)
         save(figure, path / "plots" / f"compare_{measure}.png")
+    for measure, figure in comparison_report.client_figures(comparison).items():
+        save(figure, path / "plots" / f"compare_{measure}_clients.png")
     for line in comparison_report.notes(comparison):
         print(f"\n{line}")
     print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")

@@ -38,6 +38,7 @@ from tff_agnostic.tasks.task import DATA, Task
 _SETTINGS = (
     "seed",
     "worst_min_examples",
+    "client_percentiles",
     "runtime",
     "aggregation",
     "secure_max_examples",
@@ -85,6 +86,7 @@ def main(argv: Sequence[str]) -> None:
             evaluate,
             worst_min_examples=config.worst_min_examples,
             lambda_set=_lambda_set(trained, task),
+            percentiles=config.client_percentiles,
         )
         reports = {name: evaluator(weights, on_all=True) for name, weights in models.items()}
     algorithm = algorithm_label(config.algorithm)

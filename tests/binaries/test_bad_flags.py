@@ -69,6 +69,27 @@ _VALUES = [
     (["--window=0"], "--window: expected at least 1, found 0"),
     (["--window=-3"], "--window: expected at least 1, found -3"),
     (["--max_examples=0"], "--max_examples: expected at least 1, found 0"),
+    (
+        ["--client_percentiles=50,100"],
+        "--client_percentiles: expected numbers between 0 and 100, found 100",
+    ),
+    (
+        ["--client_percentiles=-1"],
+        "--client_percentiles: expected numbers between 0 and 100, found -1",
+    ),
+    (["--client_percentiles=nan"], "--client_percentiles: expected a finite number, found nan"),
+    (
+        ["--client_percentiles=90,50,90.0"],
+        "--client_percentiles: expected different numbers, found 90 twice",
+    ),
+    (
+        ["--client_percentiles=half"],
+        "--client_percentiles: expected numbers separated by commas, found 'half'",
+    ),
+    (
+        ["--client_percentiles="],
+        "--client_percentiles: expected numbers between 0 and 100, found none",
+    ),
     (["--evaluation_clients=0"], "--evaluation_clients: expected at least 1, found 0"),
     (["--lanes=100000"], "--lanes: expected at most 1024, found 100000"),
     (["--lanes=0"], "--lanes: expected at least 1, found 0"),

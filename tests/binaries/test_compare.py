@@ -47,7 +47,10 @@ def test_compare_json(compared):
     found = json.loads((path / "compare.json").read_text())
     assert list(found) == ["fed_avg", "agnostic_fed_avg"]
     for algorithm, domains in found.items():
-        assert list(domains) == [*_DOMAINS, "(worst)", "(overall)", "(difference)"]
+        assert list(domains) == [
+            *(*_DOMAINS, "(worst)", "(overall)", "(difference)"),
+            "(over clients)",
+        ]
         results = [
             json.loads((path / algorithm / f"trial_{k:02d}" / "result.json").read_text())
             for k in range(2)
@@ -62,6 +65,11 @@ def test_compare_json(compared):
         assert domains["(worst)"]["loss"]["trials"] == [
             r["worst"]["loss"]["value"] for r in results
         ]
+        of_clients = [r["overall"]["over_clients"]["loss"] for r in results]
+        for name in ("mean", "p10", "p50", "p90", "p95", "superquantile"):
+            measure = domains["(over clients)"][name]["loss"]
+            assert measure["trials"] == [of[name] for of in of_clients]
+            assert measure["mean"] == pytest.approx(sum(measure["trials"]) / 2)
         assert domains["(overall)"]["loss"]["trials"] == [r["overall"]["loss"] for r in results]
 
 
@@ -72,21 +80,22 @@ def test_the_markdown_table(compared):
     assert lines[0] == "# Comparison on toy_regression"
     (command,) = [line for line in lines if line.startswith("`./run compare --task=toy_regression")]
     assert "--trials=2" in command
-    (header,) = [line for line in lines if line.startswith("| algorithm")]
-    cells = [cell.strip() for cell in header.strip("|").split("|")]
-    assert cells == ["algorithm", *_DOMAINS, "worst", "overall", "difference"]
-    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][1:] == [
-        "FedAvg (uniform)",
-        "AgnosticFedAvg",
+    headers = [line for line in lines if line.startswith("| algorithm")]
+    assert [[cell.strip() for cell in h.strip("|").split("|")] for h in headers] == [
+        ["algorithm", *_DOMAINS, "worst", "overall", "difference"],
+        ["algorithm", "mean", "p10", "p50", "p90", "p95", "superquantile"],
     ]
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
+    assert rows == ["algorithm", "FedAvg (uniform)", "AgnosticFedAvg"] * 2
+    assert "\nloss. Over the test clients, each counted once; " in printed
     assert "AgnosticFedAvg" in printed
     assert printed.splitlines()[-1].startswith(f"tables: {path / 'compare.md'}, ")
 
 
 def test_the_plots_are_images(compared):
-    (path,) = (compared[0] / "plots").iterdir()
-    assert path.name == "compare_loss.png"
-    assert is_png(path.read_bytes())
+    paths = sorted((compared[0] / "plots").iterdir())
+    assert [path.name for path in paths] == ["compare_loss.png", "compare_loss_clients.png"]
+    assert all(is_png(path.read_bytes()) for path in paths)
 
 
 def test_resuming_a_complete_comparison_runs_nothing_again(call, folder, compared):
@@ -97,6 +106,34 @@ def test_resuming_a_complete_comparison_runs_nothing_again(call, folder, compare
     after = tree(folder)
     del before["runs/compare.md"], after["runs/compare.md"]  # It holds the command.
     assert after == before
+
+
+def test_trials_from_before_superquantiles_stay(call, folder, compared):
+    """As an earlier release left them: settings that it did not have are missing, too."""
+    shutil.copytree(compared[0], folder / "runs")
+    for trial in (folder / "runs").glob("fed_avg/trial_*"):
+        config = json.loads((trial / "config.json").read_text())
+        del config["client_percentiles"]
+        (trial / "config.json").write_text(json.dumps({**config, "format": 2}))
+        result = json.loads((trial / "result.json").read_text())
+        del result["client_values"], result["superquantile_share"]
+        for name in ("p95", "superquantile"):
+            del result["overall"]["over_clients"]["loss"][name]
+        (trial / "result.json").write_text(json.dumps(result))
+    before = tree(folder / "runs" / "fed_avg")
+    outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3", "--resume")
+    assert outcome.status == 0, outcome
+    assert tree(folder / "runs" / "fed_avg") == before
+    found = json.loads((folder / "runs" / "compare.json").read_text())
+    of_then, of_now = (found[row]["(over clients)"] for row in ("fed_avg", "agnostic_fed_avg"))
+    assert of_then["superquantile"]["loss"]["trials"] == [None, None]
+    assert of_then["p90"]["loss"]["mean"] > 0 and of_now["superquantile"]["loss"]["mean"] > 0
+    (row,) = [
+        line.split()
+        for line in outcome.out.split("Over the test clients")[1].splitlines()
+        if line.startswith("FedAvg (uniform)")
+    ]
+    assert row[-2:] == ["-", "-"] and "-" not in row[:-2]
 
 
 def test_more_trials_and_algorithms_are_added(call, folder, compared):

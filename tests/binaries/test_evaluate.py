@@ -76,6 +76,21 @@ def test_secure_sums_give_the_same_up_to_quantisation(call, folder, trained):
     assert "not counted in worst and difference" in outcome.out
 
 
+def test_other_percentiles(call, folder, trained):
+    outcome = call(
+        *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--client_percentiles=99.5,20")
+    )
+    assert outcome.status == 0, outcome
+    assert "mean (p20, p99.5)" in outcome.out
+    found, result = (
+        json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
+    )
+    of, of_run = (one["overall"]["over_clients"]["loss"] for one in (found, result))
+    assert list(of) == ["num_clients", "mean", "p20", "p99.5", "superquantile"]
+    assert of["superquantile"] == pytest.approx(of_run["superquantile"])
+    assert found["client_values"] == result["client_values"]
+
+
 def _write_clients(path: Path, domains: list[str]) -> None:
     description = {"domains": domains, "num_features": 2, "num_classes": 2}
     path.mkdir()

@@ -89,6 +89,7 @@ def test_the_result(digits):
         "rounds",
         "split",
         "percentiles",
+        "superquantile_share",
         "domains",
         "overall",
         "worst_domain",
@@ -97,6 +98,7 @@ def test_the_result(digits):
         "worst_min_examples",
         "not_counted",
         "clients",
+        "client_values",
         "domain_weights",
     ]
     head = [result[name] for name in ("task", "algorithm", "runtime", "seed", "rounds")]
@@ -111,6 +113,28 @@ def test_the_result(digits):
     assert sum(result["domain_weights"].values()) == pytest.approx(1, abs=1e-5)
     assert result["difference"]["loss"] == max(losses.values()) - min(losses.values())
     assert result["clients"] == {"evaluated": 4, "empty": 0, "non_finite": 0}
+    statistics = ["num_clients", "mean", "p10", "p50", "p90", "p95", "superquantile"]
+    for measure, of in result["overall"]["over_clients"].items():
+        assert list(of) == statistics
+        in_order = [of[name] for name in ("p10", "p50", "p90", "p95")]
+        assert in_order == sorted(in_order)
+        # Of four clients the worst tenth is a part of the worst one.
+        ends = result["client_values"][measure]["histogram"]["value"]
+        assert of["superquantile"] == pytest.approx(ends[-1 if measure == "loss" else 0], rel=1e-5)
+        assert sum(result["client_values"][measure]["by_size"]["clients"]) == 4
+
+
+def test_the_last_row_has_the_distribution_of_the_result(digits):
+    of = json.loads((digits[0] / "result.json").read_text())["overall"]["over_clients"]
+    columns = read_history(digits[0] / "metrics.csv")
+    for measure, statistics in of.items():
+        for name, value in statistics.items():
+            if name != "num_clients":
+                column = columns[f"test/{measure} over clients/{name}"]
+                assert column[-1] == value
+    assert "mean (p10, p50, p90, p95)" in digits[1] and "superquantile: mean of the" in digits[1]
+    for measure in of:
+        assert is_png((digits[0] / "plots" / f"test_clients_{measure}.png").read_bytes())
 
 
 def test_every_flag_is_in_the_config(digits):
@@ -167,6 +191,8 @@ def test_plots_are_images(digits):
     assert [p.name for p in paths] == [
         "domain_weights.png",
         "test_accuracy.png",
+        "test_clients_accuracy.png",
+        "test_clients_loss.png",
         "test_loss.png",
         "train_accuracy.png",
         "train_loss.png",
@@ -184,6 +210,7 @@ def test_tensorboard_has_a_run_per_domain_with_tags_in_common(digits):
     common = set.intersection(*(tags[domain] for domain in _DOMAINS))
     assert common >= {"train/loss", "test/loss", "test/accuracy", "lambda", "alpha"}
     assert tags["all"] >= {"test/worst loss", "update_norm", "clients/contributed"}
+    assert tags["all"] >= {"test/loss over clients/p95", "test/loss over clients/superquantile"}
 
 
 def test_a_table_per_domain_is_printed(digits):
@@ -218,6 +245,7 @@ def test_the_toy_task_draws_its_figure(call_that_draws, folder):
         ["--max_examples=3"],
         ["--runtime=tff"],
         ["--worst_min_examples=3"],
+        ["--client_percentiles=97.5,25.0"],
     ],
 )
 def test_settings_reach_the_run(call, folder, arguments):
@@ -254,6 +282,27 @@ def test_how_a_run_is_executed_is_no_part_of_it(call, folder, arguments):
     assert executions[0] != executions[1]
     norms = [read_history(folder / name / "metrics.csv")["update_norm"] for name in runs]
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
+
+
+def test_a_run_goes_on_with_other_percentiles(call, folder):
+    first = [*TOY, "--rounds=2", "--evaluate_every=1", "--output_dir=run"]
+    assert call(train, *first, "--client_percentiles=10,50").status == 0
+    outcome = call(
+        train, "--resume", "--output_dir=run", "--rounds=3", "--client_percentiles=75,50"
+    )
+    assert outcome.status == 0, outcome
+    assert (
+        "--client_percentiles was 10.0,50.0 until now and is 75.0,50.0: columns of " in outcome.out
+    )
+    assert "mean (p50, p75)" in outcome.out
+    columns = read_history(folder / "run" / "metrics.csv")
+    known = {
+        name: np.isfinite(columns[f"test/loss over clients/{name}"]) for name in ("p10", "p75")
+    }
+    assert known["p10"].tolist() == [True, True, False]
+    assert known["p75"].tolist() == [False, False, True]
+    for name in ("p50", "superquantile"):
+        assert np.isfinite(columns[f"test/loss over clients/{name}"]).all()
 
 
 def test_a_run_goes_on_as_its_folder_says_and_otherwise_where_it_may(call, folder):

@@ -117,6 +117,25 @@ def test_distributions_over_clients(
         )
 
 
+@pytest.mark.parametrize(("measure", "column"), [("loss", "loss"), ("accuracy", "correct")])
+def test_the_same_by_size_of_the_client(output, measured, measure, column):
+    values = _client_values(measured, column, _DOMAINS)
+    sizes = np.array([len(client.domain) for client in measured])
+    bins = np.floor(np.log2(sizes)).astype(int)
+    assert len(set(bins)) > 4
+    found = output.by_size[measure]
+    np.testing.assert_array_equal(found.num_clients, np.bincount(bins, minlength=24))
+    expected = np.bincount(bins, weights=values, minlength=24)
+    np.testing.assert_allclose(found.total, expected, rtol=1e-5)
+
+
+def test_tails_and_sizes_add_up_to_the_same_clients(output):
+    for name, distribution in output.over_clients.items():
+        by_size = output.by_size[name]
+        assert np.sum(by_size.num_clients) == distribution.num_clients[_DOMAINS]
+        np.testing.assert_allclose(np.sum(by_size.total), distribution.total[_DOMAINS], rtol=1e-6)
+
+
 def test_clients_are_counted(output):
     assert dict(output.clients) == {"evaluated": 30, "empty": 0, "non_finite": 0}
 
@@ -147,6 +166,20 @@ def test_secure_evaluation_follows_the_plain_one(tff_runtime, output):
         np.testing.assert_array_equal(
             secure.over_clients[measure].histogram, output.over_clients[measure].histogram
         )
+        np.testing.assert_array_equal(
+            secure.by_size[measure].num_clients, output.by_size[measure].num_clients
+        )
+
+
+def test_a_value_beyond_its_bound_is_cut_by_size_too(tff_runtime, output):
+    low = SecureSum(SecureSumOptions(max_examples=300, max_loss=0.5))
+    evaluated = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, low)(
+        _weights(), [_clients()]
+    )
+    assert evaluated.clipped["by_size"] > 0
+    by_size = evaluated.output.by_size["loss"]
+    np.testing.assert_array_equal(by_size.num_clients, output.by_size["loss"].num_clients)
+    assert np.all(by_size.total <= 0.5 * by_size.num_clients + 1e-6)
 
 
 def _of_one_client(model: Model, weights: ModelWeights, client: Any) -> EvaluationOutput:
@@ -197,6 +230,11 @@ def test_a_client_for_which_a_metric_is_undefined_is_not_in_its_distribution():
     output = _of_one_client(model, _weights(), client)
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
+    # Sizes are counted for the clients that have a value, whatever the measure counts.
+    assert np.flatnonzero(output.by_size["recall_of_1"].num_clients).tolist() == [2]
+    nowhere = _of_one_client(model, _weights(), make_client(np.ones([2, 4]), [0, 0], y=[0, 2]))
+    assert not np.any(nowhere.by_size["recall_of_1"].num_clients)
+    assert np.flatnonzero(nowhere.by_size["loss"].num_clients).tolist() == [1]
 
 
 def test_a_metric_says_how_fine_its_grid_is():

@@ -1,11 +1,19 @@
-"""Quantiles from histograms against exact ones."""
+"""Quantiles and superquantiles from histograms against exact ones."""
 
 import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from scipy import optimize
 
-from tff_agnostic.computations.histogram import LinearGrid, LogGrid, quantile
+from tff_agnostic.computations.histogram import (
+    LinearGrid,
+    LogGrid,
+    SizeGrid,
+    quantile,
+    superquantile,
+)
 
 _QS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 
@@ -84,3 +92,104 @@ def test_between_two_clients_quantiles_are_interpolated():
     # A quantile of losses is between losses, not between their logarithms.
     found = quantile(log, _counts(log, np.array([1.0, 1e6])), 0.5)
     assert found == pytest.approx(500_000.5)
+
+
+_SHARES = (0.03, 0.1, 0.25, 1 / 3, 0.5, 1.0)
+
+
+def _worst_mean(values: np.ndarray, share: float, worst_is_largest: bool) -> float:
+    """Sorted, and the worst ones taken one by one, the last of them in part."""
+    left = wanted = share * len(values)
+    total = 0.0
+    for value in sorted(values, reverse=worst_is_largest):
+        total += value * min(1.0, left)
+        left -= min(1.0, left)
+    return total / wanted
+
+
+def _cvar(values: np.ndarray, share: float) -> float:
+    """The least of t + mean(max(value - t, 0)) / share over t, by SciPy (Rockafellar, Uryasev)."""
+    found = optimize.minimize_scalar(
+        lambda t: t + np.mean(np.maximum(values - t, 0)) / share,
+        bounds=(values.min(), values.max() + 1e-9),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    return float(found.fun)
+
+
+@pytest.mark.parametrize("share", _SHARES)
+@pytest.mark.parametrize("num_clients", [1, 2, 7, 100, 999])
+@pytest.mark.parametrize("worst_is_largest", [True, False])
+def test_superquantiles_on_a_linear_grid_are_within_half_a_bin(
+    share, num_clients, worst_is_largest
+):
+    values = np.random.default_rng(num_clients).beta(2, 1, num_clients)
+    grid = LinearGrid()
+    found = superquantile(grid, _counts(grid, values), share, worst_is_largest)
+    assert abs(found - _worst_mean(values, share, worst_is_largest)) <= 0.0025 + 1e-6
+
+
+@pytest.mark.parametrize("share", _SHARES)
+@pytest.mark.parametrize("worst_is_largest", [True, False])
+def test_superquantiles_on_a_log_grid_are_within_a_share_of_the_value(share, worst_is_largest):
+    values = np.exp(np.random.default_rng(1).uniform(math.log(1e-6), math.log(1e6), 503))
+    grid = LogGrid()
+    found = superquantile(grid, _counts(grid, values), share, worst_is_largest)
+    exact = _worst_mean(values, share, worst_is_largest)
+    assert abs(found - exact) <= 0.0274 * exact
+
+
+@pytest.mark.parametrize("share", _SHARES)
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_the_conditional_value_at_risk_of_the_histogram(share, seed):
+    """Of values on the grid, with ties, there is no error."""
+    grid = LinearGrid()
+    values = grid.centers()[np.random.default_rng(seed).integers(80, 120, size=57)]
+    found = superquantile(grid, _counts(grid, values), share)
+    assert found == pytest.approx(_cvar(values, share), abs=1e-6)
+    assert found == pytest.approx(_worst_mean(values, share, True), rel=1e-12)
+
+
+def test_superquantiles_by_hand():
+    grid = LinearGrid()
+    counts = _counts(grid, np.array([0.1, 0.2, 0.2, 0.5, 0.9]))
+    # 1.5 of five clients: the worst one, and half of the next.
+    assert superquantile(grid, counts, 0.3) == pytest.approx((0.9 + 0.5 / 2) / 1.5)
+    assert superquantile(grid, counts, 0.3, worst_is_largest=False) == pytest.approx(
+        (0.1 + 0.2 / 2) / 1.5
+    )
+    # Less than one client is a part of the worst one.
+    assert superquantile(grid, counts, 0.1) == pytest.approx(0.9)
+    assert superquantile(grid, counts, 1.0) == pytest.approx(0.38)
+    # Ties at the boundary are one value.
+    assert superquantile(grid, _counts(grid, np.full(7, 0.4)), 0.1) == pytest.approx(0.4)
+
+
+def test_the_superquantile_of_one_client_is_its_value_and_of_none_is_nan():
+    grid = LinearGrid()
+    for worst_is_largest in (True, False):
+        one = superquantile(grid, _counts(grid, np.array([0.35])), 0.1, worst_is_largest)
+        assert one == pytest.approx(0.35)
+        assert math.isnan(superquantile(grid, np.zeros([201], np.int64), 0.1, worst_is_largest))
+
+
+@pytest.mark.parametrize("grid", [LinearGrid(40.0, 81), LogGrid()], ids=["linear", "log"])
+def test_every_centre_is_between_the_edges_of_its_bin(grid):
+    edges, centers = grid.edge(np.arange(grid.num_bins + 1)), grid.centers()
+    assert np.all((edges[:-1] < centers) & (centers < edges[1:]))
+    # A value beside an edge falls into the bin on its side.
+    inner = edges[1:-1]
+    for factor, offset in ((1 - 1e-4, 0), (1 + 1e-4, 1)):
+        bins = grid.bin_of((inner * factor).astype(np.float32))
+        np.testing.assert_array_equal(bins, np.arange(grid.num_bins - 1) + offset)
+
+
+def test_sizes_are_by_powers_of_two():
+    grid = SizeGrid()
+    sizes = [1, 2, 3, 4, 7, 8, 1023, 1024, 2**23 - 1, 2**23, 2**40]
+    held = np.array([grid.holds(tf.constant(size, tf.int64)) for size in sizes])
+    np.testing.assert_array_equal(held.sum(axis=1), 1)
+    np.testing.assert_array_equal(held.argmax(axis=1), [0, 1, 1, 2, 2, 3, 9, 10, 22, 23, 23])
+    assert not np.any(grid.holds(tf.constant(0, tf.int64)))
+    np.testing.assert_array_equal(grid.lower(), [2**i for i in range(24)])

@@ -10,8 +10,9 @@ from tests.program.harness import MEASURES
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import Arm, Experiment, PaperTable
 from tff_agnostic.experiments.registry import EXPERIMENTS
-from tff_agnostic.program.comparison import DIFFERENCE, OVERALL, Comparison, Trials
+from tff_agnostic.program.comparison import Comparison
 from tff_agnostic.program.run_spec import resolve
+from tff_agnostic.program.trial_results import DIFFERENCE, OVERALL, Trials
 
 _EXPERIMENT = Experiment(
     title="Toys",

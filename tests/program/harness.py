@@ -15,8 +15,10 @@ from matplotlib import image
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.measures import Measure, measures_of
+from tff_agnostic.program.reporting.client_values import ClientValues
 from tff_agnostic.program.reporting.columns import Column, EvaluationColumns, TrainingColumns
-from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, Measured, SetReport
+from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, SetReport
+from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES, Measured
 from tff_agnostic.quantities import Quantity, Role, Unit
 from tff_agnostic.tasks.task import Task
 
@@ -87,7 +89,7 @@ def make_evaluation(
     """Returns a report of domains with these losses, and accuracies of the same values."""
 
     def one(value: float) -> SetReport:
-        m = Measured(value, 2, value, value, value, value)
+        m = Measured(value, 2, value, dict.fromkeys(DEFAULT_PERCENTILES, value), value)
         return SetReport(0 if math.isnan(value) else 4, {"loss": m, "accuracy": m})
 
     return EvaluationReport(
@@ -97,6 +99,10 @@ def make_evaluation(
         clients={"evaluated": 2, "empty": 0, "non_finite": 0},
         clipped=clipped or {},
         split=split,
+        client_values={
+            name: ClientValues([0.25, 0.5], [1, 1], [4], [2], [0.375])
+            for name in ("loss", "accuracy")
+        },
     )
 
 

@@ -30,6 +30,11 @@ _WEIGHTS = ModelWeights([np.array([[1.0, 2.0]]), np.array(7.0)], [])
 _REPORT = make_report(losses=[2.0, 0.0], counts=[5, 0], weights=[0.25, 0.75])
 
 
+def _over_clients(name: str, value: float) -> dict[str, float]:
+    statistics = ("mean", "p10", "p50", "p90", "p95", "superquantile")
+    return {f"{name} over clients/{statistic}": value for statistic in statistics}
+
+
 def _names(columns: Any) -> list[str]:
     return [column.name for column in columns]
 
@@ -73,15 +78,30 @@ def test_what_an_evaluation_reports(clipped):
         "test/loss/tablet": 3.0,
         "test/loss": 2.0,
         "test/worst loss": 3.0,
+        **_over_clients("test/loss", 2.0),
         "test/accuracy/phone": 1.0,
         "test/accuracy/tablet": 3.0,
         "test/accuracy": 2.0,
         "test/worst accuracy": 1.0,
+        **_over_clients("test/accuracy", 2.0),
         **{f"test/clipped {field}": count for field, count in clipped.items()},
     }
     assert list(values) == _names(columns.columns)
     nothing = columns.values(None)
     assert list(nothing) == list(values) and set(nothing.values()) == {None}
+
+
+def test_the_columns_of_a_distribution_are_those_that_were_asked_for():
+    columns = EvaluationColumns(
+        ("model",), measures("loss"), {}, _NAMES, percentiles=(99.5, 50.0)
+    ).columns
+    assert _names(columns)[4:] == [
+        "test/loss over clients/mean",
+        "test/loss over clients/p50",
+        "test/loss over clients/p99.5",
+        "test/loss over clients/superquantile",
+    ]
+    assert {column.domain for column in columns[4:]} == {None}
 
 
 def test_further_models_have_columns_with_their_names():
@@ -95,10 +115,12 @@ def test_further_models_have_columns_with_their_names():
         "test/loss/tablet": 3.0,
         "test/loss": 2.0,
         "test/worst loss": 3.0,
+        **_over_clients("test/loss", 2.0),
         "test[average]/loss/phone": 0.5,
         "test[average]/loss/tablet": 0.25,
         "test[average]/loss": 0.375,
         "test[average]/worst loss": 0.5,
+        **_over_clients("test[average]/loss", 0.375),
     }
     drawn = dict.fromkeys(c.quantity.label for c in columns.columns if c.quantity.is_drawn)
     assert list(drawn) == ["loss on the test clients", "loss of average on the test clients"]
@@ -119,8 +141,11 @@ def test_columns_say_which_split_was_evaluated():
     )
     reports = {"main": report, "average": report}
     assert list(columns.values(reports)) == [
-        *("heldout/loss/phone", "heldout/loss", "heldout/worst loss", "heldout/clipped sums"),
+        *("heldout/loss/phone", "heldout/loss", "heldout/worst loss"),
+        *_over_clients("heldout/loss", 1.0),
+        "heldout/clipped sums",
         *("heldout[average]/loss/phone", "heldout[average]/loss", "heldout[average]/worst loss"),
+        *_over_clients("heldout[average]/loss", 1.0),
         "heldout[average]/clipped sums",
     ]
     labels = [column.quantity.label for column in columns.columns if "average" not in column.name]

@@ -2,20 +2,24 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
 
 from tests.program.harness import measures, result_json
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.comparison import Comparison, check_folder, collect
+from tff_agnostic.program.comparison import Comparison, check_folder
+from tff_agnostic.program.reporting.client_values import ClientValues
 from tff_agnostic.program.reporting.columns import Column
 from tff_agnostic.program.reporting.history import History
+from tff_agnostic.program.reporting.measured import statistic_names
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec, resolve
+from tff_agnostic.program.trial_results import collect
 from tff_agnostic.quantities import Quantity
 
 _NAMES = ("phone", "tablet")
@@ -29,6 +33,7 @@ def _run(
     accuracies: list[Any],
     overall: float = 0.5,
     counts: Sequence[int] = (5, 5),
+    superquantile: Optional[float] = None,
 ) -> RunFolder:
     folder = RunFolder(path)
     path.mkdir(parents=True)
@@ -37,6 +42,11 @@ def _run(
         for name, loss, accuracy, count in zip(_NAMES, losses, accuracies, counts)
     }
     result = result_json(domains, {"loss": overall, "accuracy": overall})
+    if superquantile is not None:
+        of_measure = {"num_clients": 3, "mean": 0.5, "superquantile": superquantile}
+        result["overall"]["over_clients"] = {"loss": of_measure, "accuracy": of_measure}
+        values = ClientValues([0.25, 0.75], [1, 2], [4, 8], [1, 2], [0.25, math.inf])
+        result["client_values"] = {"loss": values.to_json()}
     folder.result.write_text(json.dumps(result))
     History(folder.metrics, _COLUMNS).append(
         1, {"test/worst loss": 1.0, "test/worst accuracy": 0.5}
@@ -115,6 +125,68 @@ def test_domains_with_few_test_examples_are_not_the_worst_of_their_trial(tmp_pat
     trials = collect(folders, _NAMES, _MEASURES, [1, 10, 1])
     assert trials.values["(worst)"]["loss"].tolist() == [2.0, 3.0, 3.0]
     assert set(trials.not_counted) == {"tablet"}
+
+
+_STATISTICS = statistic_names((50.0,))
+
+
+def test_what_trials_say_of_their_clients_is_collected(tmp_path):
+    folders = [
+        _run(tmp_path / str(k), [1.0, 2.0], [0.9, 0.5], superquantile=s)
+        for k, s in enumerate((0.25, 0.75))
+    ]
+    trials = collect(folders, _NAMES, _MEASURES, [1] * 2, _STATISTICS)
+    assert list(trials.over_clients) == ["mean", "p50", "superquantile"]
+    assert trials.over_clients["superquantile"]["accuracy"].tolist() == [0.25, 0.75]
+    # Nobody asked for the median then.
+    assert np.isnan(trials.over_clients["p50"]["loss"]).all()
+    assert {name: len(of) for name, of in trials.client_values.items()} == {
+        "loss": 2,
+        "accuracy": 0,
+    }
+    (values, _) = trials.client_values["loss"]
+    assert (values.values, values.clients, values.sizes) == ([0.25, 0.75], [1, 2], [4, 8])
+    assert values.size_means[0] == 0.25 and math.isnan(values.size_means[1])
+    found = Comparison(_NAMES, _MEASURES, {"fed_avg": trials}).to_json()["fed_avg"]
+    assert list(found) == [*_NAMES, "(worst)", "(overall)", "(difference)", "(over clients)"]
+    assert found["(over clients)"]["superquantile"]["loss"] == {
+        "mean": 0.5,
+        "std": pytest.approx(0.125**0.5),
+        "trials": [0.25, 0.75],
+    }
+    assert found["(over clients)"]["p50"]["loss"]["mean"] is None
+
+
+def test_trials_of_an_earlier_release_say_less_of_their_clients(tmp_path):
+    folders = [
+        _run(tmp_path / str(k), [1.0, 2.0], [0.9, 0.5], superquantile=s)
+        for k, s in enumerate((None, 0.75))
+    ]
+    trials = collect(folders, _NAMES, _MEASURES, [1] * 2, _STATISTICS)
+    np.testing.assert_array_equal(trials.over_clients["superquantile"]["loss"], [np.nan, 0.75])
+    assert len(trials.client_values["loss"]) == 1
+    comparison = Comparison(_NAMES, _MEASURES, {"fed_avg": trials})
+    found = json.loads(json.dumps(comparison.to_json(), allow_nan=False))["fed_avg"]
+    of_clients = found["(over clients)"]["superquantile"]["loss"]
+    assert of_clients == {"mean": None, "std": None, "trials": [None, 0.75]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("overall", {"loss": 1.0, "accuracy": 1.0, "over_clients": []}),
+        ("overall", {"loss": 1.0, "accuracy": 1.0, "over_clients": {"loss": {"mean": "1"}}}),
+        ("client_values", []),
+        ("client_values", {"loss": {}}),
+        ("client_values", {"loss": {"histogram": {"value": [1], "clients": []}, "by_size": {}}}),
+    ],
+)
+def test_a_damaged_distribution_is_told(tmp_path, key, value):
+    run = _run(tmp_path / "0", [1.0, 2.0], [0.9, 0.5], superquantile=0.5)
+    result = json.loads(run.result.read_text())
+    run.result.write_text(json.dumps({**result, key: value}))
+    with pytest.raises(UserError, match="expected the result of a run with loss, accuracy of "):
+        collect([run], _NAMES, _MEASURES, [1], _STATISTICS)
 
 
 def _specs(**given: Any) -> dict[str, list[RunSpec]]:

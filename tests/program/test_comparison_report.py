@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 
 from tests.program.harness import AWKWARD_NAMES, is_png, measures
-from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.comparison import SUMMARIES, Comparison, Trials
-from tff_agnostic.program.comparison_report import figure, markdown, notes, table
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.measures import Measure, measures_of
+from tff_agnostic.program.comparison import Comparison
+from tff_agnostic.program.comparison_report import (
+    client_figures,
+    figure,
+    markdown,
+    notes,
+    table,
+    table_over_clients,
+)
+from tff_agnostic.program.reporting.client_values import ClientValues
 from tff_agnostic.program.reporting.plots import save
+from tff_agnostic.program.trial_results import SUMMARIES, Trials
 from tff_agnostic.quantities import Unit
 
 
@@ -141,6 +151,95 @@ def test_the_figure_has_a_curve_and_bars_for_each_algorithm(tmp_path, names):
     assert "test clients" in curves.get_ylabel() and "test clients" in bars.get_ylabel()
     save(result, tmp_path / "compare_loss.png")
     assert is_png((tmp_path / "compare_loss.png").read_bytes())
+
+
+_STATISTICS = ("mean", "p90", "superquantile")
+
+
+def _with_clients(trials: Trials, mean: float, tail: Sequence[float]) -> Trials:
+    by_name = {"mean": [mean] * 2, "p90": [np.nan] * 2, "superquantile": tail}
+    values = ClientValues([0.25, 0.8, 0.9], [1, 2, 1], [4, 64], [3, 1], [mean, tail[0]])
+    return dataclasses.replace(
+        trials,
+        over_clients={
+            s: {"loss": np.array(by_name[s]), "accuracy": np.array(by_name[s])} for s in _STATISTICS
+        },
+        client_values={"accuracy": [values, values]},
+    )
+
+
+def _over_clients() -> Comparison:
+    comparison = _comparison()
+    rows = comparison.trials
+    return dataclasses.replace(
+        comparison,
+        measures=measures_of(logistic_regression(2, 3)),
+        trials={
+            "fed_avg": _with_clients(rows["fed_avg"], 0.9, [0.3, 0.5]),
+            "agnostic_fed_avg": _with_clients(rows["agnostic_fed_avg"], 0.8, [0.6, 0.6]),
+        },
+    )
+
+
+def test_the_distribution_over_clients_is_a_table_of_its_own():
+    text = table_over_clients(_over_clients(), "accuracy", "github")
+    assert text is not None
+    # Of what no trial reported there is no column.
+    assert _cells(text) == [
+        ["algorithm", "mean", "superquantile"],
+        ["FedAvg (uniform)", "**90.0 (0.0)**", "40.0 (14.1)"],
+        ["AgnosticFedAvg", "80.0 (0.0)", "**60.0 (0.0)**"],
+    ]
+    # Of losses the smallest are the best.
+    text = table_over_clients(_over_clients(), "loss", "github")
+    assert text is not None
+    assert _cells(text)[1:] == [
+        ["FedAvg (uniform)", "0.900 (0.000)", "**0.400 (0.141)**"],
+        ["AgnosticFedAvg", "**0.800 (0.000)**", "0.600 (0.000)"],
+    ]
+    page = markdown(_over_clients(), "title", "command")
+    assert page.count("Over the test clients, each counted once; percentiles, and the mean of") == 2
+    assert page.count("| superquantile") == 2
+
+
+def test_a_row_without_the_clients_has_dashes_and_without_any_there_is_no_table():
+    comparison = _over_clients()
+    of_then = _comparison().trials["fed_avg"]
+    rows = {"fed_avg": of_then, "agnostic_fed_avg": comparison.trials["agnostic_fed_avg"]}
+    mixed = dataclasses.replace(comparison, trials=rows)
+    text = table_over_clients(mixed, "accuracy", "simple")
+    assert text is not None
+    assert _cells(text)[1][0].split()[-2:] == ["-", "-"]
+    assert table_over_clients(_comparison(), "accuracy", "simple") is None
+    assert "Over the" not in markdown(_comparison(), "title", "command")
+    assert list(client_figures(mixed)) == ["accuracy"]
+    assert client_figures(_comparison()) == {}
+
+
+def test_with_many_percentiles_algorithms_are_the_columns():
+    comparison = _over_clients()
+    many = {f"p{k}": {"accuracy": np.array([0.5, 0.5])} for k in range(1, 10)}
+    rows = {n: dataclasses.replace(t, over_clients=many) for n, t in comparison.trials.items()}
+    text = table_over_clients(dataclasses.replace(comparison, trials=rows), "accuracy", "github")
+    assert text is not None
+    assert _cells(text)[0] == ["clients", "FedAvg (uniform)", "AgnosticFedAvg"]
+    assert [row[0] for row in _cells(text)[1:]] == list(many)
+
+
+def test_the_figure_of_the_clients_has_both_panels_for_each_algorithm(tmp_path):
+    (figure_of_clients,) = client_figures(_over_clients()).values()
+    histogram, by_size = figure_of_clients.axes
+    assert [text.get_text() for text in by_size.get_legend().get_texts()] == [
+        "FedAvg (uniform)",
+        "AgnosticFedAvg",
+    ]
+    # Filled, and outlined.
+    assert len(histogram.patches) == 4
+    for patch in histogram.patches:
+        assert patch.get_data().values.sum() == pytest.approx(100)
+    assert "test client" in histogram.get_xlabel() and "examples" in by_size.get_xlabel()
+    save(figure_of_clients, tmp_path / "clients.png")
+    assert is_png((tmp_path / "clients.png").read_bytes())
 
 
 def test_what_is_not_counted_and_which_split_it_was_are_told():

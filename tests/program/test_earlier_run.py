@@ -77,6 +77,7 @@ _OTHER: dict[str, Any] = {
     "evaluate_every": 3,
     "evaluation_clients": 5,
     "worst_min_examples": 20,
+    "client_percentiles": (25.0, 75.0),
     "checkpoint_every": 2,
     "keep_checkpoints": 7,
 }
@@ -99,6 +100,13 @@ def test_a_change_is_told_in_words():
         "--evaluation_clients was not given until now and is 5: evaluations of earlier rounds stay "
         "as they are"
     ]
+
+
+def test_a_change_of_several_numbers_is_told_as_flags_have_them():
+    (line,) = changes(_EARLIER, _inheriting({"client_percentiles": (25.0, 75.0)}))
+    assert line.startswith(
+        "--client_percentiles was 10.0,50.0,90.0,95.0 until now and is 25.0,75.0: columns of "
+    )
 
 
 def test_what_has_no_effect_on_the_earlier_run_is_refused():

@@ -13,6 +13,7 @@ import pytest
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
     EvaluationOutput,
+    SizeSums,
     measure_grids,
 )
 from tff_agnostic.computations.structures import DomainSums, MetricSums
@@ -45,6 +46,15 @@ def _over_clients(
     )
 
 
+def _by_size(sizes: Sequence[int], values: Sequence[float]) -> SizeSums:
+    """The sums of clients with so many examples, all of different sizes."""
+    num_clients, total = np.zeros([24], np.int64), np.zeros([24], np.float32)
+    for size, value in zip(sizes, values):
+        num_clients[int(np.log2(size))] += 1
+        total[int(np.log2(size))] += value
+    return SizeSums(num_clients, total)
+
+
 def _report() -> EvaluationReport:
     """Two clients; nobody has a watch."""
     counts = np.array([4, 6, 0])
@@ -60,6 +70,9 @@ def _report() -> EvaluationReport:
         over_clients=OrderedDict(
             loss=_over_clients("loss", [[0.25, 0.75], [1.5], [], [0.25, 2.0]]),
             accuracy=_over_clients("accuracy", [[0.5, 1.0], [0.25], [], [0.25, 1.0]]),
+        ),
+        by_size=OrderedDict(
+            loss=_by_size([8, 2], [2.0, 0.25]), accuracy=_by_size([8, 2], [0.25, 1.0])
         ),
         clients=OrderedDict(evaluated=2, empty=1, non_finite=0),
     )
@@ -88,16 +101,20 @@ def test_the_distribution_over_clients(report):
     accuracy = report.domains["phone"].measures["accuracy"]
     assert accuracy.num_clients == 2
     assert accuracy.mean == pytest.approx(0.75)
-    assert (accuracy.p10, accuracy.p50, accuracy.p90) == pytest.approx((0.55, 0.75, 0.95))
+    assert accuracy.percentiles == pytest.approx({10: 0.55, 50: 0.75, 90: 0.95, 95: 0.975})
     loss = report.overall.measures["loss"]
     assert loss.mean == pytest.approx(1.125)
-    assert (loss.p10, loss.p90) == pytest.approx((0.425, 1.825), rel=0.03)
+    expected = {10: 0.425, 50: 1.125, 90: 1.825, 95: 1.9125}
+    assert loss.percentiles == pytest.approx(expected, rel=0.03)
+    # A tenth of two clients is a part of the worst one.
+    assert loss.superquantile == pytest.approx(2.0, rel=0.03)
+    assert accuracy.superquantile == pytest.approx(0.5)
 
 
 def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
     watch = report.domains["watch"].measures["loss"]
     assert watch.num_clients == 0
-    assert all(map(math.isnan, (watch.value, watch.mean, watch.p10, watch.p50, watch.p90)))
+    assert all(map(math.isnan, (watch.value, *watch.over_clients().values())))
     assert report.worst_domain("loss") == report.worst_domain("accuracy") == "tablet"
     assert report.not_counted == ("watch",)
     assert report.worst("loss") == 1.5
@@ -109,6 +126,7 @@ def test_json_has_null_for_what_is_undefined(report):
     assert list(found) == [
         "split",
         "percentiles",
+        "superquantile_share",
         "domains",
         "overall",
         "worst_domain",
@@ -117,8 +135,10 @@ def test_json_has_null_for_what_is_undefined(report):
         "worst_min_examples",
         "not_counted",
         "clients",
+        "client_values",
     ]
     assert (found["split"], found["percentiles"]) == ("test", "interpolated")
+    assert found["superquantile_share"] == 0.1
     assert (found["worst_min_examples"], found["not_counted"]) == (1, ["watch"])
     assert list(found["domains"]) == list(_NAMES)
     phone = found["domains"]["phone"]
@@ -127,16 +147,11 @@ def test_json_has_null_for_what_is_undefined(report):
         "loss": 0.5,
         "accuracy": 0.75,
     }
-    assert list(phone["over_clients"]["loss"]) == ["num_clients", "mean", "p10", "p50", "p90"]
+    statistics = ["num_clients", "mean", "p10", "p50", "p90", "p95", "superquantile"]
+    assert list(phone["over_clients"]["loss"]) == statistics
     watch = found["domains"]["watch"]
     assert (watch["num_examples"], watch["loss"], watch["accuracy"]) == (0, None, None)
-    assert watch["over_clients"]["loss"] == {
-        "num_clients": 0,
-        "mean": None,
-        "p10": None,
-        "p50": None,
-        "p90": None,
-    }
+    assert watch["over_clients"]["loss"] == {**dict.fromkeys(statistics), "num_clients": 0}
     assert found["worst_domain"] == "tablet"
     assert found["worst"] == {
         "loss": {"domain": "tablet", "value": 1.5},
@@ -144,22 +159,28 @@ def test_json_has_null_for_what_is_undefined(report):
     }
     assert found["difference"] == {"loss": 1.0, "accuracy": 0.5}
     assert found["clients"] == {"evaluated": 2, "empty": 1, "non_finite": 0}
+    assert found["client_values"]["accuracy"] == {
+        "histogram": {"value": [0.25, 1.0], "clients": [1, 1]},
+        "by_size": {"examples": [2, 8], "clients": [1, 1], "mean": [1.0, 0.25]},
+    }
 
 
 def test_the_table_has_a_row_per_domain(report):
-    lines = evaluation_table(
-        report, {"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull"
-    ).splitlines()
+    text = evaluation_table(report, {"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull")
+    # Of both measures together it would be too wide.
+    lines, of_accuracy = (table.splitlines() for table in text.split("\n\n"))
     assert lines[0].split()[-1] == "pull"
     assert "test examples" in lines[0]
     assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
     assert lines[3].split()[:3] == ["tablet", "(worst)", "6"]
     assert lines[3].split()[-1] == "0.700"
     # Nobody has a watch: there is no number, and no NaN.
-    assert lines[4].split() == ["watch", "0", "-", "-", "-", "-", "0.200"]
+    assert lines[4].split() == ["watch", "0", "-", "-", "-", "0.200"]
     assert lines[6].split()[:2] == ["all", "10"]
-    assert lines[7:] == [
-        "mean (p10, p50, p90): of the clients' values; percentiles are interpolated",
+    assert len(lines) == 7
+    assert of_accuracy[7:] == [
+        "mean (p10, p50, p90, p95): of the clients' values; percentiles are interpolated",
+        "superquantile: mean of the worst tenth of the clients' values",
         "not counted in worst and difference, having less than --worst_min_examples=1 test "
         "examples: watch",
     ]
@@ -167,10 +188,11 @@ def test_the_table_has_a_row_per_domain(report):
 
 
 def test_shares_are_in_percent(report):
-    lines = evaluation_table(report).splitlines()
-    assert "accuracy, %" in lines[0] and "loss, %" not in lines[0]
-    assert "75.00 75.0 (55.0, 75.0, 95.0)" in " ".join(lines[2].split())
-    assert lines[5].split() == ["difference", "1.0000", "50.00"]
+    of_loss, lines = (table.splitlines() for table in evaluation_table(report).split("\n\n"))
+    assert "accuracy, %" in lines[0] and "loss, %" not in of_loss[0]
+    assert lines[2].split()[2:] == ["75.00", "75.0", "(55.0,", "75.0,", "95.0,", "97.5)", "50.0"]
+    assert of_loss[5].split() == ["difference", "1.0000"]
+    assert lines[5].split() == ["difference", "50.00"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +216,8 @@ def test_a_domain_with_few_examples_is_not_counted_and_listed(
     assert (values["worst_min_examples"], values["not_counted"]) == (fewest, left_out)
     lines = evaluation_table(found).splitlines()
     assert lines[-1].endswith(f"--worst_min_examples={fewest} test examples: {', '.join(left_out)}")
-    assert [line.split()[0] for line in lines if "(worst)" in line] == ([worst] if worst else [])
+    # In the table of each measure.
+    assert [line.split()[0] for line in lines if "(worst)" in line] == [worst] * (2 * bool(worst))
     # Its own numbers are there all the same.
     assert lines[2].split()[1:3] == ["4", "0.5000"]
     assert lines[5].split()[1] == ("-" if difference is None else f"{difference:.4f}")
@@ -214,7 +237,8 @@ def test_a_wide_table_is_one_for_each_measure(report):
         worst_min_examples=5,
     )
     weights = dict.fromkeys(_NAMES, 1 / 3)
-    assert "\n\n" not in evaluation_table(report, weights, "pull")
+    one = dataclasses.replace(report, measures={"loss": report.measures["loss"]})
+    assert "\n\n" not in evaluation_table(one, weights, "pull")
     tables = evaluation_table(several, weights, "pull").split("\n\n")
     assert len(tables) == len(names)
     for name, table in zip(names, tables):
@@ -223,7 +247,7 @@ def test_a_wide_table_is_one_for_each_measure(report):
         assert f" {name}, %" in lines[0] and lines[0].endswith("pull")
         assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
     # Told once.
-    assert [len(table.splitlines()) for table in tables] == [7, 7, 9]
+    assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
 
 
 def test_the_split_is_named(report):
@@ -269,6 +293,9 @@ def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationRepor
             loss=_over_clients("loss", rows),
             perplexity=_over_clients("perplexity", rows, model),
         ),
+        by_size=OrderedDict(
+            (name, _by_size([1] * len(rows[-1]), rows[-1])) for name in ("loss", "perplexity")
+        ),
         clients=OrderedDict(evaluated=2, empty=0, non_finite=0),
     )
     return evaluation_report(model, _NAMES[: len(cross_entropies)], summed)
@@ -281,7 +308,9 @@ def test_everything_about_perplexity_is_a_perplexity():
     assert phone.value == pytest.approx(100, rel=1e-6)
     assert phone.mean == pytest.approx(100, rel=1e-6)
     # Percentiles are interpolated between cross-entropies.
-    assert (phone.p10, phone.p90) == pytest.approx((50 * 4**0.1, 50 * 4**0.9), rel=0.01)
+    expected = {p: 50 * 4 ** (p / 100) for p in (10, 50, 90, 95)}
+    assert phone.percentiles == pytest.approx(expected, rel=0.01)
+    assert phone.superquantile == pytest.approx(200, rel=0.01)
     assert report.domains["tablet"].measures["perplexity"].value == pytest.approx(1000, rel=1e-6)
     assert report.overall.measures["perplexity"].value == pytest.approx(1e7 ** (1 / 3), rel=1e-6)
     assert report.worst_domain("perplexity") == "tablet"
@@ -291,8 +320,10 @@ def test_everything_about_perplexity_is_a_perplexity():
     assert found["overall"]["over_clients"]["perplexity"]["p50"] == pytest.approx(200, rel=0.01)
     # The loss is the plain ratio.
     assert report.domains["tablet"].measures["loss"].value == pytest.approx(math.log(1000))
-    percentiles = f"({phone.p10:.2f}, {phone.p50:.2f}, {phone.p90:.2f})"
-    assert f" 100.00 100.00 {percentiles}" in " ".join(evaluation_table(report).split())
+    percentiles = ", ".join(f"{p:.2f}" for p in phone.percentiles.values())
+    assert f" 100.00 100.00 ({percentiles}) {phone.superquantile:.2f} " in " ".join(
+        evaluation_table(report).split()
+    )
 
 
 def test_a_perplexity_beyond_all_numbers_is_infinite():

@@ -379,7 +379,9 @@ def test_a_run_of_the_first_release_goes_on(cohort_runtime, tmp_path):
     run.run(StopRequest(), show_progress=False)
     after = read_history(path / "metrics.csv")
     # What that release did not know of is a column of its own.
-    assert set(after) == {*before, "skipped"}
+    of_clients = {name for name in after if " over clients/" in name}
+    assert len(of_clients) == 2 * len(("mean", "p10", "p50", "p90", "p95", "superquantile"))
+    assert set(after) == {*before, *of_clients, "skipped"}
     for name, values in before.items():
         np.testing.assert_array_equal(after[name][:-1], values)
     assert after["round"][-1] == 13

@@ -65,11 +65,14 @@ def _assert_as_then(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert (found.pop("split"), found.pop("percentiles")) == ("test", "interpolated")
     # Every domain with an example could be the worst.
     assert (found.pop("worst_min_examples"), found.pop("not_counted")) == (1, [])
+    assert found.pop("superquantile_share") == 0.1
+    assert found.pop("client_values")
+    statistics = {id(found): ("p95", "superquantile"), id(expected): ()}
     for result in (found, expected):
         for one in (*result["domains"].values(), result["overall"]):
             for measure in one["over_clients"].values():
-                for percentile in ("p10", "p50", "p90"):
-                    assert measure.pop(percentile) >= 0
+                for statistic in ("p10", "p50", "p90", *statistics[id(result)]):
+                    assert measure.pop(statistic) >= 0
 
 
 def _today(name: str, column: str) -> str:
@@ -114,8 +117,12 @@ def test_so_is_the_result(resumed):
 def test_so_are_the_rounds_under_their_names_of_today(resumed):
     name, path, _ = resumed
     _assert_same_rows(name, path, 12)
-    columns = list(read_history(path / "metrics.csv"))
+    values = read_history(path / "metrics.csv")
+    columns = list(values)
     assert len(columns) == len(set(columns))
+    # Rows of then are empty where today's evaluations have more.
+    (tail,) = [column for column in columns if column.endswith("loss over clients/superquantile")]
+    assert np.isnan(values[tail][:6]).all() and np.isfinite(values[tail][-1])
     assert not any(column.startswith(("lambda/", "train/loss/")) for column in columns) or (
         "fed_avg" not in name and "target" not in name
     )

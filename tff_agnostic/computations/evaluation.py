@@ -1,11 +1,13 @@
 """Federated evaluation: per domain, over all examples, and as a distribution over clients.
 
-The server learns sums only; the distribution over clients comes from summed histograms.
+The server learns sums only; the distribution over clients comes from summed histograms, and how a
+measure depends on the size of a client from sums over the clients of about the same size.
 """
 
 import dataclasses
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -13,10 +15,13 @@ from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.computations.client_group import ClientGroup, PerClient, one_client
 from tff_agnostic.computations.domain_pass import domain_pass
 from tff_agnostic.computations.exchange import Exchange
-from tff_agnostic.computations.histogram import Grid, LinearGrid, LogGrid
+from tff_agnostic.computations.histogram import Grid, LinearGrid, LogGrid, SizeGrid
 from tff_agnostic.computations.server_update import domain_sums_bounds
 from tff_agnostic.computations.structures import DomainSums, MetricSums, all_finite
 from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.metrics import Metric
+
+SIZES = SizeGrid()
 
 
 class ClientDistribution(NamedTuple):
@@ -36,29 +41,48 @@ class ClientDistribution(NamedTuple):
     histogram: tf.Tensor
 
 
+class SizeSums(NamedTuple):
+    """One measure by the clients' numbers of examples, all domains together; see `SIZES`.
+
+    Attributes:
+        num_clients: Clients of each size for which the measure is defined, int64 [sizes].
+        total: Sum of their values, of a metric its ratios, float32 [sizes].
+    """
+
+    num_clients: tf.Tensor
+    total: tf.Tensor
+
+
 class EvaluationOutput(NamedTuple):
     """What a client contributes to an evaluation; the server sees the sum over clients.
 
     Attributes:
         sums: Losses, counts and metric sums per domain.
         over_clients: The distribution over clients of "loss" and of each metric.
+        by_size: The same measures by the clients' numbers of examples.
         clients: Number of clients that were evaluated, had no examples, or gave values that are not
             finite (which add nothing else), int64 scalars.
     """
 
     sums: DomainSums
     over_clients: "OrderedDict[str, ClientDistribution]"
+    by_size: "OrderedDict[str, SizeSums]"
     clients: "OrderedDict[str, tf.Tensor]"
 
 
 def measure_grids(model: Model) -> "OrderedDict[str, Grid]":
     """Returns the histogram grid of the loss and of each metric's ratio."""
-    grids: OrderedDict[str, Grid] = OrderedDict(loss=LogGrid())
+    grids: OrderedDict[str, Grid] = OrderedDict(loss=grid_of(None))
     for metric in model.metrics:
-        grids[metric.name] = (
-            LogGrid() if metric.upper is None else LinearGrid(metric.upper, metric.num_bins)
-        )
+        grids[metric.name] = grid_of(metric)
     return grids
+
+
+def grid_of(metric: Optional[Metric]) -> Grid:
+    """Returns the histogram grid of a metric's ratio, or of the loss if it is None."""
+    if metric is None or metric.upper is None:
+        return LogGrid()
+    return LinearGrid(metric.upper, metric.num_bins)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +163,8 @@ def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> Ev
         for name, grid in measure_grids(model).items()
     )
     is_finite = all_finite([sums.losses, sums.metric_sums])
+    is_of_size = SIZES.holds(tf.reduce_sum(sums.counts)) & is_finite
+    by_size = _by_size(is_of_size, over_clients)
     sums, over_clients = tf.nest.map_structure(
         lambda value: tf.where(is_finite, value, tf.zeros_like(value)), (sums, over_clients)
     )
@@ -147,7 +173,7 @@ def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> Ev
         empty=tf.cast(is_empty, tf.int64),
         non_finite=tf.cast(~is_finite, tf.int64),
     )
-    return EvaluationOutput(sums, over_clients, clients)
+    return EvaluationOutput(sums, over_clients, by_size, clients)
 
 
 def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
@@ -165,6 +191,17 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
     )
 
 
+def _by_size(
+    is_of_size: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
+) -> "OrderedDict[str, SizeSums]":
+    counted, none = tf.cast(is_of_size, tf.int64), tf.zeros([SIZES.num_bins])
+    return OrderedDict(
+        # Of all of a client's examples together; the value is 0 where it is undefined.
+        (name, SizeSums(counted * of.num_clients[-1], tf.where(is_of_size, of.total[-1], none)))
+        for name, of in over_clients.items()
+    )
+
+
 def evaluation_bounds(model: Model, limits: ClientLimits) -> EvaluationOutput:
     """Returns the bounds of what one client contributes, for secure sums."""
     one = Bound(1, integer=True)
@@ -175,5 +212,6 @@ def evaluation_bounds(model: Model, limits: ClientLimits) -> EvaluationOutput:
         over_clients=OrderedDict(
             (name, ClientDistribution(one, Bound(limit), one)) for name, limit in largest.items()
         ),
+        by_size=OrderedDict((name, SizeSums(one, Bound(limit))) for name, limit in largest.items()),
         clients=OrderedDict(evaluated=one, empty=one, non_finite=one),
     )

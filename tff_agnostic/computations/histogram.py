@@ -1,8 +1,9 @@
 """Distributions over clients that a server can learn from sums: histograms on a fixed grid.
 
 Each client adds 1 to the bin nearest to its value, which then stands for it; quantiles are
-interpolated between neighbouring clients' values. On a linear grid the error is at most half a
-step, 0.0025 over [0, 1]; on the logarithmic one at most 2.74% of the quantile.
+interpolated between neighbouring clients' values, superquantiles are means of the worst clients'.
+On a linear grid the error of both is at most half a step, 0.0025 over [0, 1]; on the logarithmic
+one at most 2.74% of the number itself.
 """
 
 import dataclasses
@@ -29,6 +30,10 @@ class LinearGrid:
         """Returns the centres, float64 [num_bins]."""
         return np.linspace(0.0, self.upper, self.num_bins)
 
+    def edge(self, positions: np.ndarray) -> np.ndarray:
+        """Returns where bins begin, float64, of positions of any shape; those outside go on."""
+        return (np.asarray(positions) - 0.5) * (self.upper / (self.num_bins - 1))
+
 
 @dataclasses.dataclass(frozen=True)
 class LogGrid:
@@ -49,8 +54,32 @@ class LogGrid:
         """Returns the centres, float64 [num_bins]."""
         return np.geomspace(self.lower, self.upper, self.num_bins)
 
+    def edge(self, positions: np.ndarray) -> np.ndarray:
+        """Returns where bins begin, float64, of positions of any shape; those outside go on."""
+        log_ratio = math.log(self.upper / self.lower) / (self.num_bins - 1)
+        return self.lower * np.exp((np.asarray(positions) - 0.5) * log_ratio)
+
 
 Grid = Union[LinearGrid, LogGrid]
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeGrid:
+    """Numbers of examples by powers of two: bin i holds 2^i to 2^(i + 1) - 1, the last one more."""
+
+    num_bins: int = 24
+
+    def holds(self, count: tf.Tensor) -> tf.Tensor:
+        """Returns which bin a number of examples is in, boolean [num_bins]; none holds 0."""
+        lower = self.lower()
+        # Compared: a logarithm may be a little less than a whole number.
+        upper = np.append(lower[1:], np.iinfo(np.int64).max)
+        count = tf.cast(count, tf.int64)
+        return (count >= lower) & (count < upper)
+
+    def lower(self) -> np.ndarray:
+        """Returns the smallest number of examples of each bin, int64 [num_bins]."""
+        return 2 ** np.arange(self.num_bins, dtype=np.int64)
 
 
 def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
@@ -79,3 +108,31 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
         centers[np.searchsorted(ranks, k, "right")] for k in (below, math.ceil(position))
     )
     return float(lower + (position - below) * (upper - lower))
+
+
+def superquantile(
+    grid: Grid, counts: np.ndarray, share: float, worst_is_largest: bool = True
+) -> float:
+    """Returns the mean of the worst clients of a histogram, all of them with the same weight.
+
+    Of n clients they are the worst `share` * n; the one at the boundary counts with the part of it
+    that is left. It is the conditional value at risk of the histogram, exactly, and that of the
+    clients' own values up to the grid: no order statistic is further off than a single value.
+
+    Args:
+        grid: The grid.
+        counts: Clients in each bin, int [num_bins].
+        share: In (0, 1]; with 1 it is the mean, and below 1 / n the worst client's value.
+        worst_is_largest: Whether large values are bad, or small ones.
+
+    Returns:
+        The superquantile; NaN if there are no clients.
+    """
+    total = int(counts.sum())
+    if total == 0:
+        return math.nan
+    order = slice(None, None, -1 if worst_is_largest else 1)
+    values, clients = grid.centers()[order], np.asarray(counts, np.float64)[order]
+    wanted = share * total
+    reached = np.minimum(np.cumsum(clients), wanted)
+    return float(np.diff(reached, prepend=0.0) @ values / wanted)

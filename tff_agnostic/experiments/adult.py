@@ -2,7 +2,7 @@
 
 from tff_agnostic.experiments.experiment import Experiment, PaperTable
 from tff_agnostic.program.arms import Arm
-from tff_agnostic.program.comparison import OVERALL, WORST
+from tff_agnostic.program.trial_results import OVERALL, WORST
 
 _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
 _FIXED = {"algorithm": "stochastic_afl", "domain_weight_update": "fixed"}

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.arms import Arm
-from tff_agnostic.program.comparison import DIFFERENCE, OVERALL, WORST
+from tff_agnostic.program.trial_results import DIFFERENCE, OVERALL, WORST
 
 # What stands above the columns that are not domains.
 SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}

@@ -13,17 +13,21 @@ from tabulate import tabulate
 
 from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
 from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.comparison import OVERALL, Comparison, Trials
+from tff_agnostic.program.comparison import Comparison
 from tff_agnostic.program.comparison_report import notes
 from tff_agnostic.program.reporting.cells import UNDEFINED, shown, with_percent
 from tff_agnostic.program.reporting.columns import ROUND, Column, tested
 from tff_agnostic.program.reporting.plots import plot_known
 from tff_agnostic.program.run_spec import RunSpec
+from tff_agnostic.program.trial_results import OVERALL, Trials
 
 REMARKS_HEADING = "## What agrees and what does not"
 _NO_REMARKS = "Nobody has written about these numbers yet."
 # Settings of a run that change what it costs to look at, not its numbers.
-_NOT_NUMBERS = ("seed", "evaluate_every", "evaluation_clients", "checkpoint_every", "runtime")
+_NOT_NUMBERS = (
+    *("seed", "evaluate_every", "evaluation_clients", "client_percentiles", "checkpoint_every"),
+    "runtime",
+)
 
 
 @dataclasses.dataclass(frozen=True)

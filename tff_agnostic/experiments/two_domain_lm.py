@@ -3,7 +3,7 @@
 from tff_agnostic.experiments.experiment import Experiment, PaperTable
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.arms import Arm
-from tff_agnostic.program.comparison import OVERALL, WORST
+from tff_agnostic.program.trial_results import OVERALL, WORST
 
 _DOCUMENTS, _CONVERSATIONS = "documents", "conversations"
 

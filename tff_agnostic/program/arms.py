@@ -14,7 +14,7 @@ from tff_agnostic.errors import UserError
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 # Settings that all rows of a comparison share, or it would compare something else.
-OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples")
+OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
 # Becomes the name of a folder, beside what a comparison has there itself.
 _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = (

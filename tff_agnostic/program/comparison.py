@@ -1,7 +1,6 @@
 """Several rows, several seeds: trials, and what is computed from their results."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,51 +11,20 @@ from tqdm import tqdm
 
 from tff_agnostic.data.remarks import Remark
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import read_json
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.program.comparison_folder import check_folder, claim, trial_folder
 from tff_agnostic.program.data_remarks import data_remarks, share_kept_out
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.loaded_tasks import LoadedTasks
-from tff_agnostic.program.reporting.evaluation_report import domains_below
-from tff_agnostic.program.reporting.history import read_history
-from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.reporting.measured import finite_or_none, statistic_names
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
+from tff_agnostic.program.trial_results import Trials, collect, mean_of, std_of
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import TEST_SPLIT
 
-# Rows of a comparison that are not a domain; parentheses keep them apart from domains' names.
-OVERALL = "(overall)"
-WORST = "(worst)"
-DIFFERENCE = "(difference)"
-SUMMARIES = (WORST, OVERALL, DIFFERENCE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Trials:
-    """The results of one row: an algorithm, or one with settings of its own.
-
-    Attributes:
-        values: values[DOMAIN][MEASURE] is one number per trial. Beside the domains there are
-            "(overall)", "(worst)" (the worst domain of each trial) and "(difference)" (the best
-            domain's value against the worst's in each trial).
-        histories: The columns of metrics.csv of each trial.
-        not_counted: Domains that had too few test examples in a trial to be its worst or best.
-    """
-
-    values: Mapping[str, Mapping[str, np.ndarray]]
-    histories: Sequence[Mapping[str, np.ndarray]]
-    not_counted: Collection[str] = ()
-
-    def mean(self, domain: str, measure: str) -> float:
-        """Returns the mean over the trials."""
-        return float(np.mean(self.values[domain][measure]))
-
-    def std(self, domain: str, measure: str) -> float:
-        """Returns the sample standard deviation over the trials; NaN for a single trial."""
-        values = self.values[domain][measure]
-        return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+# Where the distribution over clients stands beside the domains in JSON.
+OVER_CLIENTS = "(over clients)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,18 +59,18 @@ class Comparison:
         return self.labels.get(row, row)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns {ROW: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}."""
+        """Returns {ROW: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}.
+
+        Beside the domains a row has "(over clients)": {STATISTIC: {MEASURE: the same}}.
+        """
         return {
             row: {
-                domain: {
-                    measure: {
-                        "mean": _finite_or_none(trials.mean(domain, measure)),
-                        "std": _finite_or_none(trials.std(domain, measure)),
-                        "trials": [_finite_or_none(float(v)) for v in values],
-                    }
-                    for measure, values in measures.items()
-                }
-                for domain, measures in trials.values.items()
+                **_each_to_json(trials.values),
+                **(
+                    {OVER_CLIENTS: _each_to_json(trials.over_clients)}
+                    if trials.over_clients
+                    else {}
+                ),
             }
             for row, trials in self.trials.items()
         }
@@ -176,7 +144,13 @@ def run_trials(
                     has_run = True
                     if after_first is not None:
                         after_first(time.monotonic() - started)
-            trials[row] = collect(folders, comparison.domain_names, comparison.measures, fewest)
+            trials[row] = collect(
+                folders,
+                comparison.domain_names,
+                comparison.measures,
+                fewest,
+                statistic_names(run.spec.config.client_percentiles),
+            )
     return comparison
 
 
@@ -188,73 +162,15 @@ def _say_once(remarks: Iterable[Remark], said: set[str]) -> None:
             tqdm.write(f"note: {text}")
 
 
-def collect(
-    folders: Sequence[RunFolder],
-    domain_names: Sequence[str],
-    measures: Mapping[str, Measure],
-    worst_min_examples: Sequence[int],
-) -> Trials:
-    """Returns the trials of one row from the files that its runs left.
-
-    Args:
-        folders: The folder of each trial.
-        domain_names: Names of the domains.
-        measures: What was measured, by name.
-        worst_min_examples: Of each trial; see `Comparison`.
-
-    Raises:
-        UserError: If a file is damaged, or of another task.
-    """
-    results = [_read_result(folder.result, domain_names, measures) for folder in folders]
-    left_out = [
-        domains_below({d: r["domains"][d]["num_examples"] for d in domain_names}, fewest)
-        for r, fewest in zip(results, worst_min_examples)
-    ]
-    is_counted = np.array([[d not in names for d in domain_names] for names in left_out])
-    by_domain = {
-        name: np.array([[_number(r["domains"][d][name]) for d in domain_names] for r in results])
-        for name in measures
+def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    return {
+        name: {
+            measure: {
+                "mean": finite_or_none(mean_of(values)),
+                "std": finite_or_none(std_of(values)),
+                "trials": [finite_or_none(float(v)) for v in values],
+            }
+            for measure, values in measures.items()
+        }
+        for name, measures in by_name.items()
     }
-    values: dict[str, dict[str, np.ndarray]] = {
-        domain: {name: by_domain[name][:, i] for name in measures}
-        for i, domain in enumerate(domain_names)
-    }
-    for summary in SUMMARIES:
-        values[summary] = {}
-    for name, measure in measures.items():
-        known = is_counted & ~np.isnan(by_domain[name])
-        low = np.min(by_domain[name], axis=1, where=known, initial=np.inf)
-        high = np.max(by_domain[name], axis=1, where=known, initial=-np.inf)
-        low[~known.any(axis=1)] = high[~known.any(axis=1)] = np.nan
-        values[WORST][name] = low if measure.higher_is_better else high
-        values[DIFFERENCE][name] = high - low
-        values[OVERALL][name] = np.array([_number(r["overall"][name]) for r in results])
-    histories = [read_history(folder.metrics) for folder in folders]
-    return Trials(values, histories, {name for names in left_out for name in names})
-
-
-def _read_result(
-    path: Path, domain_names: Sequence[str], measures: Iterable[str]
-) -> Mapping[str, Any]:
-    found = read_json(path)
-    try:
-        domains = [found["domains"][name] for name in domain_names]
-        values = [part[name] for part in (found["overall"], *domains) for name in measures]
-        counts = [domain["num_examples"] for domain in domains]
-        is_result = all(isinstance(_number(value), (int, float)) for value in (*values, *counts))
-    except (LookupError, TypeError):
-        is_result = False
-    if not is_result or None in counts:
-        raise UserError(
-            f"{path}: expected the result of a run with {', '.join(measures)} of "
-            f"{', '.join(domain_names)}, found something else"
-        )
-    return found
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else value
-
-
-def _finite_or_none(value: float) -> Any:
-    return value if math.isfinite(value) else None

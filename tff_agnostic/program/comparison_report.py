@@ -1,6 +1,7 @@
 """A comparison as tables laid out like the paper's, and as figures."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import numpy as np
@@ -8,11 +9,14 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.comparison import DIFFERENCE, SUMMARIES, Comparison, Trials
+from tff_agnostic.program.comparison import Comparison
 from tff_agnostic.program.reporting.cells import cell, with_percent
+from tff_agnostic.program.reporting.client_figure import client_figure
 from tff_agnostic.program.reporting.columns import ROUND, Column, tested_worst
 from tff_agnostic.program.reporting.evaluation_table import not_counted_line
 from tff_agnostic.program.reporting.plots import plain_text, plot_known, scale_axis
+from tff_agnostic.program.trial_results import DIFFERENCE, SUMMARIES, Trials, mean_of, std_of
+from tff_agnostic.quantities import Unit
 
 # Of plain numbers.
 _DECIMALS = 3
@@ -22,6 +26,11 @@ _INCHES_PER_DOMAIN = 0.35
 
 # With more domains than this, algorithms become the columns, so that a terminal can show the table.
 _MAX_DOMAIN_COLUMNS = 5
+# The same of what describes a distribution over clients.
+_MAX_STATISTIC_COLUMNS = 8
+# Of a row without the number.
+_UNKNOWN = np.array([math.nan])
+_NOT_REPORTED: Mapping[str, np.ndarray] = {}
 
 
 def table(comparison: Comparison, measure: str, table_format: str) -> str:
@@ -36,20 +45,38 @@ def table(comparison: Comparison, measure: str, table_format: str) -> str:
         measure: "loss" or the name of a metric.
         table_format: A format of tabulate; "github" is Markdown.
     """
-    columns = [["algorithm", *map(comparison.label, comparison.trials)]]
+    measured = comparison.measures[measure]
+    columns = []
     for domain in (*comparison.domain_names, *SUMMARIES):
-        best = _best_row(comparison, domain, measure)
-        column = [domain.strip("()") if domain in SUMMARIES else in_table(domain, table_format)]
-        for name, trials in comparison.trials.items():
-            text = mean_and_spread(trials, domain, comparison.measures[measure])
-            column.append(f"**{text}**" if (table_format, name) == ("github", best) else text)
-        columns.append(column)
-    if len(comparison.domain_names) > _MAX_DOMAIN_COLUMNS:
-        columns[0][0] = "domain"
-        rows = columns
-    else:
-        rows = [list(row) for row in zip(*columns)]
-    return tabulate(rows[1:], headers=rows[0], tablefmt=table_format, disable_numparse=True)
+        heading = domain.strip("()") if domain in SUMMARIES else in_table(domain, table_format)
+        values = {name: t.values[domain][measure] for name, t in comparison.trials.items()}
+        higher = measured.higher_is_better and domain != DIFFERENCE
+        columns.append([heading, *_cells(values, measured.unit, higher, table_format)])
+    is_wide = len(comparison.domain_names) > _MAX_DOMAIN_COLUMNS
+    return _laid_out(comparison, columns, "domain" if is_wide else None, table_format)
+
+
+def table_over_clients(comparison: Comparison, measure: str, table_format: str) -> Optional[str]:
+    """Returns a measure's distribution over the clients as a table; None if no trial reported one.
+
+    A line per row; a column for the clients' mean, for each percentile and for the superquantile.
+    Cells are those of `table`, "-" where a trial did not report the number.
+    """
+    measured = comparison.measures[measure]
+    columns = []
+    statistics = (s for trials in comparison.trials.values() for s in trials.over_clients)
+    for statistic in dict.fromkeys(statistics):
+        values = {
+            name: t.over_clients.get(statistic, _NOT_REPORTED).get(measure, _UNKNOWN)
+            for name, t in comparison.trials.items()
+        }
+        if not all(np.isnan(of_trials).all() for of_trials in values.values()):
+            cells = _cells(values, measured.unit, measured.higher_is_better, table_format)
+            columns.append([statistic, *cells])
+    if not columns:
+        return None
+    is_wide = len(columns) > _MAX_STATISTIC_COLUMNS
+    return _laid_out(comparison, columns, "clients" if is_wide else None, table_format)
 
 
 def markdown(comparison: Comparison, title: str, command: str) -> str:
@@ -66,7 +93,18 @@ def markdown(comparison: Comparison, title: str, command: str) -> str:
         heading = with_percent(title_of(name), measure.unit, "percent")
         parts.append(f"## {heading} ({direction} is better)")
         parts.append(table(comparison, name, "github"))
+        of_clients = table_over_clients(comparison, name, "github")
+        if of_clients is not None:
+            parts += [over_clients_title(comparison), of_clients]
     return "\n\n".join(parts) + "\n"
+
+
+def over_clients_title(comparison: Comparison) -> str:
+    """Returns what stands above a distribution over clients."""
+    return (
+        f"Over the {comparison.split} clients, each counted once; percentiles, and the mean of the "
+        "worst tenth (superquantile):"
+    )
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -119,11 +157,23 @@ def figure(comparison: Comparison, measure: str) -> Figure:
     return result
 
 
+def client_figures(comparison: Comparison) -> dict[str, Figure]:
+    """Returns a figure of the clients for each measure of which a trial reported their values."""
+    figures = {}
+    for name, measure in comparison.measures.items():
+        rows = {
+            comparison.label(row): trials.client_values[name]
+            for row, trials in comparison.trials.items()
+            if trials.client_values.get(name)
+        }
+        if rows:
+            figures[name] = client_figure(measure, rows, comparison.split)
+    return figures
+
+
 def mean_and_spread(trials: Trials, domain: str, measure: Measure) -> str:
     """Returns the mean over the trials and, in parentheses, the standard deviation, as text."""
-    mean, std = trials.mean(domain, measure.name), trials.std(domain, measure.name)
-    spread = "" if math.isnan(std) else f" ({cell(std, measure.unit, _DECIMALS)})"
-    return f"{cell(mean, measure.unit, _DECIMALS)}{spread}"
+    return _text(trials.values[domain][measure.name], measure.unit)
 
 
 def in_table(name: str, table_format: str) -> str:
@@ -143,11 +193,42 @@ def _tick(comparison: Comparison, domain: str, is_upright: bool) -> str:
     return f"{text}{between}(not counted)" if domain in comparison.not_counted else text
 
 
-def _best_row(comparison: Comparison, domain: str, measure: str) -> Optional[str]:
-    means = {name: trials.mean(domain, measure) for name, trials in comparison.trials.items()}
+def _laid_out(
+    comparison: Comparison,
+    columns: Sequence[Sequence[str]],
+    turned: Optional[str],
+    table_format: str,
+) -> str:
+    """Returns columns with a heading as a table of the rows of a comparison.
+
+    Args:
+        comparison: Whose rows they are.
+        columns: A heading, and a cell for each row.
+        turned: What columns are, if they are to become the rows.
+        table_format: A format of tabulate.
+    """
+    first = [turned or "algorithm", *map(comparison.label, comparison.trials)]
+    rows = [list(column) for column in (first, *columns)]
+    if turned is None:
+        rows = [list(row) for row in zip(*rows)]
+    return tabulate(rows[1:], headers=rows[0], tablefmt=table_format, disable_numparse=True)
+
+
+def _cells(
+    values: Mapping[str, np.ndarray], unit: Unit, higher_is_better: bool, table_format: str
+) -> list[str]:
+    """Returns the cell of each row from its trials; in Markdown the best one is bold."""
+    means = {name: mean_of(of_trials) for name, of_trials in values.items()}
     # A domain without test examples has no mean, and no best row.
     known = [name for name, mean in means.items() if not math.isnan(mean)]
-    if not known:
-        return None
-    higher = comparison.measures[measure].higher_is_better and domain != DIFFERENCE
-    return (max if higher else min)(known, key=lambda name: means[name])
+    choose = max if higher_is_better else min
+    best = choose(known, key=lambda name: means[name]) if known else None
+    texts = {name: _text(of_trials, unit) for name, of_trials in values.items()}
+    is_bold = table_format == "github"
+    return [f"**{text}**" if is_bold and name == best else text for name, text in texts.items()]
+
+
+def _text(values: np.ndarray, unit: Unit) -> str:
+    mean, std = mean_of(values), std_of(values)
+    spread = "" if math.isnan(std) else f" ({cell(std, unit, _DECIMALS)})"
+    return f"{cell(mean, unit, _DECIMALS)}{spread}"

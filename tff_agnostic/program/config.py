@@ -5,7 +5,9 @@ from typing import Optional
 
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.data.sampling import domain_strata
+from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import PRECISIONS
+from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES, percentile_name
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.settings import Settings, setting
@@ -70,7 +72,30 @@ class RunConfig(Settings):
         as_before=1,
         may_change="what was written of the worst domain after earlier rounds stays as it is",
     )
+    client_percentiles: tuple[float, ...] = setting(
+        DEFAULT_PERCENTILES,
+        "Percentiles of the clients' values that evaluations report, comma-separated, each between "
+        "0 and 100.",
+        may_change="columns of earlier rounds have what was asked for then",
+    )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1, may_change="")
     keep_checkpoints: int = setting(
         2, "How many of the newest checkpoints stay.", at_least=1, may_change=""
     )
+
+    def __post_init__(self) -> None:
+        """Checks the percentiles too; see `Settings`."""
+        super().__post_init__()
+        outside = [f"{p:g}" for p in self.client_percentiles if not 0 < p < 100]
+        if outside or not self.client_percentiles:
+            found = outside[0] if outside else "none"
+            raise UserError(
+                f"--client_percentiles: expected numbers between 0 and 100, found {found}"
+            )
+        # Columns are called so: percentiles that round to one name are one.
+        names = list(map(percentile_name, self.client_percentiles))
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(
+                f"--client_percentiles: expected different numbers, found {twice[1:]} twice"
+            )

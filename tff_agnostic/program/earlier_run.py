@@ -94,6 +94,8 @@ def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return "not given" if value is None else str(value)
 
 

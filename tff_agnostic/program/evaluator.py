@@ -13,6 +13,7 @@ from tff_agnostic.lambda_sets.lambda_set import LambdaSet
 from tff_agnostic.models.functional import Examples, ModelWeights
 from tff_agnostic.program.divergence import diverged
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, evaluation_report
+from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES
 from tff_agnostic.runtimes.runtime import Evaluation
 from tff_agnostic.tasks.task import Task
 
@@ -35,6 +36,7 @@ class Evaluator:
         seed: Seeds the draw of these clients.
         worst_min_examples: See `EvaluationReport`.
         lambda_set: The mixtures of which the worst is reported too; none if None.
+        percentiles: Which percentiles over clients are reported.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Evaluator:
         seed: int = 0,
         worst_min_examples: int = 1,
         lambda_set: Optional[LambdaSet] = None,
+        percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     ) -> None:
         self._task = task
         self._evaluate = evaluate
         self._worst_min_examples = worst_min_examples
         self._lambda_set = lambda_set
+        self._percentiles = percentiles
         self._sample = _sample(task.test.client_ids, sample, seed)
 
     def __call__(self, weights: ModelWeights, on_all: bool) -> EvaluationReport:
@@ -71,6 +75,7 @@ class Evaluator:
             self._task.test_split,
             self._worst_min_examples,
             self._lambda_set,
+            self._percentiles,
         )
 
     def diverged(self, round_num: int, report: EvaluationReport, on_all: bool) -> UserError:

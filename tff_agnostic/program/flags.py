@@ -239,9 +239,13 @@ def _defaults(setting: Setting) -> Iterator[str]:
     for task, spec in TASKS.items():
         if setting.flag in spec.defaults:
             is_of_a_task = True
-            yield f"{task}: {spec.defaults[setting.flag]}"
+            yield f"{task}: {_shown(spec.defaults[setting.flag])}"
         for algorithm, own in spec.algorithm_defaults.items():
             if setting.flag in own:
-                yield f"{task} with {algorithm}: {own[setting.flag]}"
-    default = setting.field.default
-    yield f"otherwise {default}" if is_of_a_task else str(default)
+                yield f"{task} with {algorithm}: {_shown(own[setting.flag])}"
+    default = _shown(setting.field.default)
+    yield f"otherwise {default}" if is_of_a_task else default
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

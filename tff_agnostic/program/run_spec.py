@@ -31,8 +31,8 @@ from tff_agnostic.settings import check_effective, flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, option_flag
 
-# Of config.json; folders of release 0.1.0 have none, which is 1.
-FORMAT = 2
+# Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
+FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True)

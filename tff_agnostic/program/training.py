@@ -24,6 +24,7 @@ from tff_agnostic.program.evaluator import (
 )
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.reporting import plots
+from tff_agnostic.program.reporting.client_figure import client_figures
 from tff_agnostic.program.reporting.columns import (
     EvaluationColumns,
     TrainingColumns,
@@ -96,6 +97,7 @@ class TrainingRun:
                 config.seed,
                 config.worst_min_examples,
                 self._algorithm.lambda_set,
+                config.client_percentiles,
             ),
             config.evaluate_every,
             config.rounds,
@@ -111,6 +113,7 @@ class TrainingRun:
             aggregation.quantities(EvaluationOutput._fields).get("clipped", {}),
             names,
             self.task.test_split,
+            config.client_percentiles,
         )
         self._history = History(
             folder.metrics,
@@ -249,7 +252,9 @@ class TrainingRun:
         if num_skipped:
             rounds = self.spec.config.rounds
             print(f"{num_skipped} of {rounds} rounds were {self._skipped_rounds()}")
-        plots.draw_run(self._folder.plots, self.task, self._history.columns, values)
+        plots.draw_run(
+            self._folder.plots, self.task, self._history.columns, values, client_figures(reports)
+        )
         config, weights = self.spec.config, self.domain_weights()
         (_, report), *further = reports.items()
         # Last: where it is, the run is complete.

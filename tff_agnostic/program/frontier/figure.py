@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tff_agnostic.program.comparison import WORST
 from tff_agnostic.program.frontier.frontier import Frontier
 from tff_agnostic.program.frontier.mixtures import Mixture
 from tff_agnostic.program.reporting.cells import shown, with_percent
 from tff_agnostic.program.reporting.plots import plain_text, plot_known, scale_axis
+from tff_agnostic.program.trial_results import WORST
 
 # More panels than these are too small to read: those of the domains that are worst off are drawn.
 _MAX_PANELS = 12

@@ -11,6 +11,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
+from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES, statistic_names
 from tff_agnostic.quantities import Quantities, Quantity, Role, Unit, flattened, paired
 from tff_agnostic.tasks.task import TEST_SPLIT
 
@@ -115,10 +116,11 @@ class EvaluationColumns:
         clipped: What secure sums count that exceeded its bound, by the field of clients' answers.
         domain_names: Names of the domains.
         split: Whose clients are evaluated.
+        percentiles: Which percentiles over clients evaluations report.
 
     Attributes:
-        columns: For each model and measure one per domain, that of all examples together, and that
-            of the worst domain; then the clipped values.
+        columns: For each model and measure one per domain, that of all examples together, that of
+            the worst domain, and those of the distribution over clients; then the clipped values.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class EvaluationColumns:
         clipped: Mapping[str, Quantity],
         domain_names: Sequence[str],
         split: str = TEST_SPLIT,
+        percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     ) -> None:
         self._split = split
+        self._statistics = statistic_names(percentiles)
         self._models = models
         self._measures = measures
         self._clipped = clipped
@@ -151,6 +155,8 @@ class EvaluationColumns:
                 sets = [report.domains[d] for d in self._domain_names]
                 values += [s.measures[name].value for s in (*sets, report.overall)]
                 values.append(report.worst(name))
+                of_clients = report.overall.measures[name].over_clients()
+                values += [of_clients[statistic] for statistic in self._statistics]
             values += [report.clipped[field] for field in self._clipped]
         return {column.name: _defined(v) for column, v in zip(self.columns, values)}
 
@@ -161,6 +167,8 @@ class EvaluationColumns:
             yield from _columns(quantity, self._domain_names)
             yield Column(quantity)
             yield Column(tested_worst(measure, self._split, further))
+            for statistic in self._statistics:
+                yield Column(tested_over_clients(measure, statistic, self._split, further))
         for field, quantity in self._clipped.items():
             yield Column(
                 _of_evaluations(
@@ -199,6 +207,23 @@ def tested_worst(
         split,
         further_model,
         label=f"{measure.name} of the worst domain on the {split} clients",
+        unit=measure.unit,
+        higher_is_better=measure.higher_is_better,
+    )
+
+
+def tested_over_clients(
+    measure: Measure,
+    statistic: str,
+    split: str = TEST_SPLIT,
+    further_model: Optional[str] = None,
+) -> Quantity:
+    """Returns what describes a measure's distribution over clients; see `statistic_names`."""
+    return _of_evaluations(
+        f"{measure.name} over clients/{statistic}",
+        split,
+        further_model,
+        label=f"{statistic} of {measure.name} over the {split} clients",
         unit=measure.unit,
         higher_is_better=measure.higher_is_better,
     )

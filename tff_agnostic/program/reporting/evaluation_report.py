@@ -2,50 +2,25 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
-from tff_agnostic.computations.evaluation import (
-    ClientDistribution,
-    EvaluationOutput,
-    measure_grids,
-)
-from tff_agnostic.computations.histogram import Grid, quantile
+from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.lambda_sets import LambdaSet, Simplex
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.measures import Measure, measures_of
-from tff_agnostic.models.metrics import Metric
+from tff_agnostic.program.reporting.client_values import ClientValues, client_values
+from tff_agnostic.program.reporting.measured import (
+    DEFAULT_PERCENTILES,
+    PERCENTILES,
+    SUPERQUANTILE_SHARE,
+    Measured,
+    finite_or_none,
+    measured,
+)
 from tff_agnostic.tasks.task import TEST_SPLIT
-
-# How percentiles over clients are made; release 0.1.0 took the nearest rank.
-PERCENTILES = "interpolated"
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """One measure on a set of examples, and its distribution over the clients that hold them.
-
-    All of it in the measure's own values: those of a metric with a `transform` are transformed.
-
-    Attributes:
-        value: Over all examples of the set; NaN if there are none, infinite if it is too large.
-        num_clients: Clients with examples of the set.
-        mean: Mean of the clients' values; of a metric with a transform, the transform of the mean
-            of their ratios: of perplexity the geometric mean.
-        p10: 10th percentile of the clients' values; see `histogram.quantile`. Of a metric with a
-            transform, the transform of their ratios' percentile.
-        p50: Their median, in the same way.
-        p90: Their 90th percentile, in the same way.
-    """
-
-    value: float
-    num_clients: int
-    mean: float
-    p10: float
-    p50: float
-    p90: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +37,12 @@ class SetReport:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON value; what is undefined is null."""
-        values = {name: _finite_or_none(m.value) for name, m in self.measures.items()}
+        values = {name: finite_or_none(m.value) for name, m in self.measures.items()}
         over_clients = {
-            name: {k: _finite_or_none(v) for k, v in dataclasses.asdict(m).items() if k != "value"}
+            name: {
+                "num_clients": m.num_clients,
+                **{k: finite_or_none(v) for k, v in m.over_clients().items()},
+            }
             for name, m in self.measures.items()
         }
         return {"num_examples": self.num_examples, **values, "over_clients": over_clients}
@@ -99,6 +77,7 @@ class EvaluationReport:
             worst domain, and of its difference from the best.
         lambda_set: The mixtures of domains that the algorithm has in view; None if it has none, or
             if they are all mixtures, of which the worst is the worst domain.
+        client_values: The clients' values of each measure, to be drawn.
     """
 
     domains: Mapping[str, SetReport]
@@ -109,6 +88,7 @@ class EvaluationReport:
     split: str = TEST_SPLIT
     worst_min_examples: int = 1
     lambda_set: Optional[LambdaSet] = None
+    client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -173,21 +153,23 @@ class EvaluationReport:
         return {
             "split": self.split,
             "percentiles": PERCENTILES,
+            "superquantile_share": SUPERQUANTILE_SHARE,
             "domains": {name: report.to_json() for name, report in self.domains.items()},
             "overall": self.overall.to_json(),
             "worst_domain": self.worst_domain(),
             "worst": {
                 name: {
                     "domain": self.worst_domain(name),
-                    "value": _finite_or_none(self.worst(name)),
+                    "value": finite_or_none(self.worst(name)),
                 }
                 for name in self.measures
             },
-            "difference": {name: _finite_or_none(self.difference(name)) for name in self.measures},
+            "difference": {name: finite_or_none(self.difference(name)) for name in self.measures},
             **self._worst_mixture_json(),
             "worst_min_examples": self.worst_min_examples,
             "not_counted": list(self.not_counted),
             "clients": dict(self.clients),
+            "client_values": {name: of.to_json() for name, of in self.client_values.items()},
             **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
 
@@ -205,6 +187,7 @@ def evaluation_report(
     split: str = TEST_SPLIT,
     worst_min_examples: int = 1,
     lambda_set: Optional[LambdaSet] = None,
+    percentiles: Sequence[float] = DEFAULT_PERCENTILES,
 ) -> EvaluationReport:
     """Returns the report of an evaluation.
 
@@ -216,11 +199,11 @@ def evaluation_report(
         split: Whose clients were evaluated.
         worst_min_examples: See `EvaluationReport`.
         lambda_set: The mixtures of domains that the algorithm has in view, if it has any.
+        percentiles: Which percentiles over clients are reported, each in (0, 100).
     """
     sums = summed.sums
     ratios = {"loss": (sums.losses, sums.counts)}
     ratios.update((name, (m.numerator, m.denominator)) for name, m in sums.metric_sums.items())
-    grids = measure_grids(model)
     measures = measures_of(model)
 
     def set_report(row: int) -> SetReport:
@@ -229,13 +212,13 @@ def evaluation_report(
         return SetReport(
             num_examples=int(np.sum(sums.counts[rows])),
             measures={
-                name: _measure(
+                name: measured(
                     np.sum(numerator[rows], dtype=np.float64),
                     np.sum(denominator[rows], dtype=np.float64),
-                    grids[name],
                     summed.over_clients[name],
                     row,
-                    measures[name].metric,
+                    measures[name],
+                    percentiles,
                 )
                 for name, (numerator, denominator) in ratios.items()
             },
@@ -250,31 +233,8 @@ def evaluation_report(
         split=split,
         worst_min_examples=worst_min_examples,
         lambda_set=None if isinstance(lambda_set, Simplex) else lambda_set,
+        client_values={
+            name: client_values(measure, summed.over_clients[name], summed.by_size[name])
+            for name, measure in measures.items()
+        },
     )
-
-
-def _measure(
-    numerator: float,
-    denominator: float,
-    grid: Grid,
-    over_clients: ClientDistribution,
-    row: int,
-    metric: Optional[Metric],
-) -> Measured:
-    def value(ratio: float) -> float:
-        return ratio if metric is None else float(metric.value(np.float64(ratio)))
-
-    num_clients = int(over_clients.num_clients[row])
-    histogram = np.asarray(over_clients.histogram[row])
-    return Measured(
-        value=value(float(numerator / denominator) if denominator else math.nan),
-        num_clients=num_clients,
-        mean=value(float(over_clients.total[row]) / num_clients if num_clients else math.nan),
-        p10=value(quantile(grid, histogram, 0.1)),
-        p50=value(quantile(grid, histogram, 0.5)),
-        p90=value(quantile(grid, histogram, 0.9)),
-    )
-
-
-def _finite_or_none(value: float) -> Any:
-    return value if math.isfinite(value) else None

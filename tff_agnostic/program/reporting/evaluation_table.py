@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from tabulate import tabulate
 
 from tff_agnostic.program.reporting.cells import UNDEFINED, cell, with_percent
-from tff_agnostic.program.reporting.evaluation_report import (
+from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, SetReport
+from tff_agnostic.program.reporting.measured import (
     PERCENTILES,
-    EvaluationReport,
-    SetReport,
+    SUPERQUANTILE,
+    percentile_name,
 )
 
 # Characters of a line; a table that is wider becomes one for each measure.
 _MAX_WIDTH = 120
-_OVER_CLIENTS = "mean (p10, p50, p90)"
 _NO_WEIGHTS: Mapping[str, float] = {}
 
 
@@ -24,8 +24,8 @@ def evaluation_table(
 ) -> str:
     """Returns a table with a row per domain, their difference, and all examples together.
 
-    Where that would be too wide, it is a table for each measure. Lines below say how percentiles
-    were made, which domains are not counted, and what was clipped, if anything was.
+    Where that would be too wide, it is a table for each measure. Lines below say what percentiles
+    and superquantiles are, which domains are not counted, and what was clipped, if anything was.
 
     Args:
         report: The evaluation.
@@ -79,28 +79,41 @@ def _examples(report: EvaluationReport) -> list[str]:
     return [f"{report.split} examples", *counts, "", str(report.overall.num_examples)]
 
 
-def _measured(report: EvaluationReport, name: str) -> tuple[list[str], list[str]]:
+def _over_clients(report: EvaluationReport) -> str:
+    """Returns the heading of the clients' means and percentiles."""
+    names = (percentile_name(p) for m in report.overall.measures.values() for p in m.percentiles)
+    return f"mean ({', '.join(dict.fromkeys(names))})"
+
+
+def _measured(report: EvaluationReport, name: str) -> tuple[list[str], list[str], list[str]]:
     unit = report.measures[name].unit
 
     def over_clients(one: SetReport) -> str:
         m = one.measures[name]
         if not m.num_clients:
             return UNDEFINED
-        percentiles = ", ".join(cell(q, unit, 3) for q in (m.p10, m.p50, m.p90))
+        percentiles = ", ".join(cell(q, unit, 3) for q in m.percentiles.values())
         return f"{cell(m.mean, unit, 3)} ({percentiles})"
+
+    def tail(one: SetReport) -> str:
+        return cell(one.measures[name].superquantile, unit, 3)
 
     values = [cell(one.measures[name].value, unit, 4) for one in report.domains.values()]
     difference = cell(report.difference(name), unit, 4)
     overall = cell(report.overall.measures[name].value, unit, 4)
-    clients = [over_clients(one) for one in report.domains.values()]
+    domains = report.domains.values()
     return (
         [with_percent(name, unit), *values, difference, overall],
-        [_OVER_CLIENTS, *clients, "", over_clients(report.overall)],
+        [_over_clients(report), *map(over_clients, domains), "", over_clients(report.overall)],
+        [SUPERQUANTILE, *map(tail, domains), "", tail(report.overall)],
     )
 
 
 def _notes(report: EvaluationReport) -> list[str]:
-    notes = [f"{_OVER_CLIENTS}: of the clients' values; percentiles are {PERCENTILES}"]
+    notes = [
+        f"{_over_clients(report)}: of the clients' values; percentiles are {PERCENTILES}",
+        f"{SUPERQUANTILE}: mean of the worst tenth of the clients' values",
+    ]
     if report.not_counted:
         what = f"{report.split} examples"
         notes.append(not_counted_line(report.not_counted, report.worst_min_examples, what))

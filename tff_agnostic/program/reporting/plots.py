@@ -1,8 +1,9 @@
-"""The figures of a run, drawn from the columns of metrics.csv."""
+"""The figures of a run, most of them drawn from the columns of metrics.csv."""
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,13 @@ _INCHES_PER_ROW = 0.17
 _DPI = 120
 
 
-def draw_run(folder: Path, task: Task, columns: Sequence[Column], values: Values) -> None:
+def draw_run(
+    folder: Path,
+    task: Task,
+    columns: Sequence[Column],
+    values: Values,
+    further: Mapping[str, Callable[[], Figure]] = types.MappingProxyType({}),
+) -> None:
     """Draws every quantity that is to be drawn, and the task's own figures, as .png files.
 
     Args:
@@ -36,6 +43,7 @@ def draw_run(folder: Path, task: Task, columns: Sequence[Column], values: Values
         task: The task.
         columns: The columns of metrics.csv.
         values: Their values.
+        further: What draws further figures, by what they are of.
 
     Raises:
         UserError: If the folder cannot be written.
@@ -46,6 +54,8 @@ def draw_run(folder: Path, task: Task, columns: Sequence[Column], values: Values
         # Beside the domains' curves, that of all examples together would be one more to tell apart.
         curves = [c for c in of_it if (c.domain is not None) == quantity.per_domain]
         save(figure_of(quantity, curves, values), folder / f"{_file_name(quantity)}.png")
+    for name, draw_further in further.items():
+        save(draw_further(), folder / f"{_as_file_name(name)}.png")
     for file_name, draw in task.figures.items():
         save(draw(task, values), folder / f"{file_name}.png")
 
@@ -117,4 +127,8 @@ def domain_colors(count: int) -> list:
 
 
 def _file_name(quantity: Quantity) -> str:
-    return quantity.file_name or re.sub(r"[^\w.+-]+", "_", quantity.name)
+    return quantity.file_name or _as_file_name(quantity.name)
+
+
+def _as_file_name(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", name)

@@ -1,0 +1,111 @@
+"""One measure of a model: its value on a set of examples, and how it is spread over clients."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+
+from tff_agnostic.computations.evaluation import ClientDistribution, grid_of
+from tff_agnostic.computations.histogram import quantile, superquantile
+from tff_agnostic.models.measures import Measure
+from tff_agnostic.models.metrics import Metric
+
+# How percentiles over clients are made; release 0.1.0 took the nearest rank.
+PERCENTILES = "interpolated"
+DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
+# The part of the clients, the worst ones, whose mean is the superquantile.
+SUPERQUANTILE_SHARE = 0.1
+SUPERQUANTILE = "superquantile"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One measure on a set of examples, and its distribution over the clients that hold them.
+
+    All of it in the measure's own values: those of a metric with a `transform` are transformed.
+
+    Attributes:
+        value: Over all examples of the set; NaN if there are none, infinite if it is too large.
+        num_clients: Clients with examples of the set.
+        mean: Mean of the clients' values; of a metric with a transform, the transform of the mean
+            of their ratios: of perplexity the geometric mean.
+        percentiles: Percentiles of the clients' values, each in (0, 100), in ascending order; see
+            `histogram.quantile`. Of a metric with a transform, the transform of their ratios'
+            percentile.
+        superquantile: Mean of the worst tenth of the clients' values; see
+            `histogram.superquantile`. Of a metric with a transform, the transform of their ratios'.
+    """
+
+    value: float
+    num_clients: int
+    mean: float
+    percentiles: Mapping[float, float]
+    superquantile: float
+
+    def over_clients(self) -> dict[str, float]:
+        """Returns what describes the distribution, by `statistic_names`."""
+        values = (self.mean, *self.percentiles.values(), self.superquantile)
+        return dict(zip(statistic_names(tuple(self.percentiles)), values))
+
+
+def statistic_names(percentiles: Sequence[float]) -> tuple[str, ...]:
+    """Returns what a distribution over clients is described by: "mean", "p10", "superquantile"."""
+    return ("mean", *map(percentile_name, sorted(percentiles)), SUPERQUANTILE)
+
+
+def percentile_name(percentile: float) -> str:
+    """Returns what columns and keys call a percentile: "p10", "p99.5"."""
+    return f"p{percentile:g}"
+
+
+def measured(
+    numerator: float,
+    denominator: float,
+    over_clients: ClientDistribution,
+    row: int,
+    measure: Measure,
+    percentiles: Sequence[float] = DEFAULT_PERCENTILES,
+) -> Measured:
+    """Returns a measure on a set of examples, from sums.
+
+    Args:
+        numerator: Sum over the examples.
+        denominator: The same.
+        over_clients: The sums over clients.
+        row: The set's row in them.
+        measure: What was measured.
+        percentiles: Which, each in (0, 100).
+    """
+    grid = grid_of(measure.metric)
+    num_clients = int(over_clients.num_clients[row])
+    histogram = np.asarray(over_clients.histogram[row])
+
+    def value(ratio: float) -> float:
+        return value_of(measure.metric, ratio)
+
+    return Measured(
+        value=value(float(numerator / denominator) if denominator else math.nan),
+        num_clients=num_clients,
+        mean=value(float(over_clients.total[row]) / num_clients if num_clients else math.nan),
+        percentiles={p: value(quantile(grid, histogram, p / 100)) for p in sorted(percentiles)},
+        superquantile=value(
+            superquantile(grid, histogram, SUPERQUANTILE_SHARE, not measure.higher_is_better)
+        ),
+    )
+
+
+def value_of(metric: Optional[Metric], ratio: float) -> float:
+    """Returns the value of a metric from its ratio; a loss, where there is no metric, is one."""
+    return float(values_of(metric, np.asarray(ratio, np.float64)))
+
+
+def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
+    """Returns the same of ratios of any shape, float64."""
+    return ratios if metric is None else np.asarray(metric.value(ratios))
+
+
+def finite_or_none(value: float) -> Optional[float]:
+    """Returns a number as JSON has it: what is undefined or infinite is null."""
+    return value if math.isfinite(value) else None
