@@ -13,6 +13,8 @@ from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.lambda_sets import LambdaSet
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.program.choice import check_choice, choice_table, evaluate_choice
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluator import Evaluator
@@ -32,6 +34,7 @@ from tff_agnostic.program.reporting.evaluation_table import evaluation_table
 from tff_agnostic.program.run_algorithm import build_lambda_set
 from tff_agnostic.program.run_folder import find_checkpoint
 from tff_agnostic.program.run_spec import RunSpec, path_fields, resolve
+from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.tasks.task import DATA, Task
 
@@ -56,6 +59,15 @@ def define_flags() -> None:
     define_task_flags(default=None)
     define_run_flags(_SETTINGS)
     define_runtime_flags()
+    flags.DEFINE_list(
+        "models", None, "Names of the models of a family to evaluate, such as conformity_0.5. [all]"
+    )
+    flags.DEFINE_float(
+        "adaptation_share",
+        None,
+        "Also let each test client choose its model from a family by this share of its examples, "
+        "and say what the choice is worth on the others.",
+    )
     flags.DEFINE_string("output", None, "JSON file to write the evaluation to.")
 
 
@@ -78,7 +90,10 @@ def main(argv: Sequence[str]) -> None:
     check_test_clients(task, aggregation)
     options = runtime_options(config.runtime)
     # The task may have other domains than the one that was trained on.
-    models = checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint)
+    models = _chosen_models(checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint))
+    choice, share = None, flags.FLAGS.adaptation_share
+    if share is not None:
+        check_choice(task.test, models, share)
     with RUNTIMES[config.runtime](options) as runtime:
         evaluate = runtime.evaluation(task.model, task.num_domains, aggregation)
         evaluator = Evaluator(
@@ -89,12 +104,16 @@ def main(argv: Sequence[str]) -> None:
             percentiles=config.client_percentiles,
         )
         reports = {name: evaluator(weights, on_all=True) for name, weights in models.items()}
+        if share is not None:
+            choice = evaluate_choice(task, models, runtime, aggregation, config, share)
     algorithm = algorithm_label(config.algorithm)
     print(f"{algorithm} after round {checkpoint.round_num}, on {spec.task}")
     for name, report in reports.items():
         if len(reports) > 1:
             print(f"\n{name}")
         print(evaluation_table(report))
+    if choice is not None:
+        print(f"\n{choice_table(choice)}")
     if output is not None:
         description = {
             "checkpoint": str(flags.FLAGS.checkpoint),
@@ -102,7 +121,23 @@ def main(argv: Sequence[str]) -> None:
             "task": spec.task,
             "seed": config.seed,
         }
-        write_json(output, {**description, **reports_to_json(reports)})
+        of_choice = {} if choice is None else {"choice": choice.to_json()}
+        write_json(output, {**description, **reports_to_json(reports), **of_choice})
+
+
+def _chosen_models(models: Mapping[str, ModelWeights]) -> Mapping[str, ModelWeights]:
+    """Returns the models that --models names, in its order.
+
+    Raises:
+        UserError: If there is none of such a name.
+    """
+    names = flags.FLAGS.models
+    if names is None:
+        return models
+    if not names:
+        raise UserError(f"--models: expected some of {', '.join(models)}, found none")
+    known = Registry(f"model of {flags.FLAGS.checkpoint}", models)
+    return {name: known[name] for name in names}
 
 
 def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:

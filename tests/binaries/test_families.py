@@ -71,6 +71,65 @@ def test_it_is_evaluated_and_compared(call, folder, family):
     assert outcome.status == 0, outcome
 
 
+class TestChoice:
+    """Clients choose a model by a share of their examples."""
+
+    def test_table_and_json_have_every_way_to_choose(self, call, folder, family):
+        outcome = call(
+            *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4", "--output=c.json"),
+        )
+        assert outcome.status == 0, outcome
+        for row in (*_LEVELS, "each client's choice", "best in hindsight"):
+            assert f"\n{row:>20}" in outcome.out, outcome.out
+        found = json.loads((folder / "c.json").read_text())["choice"]
+        assert sum(found["num_choices"].values()) == found["clients"]["chose"] > 0
+        losses = {
+            name: report["overall"]["over_clients"]["loss"]["mean"]
+            for name, report in (
+                *found["models"].items(),
+                *((name, found[name]) for name in ("chosen", "in_hindsight")),
+            )
+        }
+        assert losses["in_hindsight"] <= min(losses.values())
+        whole = json.loads((folder / "c.json").read_text())["overall"]["num_examples"]
+        assert 0.4 * whole < found["chosen"]["overall"]["num_examples"] < 0.8 * whole
+
+    def test_a_family_may_be_some_of_its_models(self, call, folder, family):
+        outcome = call(
+            *(evaluate, f"--checkpoint={family[0]}", "--models=conformity_1", "--output=one.json"),
+        )
+        assert outcome.status == 0, outcome
+        one = json.loads((folder / "one.json").read_text())
+        assert "models" not in one
+        of_family = json.loads((family[0] / "result.json").read_text())["models"]
+        assert one["overall"] == of_family["conformity_1"]["overall"]
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (["--models=conformity_0.2"], "unknown model of {} 'conformity_0.2': did you mean "),
+            (["--models="], "--models: expected some of conformity_0.3, conformity_1, found none"),
+            (
+                ["--adaptation_share=1"],
+                "--adaptation_share: expected a number in (0, 1), found 1",
+            ),
+            (
+                ["--models=conformity_1", "--adaptation_share=0.5"],
+                "--adaptation_share: expected a family of models to choose from, found one: "
+                "conformity_1",
+            ),
+            (
+                ["--adaptation_share=1e-3"],
+                "--adaptation_share=0.001: expected a share that leaves each client an example to "
+                "choose by, found ",
+            ),
+        ],
+    )
+    def test_what_cannot_be_chosen_is_one_line(self, call, folder, family, given, message):
+        found = call.refused(folder, evaluate, f"--checkpoint={family[0]}", *given)
+        assert found.startswith(message.format(family[0])), found
+
+
 def test_a_plan_cannot_hold_the_survey(call, folder, family):
     message = call.refused(folder, export, f"--checkpoint={family[0]}", "--output_dir=plan")
     assert message == (

@@ -66,7 +66,7 @@ class Evaluator:
         Raises:
             UserError: If a client is malformed.
         """
-        evaluated = self._evaluate(weights, _parts(self._clients(on_all)))
+        evaluated = self._evaluate(weights, in_parts(self._clients(on_all)))
         return evaluation_report(
             self._task.model,
             self._task.domain_names,
@@ -150,7 +150,8 @@ def _sample(client_ids: Sequence[str], size: Optional[int], seed: int) -> Sequen
     return [client_ids[i] for i in np.sort(rng.choice(len(client_ids), size, replace=False))]
 
 
-def _parts(clients: Iterable[Examples]) -> Iterator[list[Examples]]:
+def in_parts(clients: Iterable[Examples]) -> Iterator[list[Examples]]:
+    """Returns clients in parts of so many that they need not much memory."""
     part: list[Examples] = []
     num_bytes = 0
     for examples in clients:
