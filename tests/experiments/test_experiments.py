@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tests.data.stores import image, sentence, write_store
-from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
+from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment, OverClients
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.importing.importer import checked_import
+from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES, statistic_names
 from tff_agnostic.program.run_spec import resolve
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, Use
@@ -48,7 +49,8 @@ def _load(experiment: Experiment, folder) -> Task:
         rows = [(s, sentence("a", d, "x")) for s in ("train", "test") for d in domains]
         data = write_store(folder / "s.sqlite", rows, "text", vocabulary={"x": 1})
     # How many writers there are is a matter of the data.
-    options = {k: v for k, v in experiment.task_options.items() if k != "high_school_writers"}
+    of_data = ("high_school_writers", "train_share")
+    options = {k: v for k, v in experiment.task_options.items() if k not in of_data}
     return load_task(name, {**options, **_SMALL.get(name, {})}, TaskContext(0, data_dir, data))
 
 
@@ -81,7 +83,9 @@ def test_columns_are_domains_and_summaries(name, tasks):
     experiment = EXPERIMENTS[name]
     columns = experiment.columns
     assert len(set(columns)) == len(columns)
-    others = set(columns) - set(SUMMARY_HEADINGS) - set(tasks[name].domain_names)
+    statistics = {column for column in columns if isinstance(column, OverClients)}
+    assert {s.statistic for s in statistics} <= set(statistic_names(DEFAULT_PERCENTILES))
+    others = set(columns) - statistics - set(SUMMARY_HEADINGS) - set(tasks[name].domain_names)
     # Locales that only the paper has.
     assert others == ({"es-419*", "es-US"} if name == "spanish_keyboard" else set())
 

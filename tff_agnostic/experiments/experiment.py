@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.arms import Arm
@@ -11,6 +11,26 @@ from tff_agnostic.program.trial_results import DIFFERENCE, OVERALL, WORST
 
 # What stands above the columns that are not domains.
 SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}
+
+
+@dataclasses.dataclass(frozen=True)
+class OverClients:
+    """A column of a table that is no domain: a statistic of the clients' values.
+
+    Attributes:
+        statistic: One of `statistic_names`, such as "p10".
+    """
+
+    statistic: str
+
+    @property
+    def heading(self) -> str:
+        """What stands above the column."""
+        return f"{self.statistic} of clients"
+
+
+# A domain, a summary of the domains, or a statistic over clients.
+AnyColumn = Union[str, OverClients]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +43,9 @@ class PaperTable:
     """
 
     source: str
-    cells: Mapping[str, Mapping[str, Mapping[str, str]]]
+    cells: Mapping[str, Mapping[str, Mapping[AnyColumn, str]]]
 
-    def cell(self, measure: str, arm: str, column: str) -> Optional[str]:
+    def cell(self, measure: str, arm: str, column: AnyColumn) -> Optional[str]:
         """Returns what the paper has there; None if it has nothing."""
         return self.cells.get(measure, {}).get(arm, {}).get(column)
 
@@ -41,8 +61,8 @@ class Experiment:
         arms: The rows, by the name of their folder.
         paper: The paper's table.
         measures: Metrics to tabulate, in order.
-        columns: Names of columns: domains and summaries. Domains of the data at hand that are not
-            among them come before the summaries.
+        columns: Domains, summaries and statistics over clients. Domains of the data at hand that
+            are not among them come before the others, but for that of all examples.
         curve: The measure whose course over the rounds is drawn for the harder domain.
         harder_domain: The domain whose course is drawn; the worst of the first arm if None.
         trials: As many as in the paper.
@@ -57,7 +77,7 @@ class Experiment:
     arms: Mapping[str, Arm]
     paper: PaperTable
     measures: tuple[str, ...]
-    columns: tuple[str, ...]
+    columns: tuple[AnyColumn, ...]
     curve: str
     harder_domain: Optional[str] = None
     trials: int = 3

@@ -11,7 +11,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from tff_agnostic.experiments.experiment import SUMMARY_HEADINGS, Experiment
+from tff_agnostic.experiments.experiment import (
+    SUMMARY_HEADINGS,
+    AnyColumn,
+    Experiment,
+    OverClients,
+)
 from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.comparison import Comparison
 from tff_agnostic.program.comparison_report import notes
@@ -19,7 +24,7 @@ from tff_agnostic.program.reporting.cells import UNDEFINED, shown, with_percent
 from tff_agnostic.program.reporting.columns import ROUND, Column, tested
 from tff_agnostic.program.reporting.plots import plot_known
 from tff_agnostic.program.run_spec import RunSpec
-from tff_agnostic.program.trial_results import OVERALL, Trials
+from tff_agnostic.program.trial_results import OVERALL, Trials, mean_of, std_of
 
 REMARKS_HEADING = "## What agrees and what does not"
 _NO_REMARKS = "Nobody has written about these numbers yet."
@@ -128,7 +133,7 @@ def table(experiment: Experiment, comparison: Comparison, measure: str, table_fo
         rows.append(row)
     headers = [""]
     for column in columns:
-        headers += [SUMMARY_HEADINGS.get(column, column), "paper"]
+        headers += [_heading(column), "paper"]
     return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
 
 
@@ -196,18 +201,32 @@ def written_remarks(path: Path) -> Optional[str]:
     return text if text and text != _NO_REMARKS else None
 
 
-def _columns(experiment: Experiment, comparison: Comparison) -> list[str]:
-    planned = [c for c in experiment.columns if c not in SUMMARY_HEADINGS]
+def _columns(experiment: Experiment, comparison: Comparison) -> list[AnyColumn]:
+    others = [c for c in experiment.columns if not _is_domain(c)]
+    planned = [c for c in experiment.columns if _is_domain(c)]
     domains = planned + [d for d in comparison.domain_names if d not in planned]
-    summaries = [c for c in experiment.columns if c in SUMMARY_HEADINGS]
-    first = [c for c in summaries if c == OVERALL]
-    return [*first, *domains, *(c for c in summaries if c != OVERALL)]
+    first = [c for c in others if c == OVERALL]
+    return [*first, *domains, *(c for c in others if c != OVERALL)]
 
 
-def _ours(trials: Trials, column: str, measure: Measure) -> str:
-    if column not in trials.values:
+def _is_domain(column: AnyColumn) -> bool:
+    return not isinstance(column, OverClients) and column not in SUMMARY_HEADINGS
+
+
+def _heading(column: AnyColumn) -> str:
+    if isinstance(column, OverClients):
+        return column.heading
+    return SUMMARY_HEADINGS.get(column, column)
+
+
+def _ours(trials: Trials, column: AnyColumn, measure: Measure) -> str:
+    if isinstance(column, OverClients):
+        values = trials.over_clients.get(column.statistic)
+    else:
+        values = trials.values.get(column)
+    if values is None:
         return UNDEFINED
-    mean, std = trials.mean(column, measure.name), trials.std(column, measure.name)
+    mean, std = mean_of(values[measure.name]), std_of(values[measure.name])
     if math.isnan(mean):
         return UNDEFINED
     spread = "" if math.isnan(std) else f" ({shown(std, measure.unit):.1f})"

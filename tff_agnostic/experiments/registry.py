@@ -1,6 +1,7 @@
 """Every experiment by name."""
 
 from tff_agnostic.experiments.adult import ADULT
+from tff_agnostic.experiments.delta_fl import DELTA_FL
 from tff_agnostic.experiments.emnist import EMNIST, MNIST_BY_WRITER
 from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.experiments.fashion_mnist import FASHION_MNIST
@@ -14,6 +15,7 @@ EXPERIMENTS: Registry[Experiment] = Registry(
     {
         "emnist": EMNIST,
         "mnist_by_writer": MNIST_BY_WRITER,
+        "delta_fl": DELTA_FL,
         "stackoverflow": STACKOVERFLOW,
         "spanish_keyboard": SPANISH_KEYBOARD,
         "adult": ADULT,

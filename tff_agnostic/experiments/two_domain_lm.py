@@ -1,6 +1,6 @@
 """Documents and conversations, section 5.3 of Mohri et al. 2019."""
 
-from tff_agnostic.experiments.experiment import Experiment, PaperTable
+from tff_agnostic.experiments.experiment import AnyColumn, Experiment, PaperTable
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.arms import Arm
 from tff_agnostic.program.trial_results import OVERALL, WORST
@@ -13,7 +13,7 @@ def _target(domain: str) -> Arm:
     return Arm(f"L {domain}", settings)
 
 
-def _row(overall: str, documents: str, conversations: str, worst: str) -> dict[str, str]:
+def _row(overall: str, documents: str, conversations: str, worst: str) -> dict[AnyColumn, str]:
     return {
         OVERALL: overall,
         _DOCUMENTS: documents,
