@@ -57,7 +57,7 @@ DELTA_FL = Experiment(
         "fed_avg": _arm("FedAvg", "fed_avg"),
         "fed_avg_sub": _arm("FedAvg-Sub", "fed_avg_sub", cohort_share=0.5),
         "fed_prox": _arm("FedProx", "fed_prox", mu=0.01),
-        "q_ffl": _arm("q-FFL", "q_ffl", q=0.1),
+        "q_ffl": _arm("q-FFL", "q_ffl", q=0.01),
         "stand_in": _arm("q-FFL, q = 10 (the paper's AFL)", "q_ffl", q=10.0),
         "stochastic_afl": Arm(
             "Stochastic-AFL of writer groups",
@@ -65,7 +65,7 @@ DELTA_FL = Experiment(
                 "algorithm": "stochastic_afl",
                 **_AFL,
                 "server_learning_rate": 1.0,
-                "domain_learning_rate": 0.01,
+                "domain_learning_rate": 0.1,
             },
         ),
         "agnostic_fed_avg": _arm(
