@@ -51,3 +51,13 @@ def cohort_runtime() -> "Iterator[CohortRuntime]":
 
     with CohortRuntime() as runtime:
         yield runtime
+
+
+@pytest.fixture(scope="session")
+def streaming_runtime() -> "Iterator[CohortRuntime]":
+    """One that runs clients one by one: to put them in step takes longer than most rounds."""
+    from tff_agnostic.runtimes.cohort import CohortRuntime
+    from tff_agnostic.runtimes.options import RuntimeOptions
+
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+        yield runtime

@@ -80,8 +80,10 @@ build_environment() {
   # -I and PIP_USER=0: the user's own Python and pip settings must not lead packages elsewhere.
   run_logged "$python" -I -m venv "$venv" || set_up_failed "making a virtual environment"
   run_logged env PIP_USER=0 "$venv/bin/python" -I -m pip install --quiet --no-input \
-    --disable-pip-version-check --progress-bar off --no-deps --require-hashes \
+    --disable-pip-version-check --progress-bar off --no-deps --require-hashes --no-compile \
     --only-binary :all: --requirement "$lock" || set_up_failed "installing the packages"
+  # On all cores, where pip takes one. Some packages bring files that no Python can compile.
+  "$venv/bin/python" -I -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
   # The sum is from before the installation: a lock that changed meanwhile is noticed.
   write_stamp "$sum"
 }

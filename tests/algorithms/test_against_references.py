@@ -22,8 +22,6 @@ from tff_agnostic.algorithms.fed_avg_sub import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_group import group_of_one
 from tff_agnostic.computations.seeds import client_seeds
-from tff_agnostic.runtimes import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
 
 _SEED = 7
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
@@ -131,12 +129,6 @@ def _assert_follows(training: Any, algorithm: Any, expected: list[Any]) -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def streaming_runtime():
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as running:
-        yield running
-
-
 # To put clients in step takes TensorFlow longer than to run them one by one.
 @pytest.mark.parametrize("case", list(_CASES))
 def test_rounds_are_those_of_the_reference(streaming_runtime, case):
@@ -155,9 +147,9 @@ def test_rounds_of_clients_in_step_are_those_of_the_reference(cohort_runtime, ca
 # TFF compiles what it runs or checks, which takes seconds: secure sums of a ratio that is divided
 # on the server, and exchanges that depend on each other.
 @pytest.mark.parametrize("case", ["t=2"])
-def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime, case):
+def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
-    training = cohort_runtime.training(algorithm, SECURE)
+    training = streaming_runtime.training(algorithm, SECURE)
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
@@ -168,31 +160,31 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
     _assert_follows(training, algorithm, _expected(_CASES[case]))
 
 
-def test_the_update_of_a_client_falls_in_mu(cohort_runtime):
+def test_the_update_of_a_client_falls_in_mu(streaming_runtime):
     client = COHORTS[6][0]
     norms = []
     for mu in (0.0, 0.1, 1.0, 3.0):
         case = _prox(mu)
-        training = cohort_runtime.training(case.build(), PlainSum())
+        training = streaming_runtime.training(case.build(), PlainSum())
         _, report = training.next(training.initialize(), [client])
         norms.append(float(report["finalizer"]["update_norm"]))
     assert norms == sorted(norms, reverse=True)
     assert norms[0] > 1.05 * norms[-1]
 
 
-def test_with_one_local_step_mu_has_no_effect(cohort_runtime):
+def test_with_one_local_step_mu_has_no_effect(streaming_runtime):
     models = []
     for mu in (0.0, 5.0):
         algorithm = build("fed_prox", mu=mu, client_epochs=1, batch_size=1000, shuffle=False)
-        training = cohort_runtime.training(algorithm, PlainSum())
+        training = streaming_runtime.training(algorithm, PlainSum())
         models.append(run_rounds(training, COHORTS[:3])[0].algorithm.weights.trainable)
     for one, other in zip(*models):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1e3])
-def test_the_unit_of_losses_changes_no_update_of_q_ffl(cohort_runtime, factor):
-    training = cohort_runtime.training(_q(5.0).build(), PlainSum())
+def test_the_unit_of_losses_changes_no_update_of_q_ffl(streaming_runtime, factor):
+    training = streaming_runtime.training(_q(5.0).build(), PlainSum())
     state, _ = run_rounds(training, COHORTS[:3])
     algorithm = state.algorithm
     scaled = state._replace(
@@ -203,8 +195,8 @@ def test_the_unit_of_losses_changes_no_update_of_q_ffl(cohort_runtime, factor):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_large_powers_do_not_overflow(cohort_runtime):
-    training = cohort_runtime.training(_q(30.0).build(), PlainSum())
+def test_large_powers_do_not_overflow(streaming_runtime):
+    training = streaming_runtime.training(_q(30.0).build(), PlainSum())
     # Three clients whose losses are about 30 times the unit, and one of a usual loss.
     loud = [{**client, "x": 100 * client["x"]} for client in COHORTS[0][:3]]
     state, report = run_rounds(training, [COHORTS[0], [*loud, COHORTS[0][-1]]])
@@ -230,9 +222,11 @@ def _step(state: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tilt", [2.0, -2.0])
-def test_the_losses_that_exponents_are_counted_from_change_no_update_of_term(cohort_runtime, tilt):
+def test_the_losses_that_exponents_are_counted_from_change_no_update_of_term(
+    streaming_runtime, tilt
+):
     algorithm = _term(tilt).build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     clients = [COHORTS[0][k] for k in range(2)]
     center = np.mean(_losses(clients))
     expected, *steps = [
@@ -244,9 +238,9 @@ def test_the_losses_that_exponents_are_counted_from_change_no_update_of_term(coh
 
 
 @pytest.mark.parametrize("tilt", [0.0, 1.0, 1e3, -1e3, 1e30])
-def test_no_exponent_makes_a_round_that_is_not_finite_or_without_weight(cohort_runtime, tilt):
+def test_no_exponent_makes_a_round_that_is_not_finite_or_without_weight(streaming_runtime, tilt):
     algorithm = _term(tilt).build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     # Losses of 50 and more beside usual ones.
     loud = [{**client, "x": 100 * client["x"]} for client in COHORTS[0][:2]]
     clients = [*COHORTS[0], *loud]
@@ -263,12 +257,12 @@ def test_no_exponent_makes_a_round_that_is_not_finite_or_without_weight(cohort_r
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_large_tilt_comes_to_train_the_client_with_the_largest_loss_or_the_smallest(
-    cohort_runtime, sign
+    streaming_runtime, sign
 ):
     # Steps that leave the losses what they are.
     case = _term(sign * 300.0, sgd=LocalSgd(1e-4, batch_size=4))
     algorithm = case.build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     clients = COHORTS[0]
     state = run_rounds(training, [clients] * 6, _at(training, algorithm))[0]
     center = float(state.algorithm.center)
@@ -281,10 +275,10 @@ def test_a_large_tilt_comes_to_train_the_client_with_the_largest_loss_or_the_sma
         np.testing.assert_allclose(with_all - w, by_itself - w, rtol=0.02, atol=1e-6)
 
 
-def test_exponents_are_counted_from_the_mean_loss_by_the_rounds_weights(cohort_runtime):
+def test_exponents_are_counted_from_the_mean_loss_by_the_rounds_weights(streaming_runtime):
     tilt, clients = 2.0, COHORTS[0]
     algorithm = _term(tilt).build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     state, _ = training.next(_at(training, algorithm, tilt=tilt, center=1.0), clients)
     F, n = _losses(clients), [size(client) for client in clients]
     expected = tilted_weights(F, n, tilt) @ F
@@ -294,9 +288,9 @@ def test_exponents_are_counted_from_the_mean_loss_by_the_rounds_weights(cohort_r
     assert np.log(min(n) / sum(n)) <= log_sum <= 0
 
 
-def test_secure_sums_of_term_stay_finite_and_come_back_from_far_off(cohort_runtime):
+def test_secure_sums_of_term_stay_finite_and_come_back_from_far_off(streaming_runtime):
     algorithm = _term(5.0).build()
-    training = cohort_runtime.training(algorithm, SecureSum(SecureSumOptions(max_examples=20)))
+    training = streaming_runtime.training(algorithm, SecureSum(SecureSumOptions(max_examples=20)))
     clients = COHORTS[0]
     expected = tilted_weights(_losses(clients), [size(c) for c in clients], 5.0)
     for far_off in (-20.0, 20.0):
@@ -316,9 +310,9 @@ def test_clients_are_drawn_with_the_probability_asked_for(share):
     assert abs(drawn.mean() - share) < 0.012
 
 
-def test_another_round_draws_other_clients_and_the_rest_is_counted(cohort_runtime):
+def test_another_round_draws_other_clients_and_the_rest_is_counted(streaming_runtime):
     algorithm = _sub(0.5).build()
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(8)
     cohort = [random_client(rng, 5, range(3)) for _ in range(40)]
     _, reports = run_rounds(training, [cohort] * 2)

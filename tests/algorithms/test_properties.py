@@ -34,19 +34,11 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.quantities import flattened, paired
-from tff_agnostic.runtimes import CohortRuntime
-from tff_agnostic.runtimes.options import RuntimeOptions
 
 
 @pytest.fixture(params=list(CASES))
 def name(request) -> str:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def streaming_runtime():
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -239,9 +231,9 @@ def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_r
     assert not np.array_equal(weights[0].trainable[0], weights[1].trainable[0])
 
 
-def test_secure_sums_give_the_same_rounds(cohort_runtime, name, training):
+def test_secure_sums_give_the_same_rounds(streaming_runtime, name, training):
     aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, min_clients=3))
-    secure = cohort_runtime.training(build(name), aggregation)
+    secure = streaming_runtime.training(build(name), aggregation)
     assert secure.security.is_secure
     # Everything of a client's answers, the counts of clipped values and the number of clients.
     sent = " ".join(secure.security.secure)

@@ -96,10 +96,10 @@ def test_rounds_are_those_of_the_reference(cohort_runtime, name):
     _assert_follows(training, algorithm, variant.steps)
 
 
-def test_rounds_of_one_drawn_domain_are_those_of_the_reference(cohort_runtime):
+def test_rounds_of_one_drawn_domain_are_those_of_the_reference(streaming_runtime):
     variant = _VARIANTS["as printed"]
     algorithm = build_afl(**variant.settings, weights_gradient="weighted")
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, variant.steps, is_weighted=True)
 
 
@@ -110,19 +110,19 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime):
     _assert_follows(tff_runtime.training(algorithm, PlainSum()), algorithm, variant.steps)
 
 
-def test_rounds_of_secure_sums_are_those_of_the_reference(cohort_runtime):
+def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime):
     variant = _VARIANTS["as printed"]
     algorithm = build_afl(**variant.settings)
-    _assert_follows(cohort_runtime.training(algorithm, SECURE), algorithm, variant.steps)
+    _assert_follows(streaming_runtime.training(algorithm, SECURE), algorithm, variant.steps)
 
 
-def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(cohort_runtime, tmp_path):
+def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(streaming_runtime, tmp_path):
     mixtures = {"x": {"0": 0.5, "1": 0.5}, "y": {"2": 1.0}}
     path = tmp_path / "mixtures.json"
     path.write_text(json.dumps(mixtures))
     settings = {"lambda_set": "hull", "mixtures": str(path)}
     algorithm = build_afl(**settings, domain_learning_rate=0.05)
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     theta = np.array([0.5, 0.5])
     state = training.initialize()
     for cohort in COHORTS[:4]:

@@ -163,7 +163,7 @@ _PROJECTED = {
 
 @pytest.mark.parametrize(
     ("runtime", "settings"),
-    [("tff_runtime", _ADAM), ("cohort_runtime", _ADAM), ("cohort_runtime", _PROJECTED)],
+    [("tff_runtime", _ADAM), ("streaming_runtime", _ADAM), ("streaming_runtime", _PROJECTED)],
     ids=["tff", "cohort, adam", "cohort, projected"],
 )
 def test_in_every_runtime(request, runtime, settings):

@@ -146,8 +146,8 @@ _OF_EACH_KIND = ("no bound of one weight", "float64", "a state of another shape"
 @pytest.mark.parametrize(
     ("runtime", "aggregation", "mistake"),
     [
-        *(("cohort_runtime", PlainSum(), mistake) for mistake in _MISTAKES),
-        *(("cohort_runtime", SecureSum(), mistake) for mistake in _OF_EACH_KIND),
+        *(("streaming_runtime", PlainSum(), mistake) for mistake in _MISTAKES),
+        *(("streaming_runtime", SecureSum(), mistake) for mistake in _OF_EACH_KIND),
         *(("tff_runtime", PlainSum(), mistake) for mistake in _OF_EACH_KIND),
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -162,7 +162,7 @@ def test_a_mistake_is_one_line(request, runtime, aggregation, mistake):
     assert "\n" not in message
 
 
-def test_without_a_mistake_nothing_is_said(cohort_runtime):
-    training = cohort_runtime.training(_algorithm(), SecureSum())
+def test_without_a_mistake_nothing_is_said(streaming_runtime):
+    training = streaming_runtime.training(_algorithm(), SecureSum())
     state, _ = training.next(training.initialize(), cohort())
     assert np.all(np.isfinite(state.algorithm.weights.trainable[0]))

@@ -34,7 +34,7 @@ def _in_survey(bounds: Any) -> bool:
     return not _in_training(bounds)
 
 
-@pytest.fixture(params=["cohort_runtime", "tff_runtime"])
+@pytest.fixture(params=["streaming_runtime", "tff_runtime"])
 def runtime(request):
     return request.getfixturevalue(request.param)
 
@@ -49,7 +49,7 @@ def _refused(run: Any, *arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("others", [frozenset(), SecureSum.guarantees], ids=["alone", "beside"])
-def test_a_promise_that_nobody_can_check_is_refused(cohort_runtime, others):
+def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
     """Also beside one that holds."""
     aggregation = Leaky(
         name="private",
@@ -58,8 +58,8 @@ def test_a_promise_that_nobody_can_check_is_refused(cohort_runtime, others):
     )
     expected = "aggregation private: it promises differential privacy, and there is no check"
     for name in ("fed_avg", "above_mean"):
-        assert expected in _refused(cohort_runtime.training, build(name), aggregation)
-    assert expected in _refused(cohort_runtime.evaluation, *_EVALUATED, aggregation)
+        assert expected in _refused(streaming_runtime.training, build(name), aggregation)
+    assert expected in _refused(streaming_runtime.evaluation, *_EVALUATED, aggregation)
 
 
 def test_every_guarantee_has_a_check():
@@ -68,7 +68,7 @@ def test_every_guarantee_has_a_check():
 
 @pytest.mark.parametrize(
     ("runtime", "name"),
-    [("cohort_runtime", "secure"), ("cohort_runtime", "plain"), ("tff_runtime", "secure")],
+    [("streaming_runtime", "secure"), ("streaming_runtime", "plain"), ("tff_runtime", "secure")],
     indirect=["runtime"],
 )
 def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
@@ -95,8 +95,8 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
 @pytest.mark.parametrize(
     ("leaks", "exchange"), [(_in_survey, "survey"), (_in_training, "training")]
 )
-def test_one_of_several_exchanges_that_leaks_is_refused_by_name(cohort_runtime, leaks, exchange):
-    message = _refused(cohort_runtime.training, build("above_mean"), Leaky(leaks=leaks))
+def test_one_of_several_exchanges_that_leaks_is_refused_by_name(streaming_runtime, leaks, exchange):
+    message = _refused(streaming_runtime.training, build("above_mean"), Leaky(leaks=leaks))
     assert message.startswith(f"exchange '{exchange}': secure aggregation was asked for, but 1 ")
 
 

@@ -76,10 +76,10 @@ def test_tff_does_the_same(tff_runtime, streamed_rounds):
     _assert_same(run_rounds(training, _EVERYWHERE), streamed_rounds["agnostic_fed_avg"])
 
 
-def test_secure_sums_carry_both_counts(cohort_runtime, streamed_rounds):
+def test_secure_sums_carry_both_counts(streaming_runtime, streamed_rounds):
     name = "agnostic_fed_avg"
     aggregation = SecureSum(SecureSumOptions(max_examples=20, max_delta=20.0, bits=40))
-    training = cohort_runtime.training(_everywhere(name), aggregation)
+    training = streaming_runtime.training(_everywhere(name), aggregation)
     found = run_rounds(training, _EVERYWHERE)
     _assert_same(found, streamed_rounds[name])
     counts = found[1][0]["client_work"]["train"]
@@ -90,21 +90,21 @@ def test_secure_sums_carry_both_counts(cohort_runtime, streamed_rounds):
         assert not any(report["aggregator"]["clipped"].values())
 
 
-def test_a_run_that_goes_on_has_the_same_split(cohort_runtime):
+def test_a_run_that_goes_on_has_the_same_split(streaming_runtime):
     cohorts = _EVERYWHERE[:2] * 2
-    training = cohort_runtime.training(_everywhere("agnostic_fed_avg"), PlainSum())
+    training = streaming_runtime.training(_everywhere("agnostic_fed_avg"), PlainSum())
     expected, reports = run_rounds(training, cohorts)
     counts = [report["client_work"]["train"]["num_kept_out"] for report in reports]
     # In every round a client is split as in the others.
     np.testing.assert_array_equal(counts[:2], counts[2:])
     halfway, _ = run_rounds(training, cohorts[:2])
-    again = cohort_runtime.training(_everywhere("agnostic_fed_avg"), PlainSum())
+    again = streaming_runtime.training(_everywhere("agnostic_fed_avg"), PlainSum())
     assert_identical(run_rounds(again, cohorts[2:], halfway)[0], expected)
 
 
-def test_without_a_share_nothing_more_is_sent_or_reported(cohort_runtime):
+def test_without_a_share_nothing_more_is_sent_or_reported(streaming_runtime):
     plain, apart = (
-        cohort_runtime.training(build("agnostic_fed_avg", domain_loss_share=share), PlainSum())
+        streaming_runtime.training(build("agnostic_fed_avg", domain_loss_share=share), PlainSum())
         for share in (0.0, SHARE)
     )
     names = [set(t.quantities["client_work"]["train"]) for t in (plain, apart)]

@@ -67,7 +67,7 @@ def _kind_of_round(cohort: list[dict[str, np.ndarray]], domain: int) -> tuple[bo
 
 
 @pytest.mark.parametrize("update", ["exponentiated_gradient", "projected_gradient"])
-def test_rounds_are_those_of_the_reference(cohort_runtime, update):
+def test_rounds_are_those_of_the_reference(streaming_runtime, update):
     algorithm = build(
         "agnostic_fed_avg",
         domain_loss_share=SHARE,
@@ -90,7 +90,7 @@ def test_rounds_are_those_of_the_reference(cohort_runtime, update):
     # Every kind of round is among them: a domain whose examples are all kept out, too.
     kinds = {_kind_of_round(cohort, 1) for cohort in cohorts}
     assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
-    training = cohort_runtime.training(algorithm, PlainSum())
+    training = streaming_runtime.training(algorithm, PlainSum())
     state = training.initialize()
     for cohort in cohorts:
         state, _ = training.next(state, cohort)

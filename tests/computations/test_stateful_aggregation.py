@@ -163,9 +163,9 @@ def test_rounds_are_those_of_numpy(runtime, name):
     assert not np.allclose(found, other, rtol=1e-2)
 
 
-def test_its_state_is_in_checkpoints(cohort_runtime, tmp_path):
+def test_its_state_is_in_checkpoints(streaming_runtime, tmp_path):
     algorithm = build("above_mean")
-    training = cohort_runtime.training(algorithm, _HalvingNorm())
+    training = streaming_runtime.training(algorithm, _HalvingNorm())
     expected, expected_reports = run_rounds(training, cohorts(_ROUNDS))
     halfway, _ = run_rounds(training, cohorts(_ROUNDS)[:2])
     checkpoints = CheckpointFolder(tmp_path, keep=1)
@@ -188,9 +188,9 @@ def test_every_evaluation_is_a_first_one(runtime):
     assert np.all(first.sums.losses < plain.output.sums.losses)
 
 
-def test_a_sum_that_is_not_finite_is_not_remembered(cohort_runtime):
+def test_a_sum_that_is_not_finite_is_not_remembered(streaming_runtime):
     """Each client's answer is within float32's range; their sum, and its norm, are not."""
-    training = cohort_runtime.training(build("fed_avg", client_epochs=1), _SizeOfTheLast())
+    training = streaming_runtime.training(build("fed_avg", client_epochs=1), _SizeOfTheLast())
     start = training.initialize()
     far_out = make_client(np.full([1, 4], 3e38, np.float32), [1], [2])
     state, report = training.next(start, [far_out] * 60)
