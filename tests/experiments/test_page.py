@@ -1,5 +1,6 @@
 """The page of an experiment, from results made by hand."""
 
+import dataclasses
 import datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.program.harness import MEASURES
 from tff_agnostic.experiments import page as pages
-from tff_agnostic.experiments.experiment import Arm, Experiment, PaperTable
+from tff_agnostic.experiments.experiment import Arm, Experiment, OverClients, PaperTable
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.program.comparison import Comparison
 from tff_agnostic.program.run_spec import resolve
@@ -99,6 +100,25 @@ def test_ours_and_the_papers_numbers_stand_side_by_side(comparison):
         ],
         ["Agnostic", "75.0", "-", "70.0", "-", "-", "-", "80.0", "-", "10.0", "-"],
     ]
+
+
+def test_statistics_of_the_clients_may_be_columns(comparison):
+    tail = OverClients("p10")
+    experiment = dataclasses.replace(
+        _EXPERIMENT,
+        columns=(tail, "phone"),
+        paper=PaperTable("Nobody 2020", {"accuracy": {"fed_avg": {tail: "12.3 (0.1)"}}}),
+    )
+    of_clients = {"p10": {"accuracy": np.array([0.25, 0.35])}}
+    trials = dataclasses.replace(comparison.trials["fed_avg"], over_clients=of_clients)
+    comparison = dataclasses.replace(comparison, trials={**comparison.trials, "fed_avg": trials})
+    header, _, first, second = map(
+        _cells, pages.table(experiment, comparison, "accuracy", "github").splitlines()
+    )
+    assert header[-2:] == ["p10 of clients", "paper"]
+    assert first[-2:] == ["30.0 (7.1)", "12.3 (0.1)"]
+    # Trials of before such statistics were reported.
+    assert second[-2:] == ["-", "-"]
 
 
 def test_what_is_no_share_is_not_in_percent(comparison):

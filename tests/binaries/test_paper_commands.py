@@ -1,0 +1,77 @@
+"""The commands of docs/tails.md for data that is not at hand, on small files of its formats."""
+
+import importlib
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from tests.binaries.harness import Caller
+from tests.data.stores import tff_store
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "tails.md"
+_HEADING = "## The paper's own data"
+_SHORT = ("--rounds=2", "--trials=1", "--clients_per_round=3", "--client_mode=streamed")
+_ARMS = ("fed_avg", "delta_fl", "half", "tenth")
+
+
+def _commands(task: str) -> list[list[str]]:
+    """Returns what the page runs for a task, in its order."""
+    text = _PAGE.read_text().partition(_HEADING)[2]
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    ./run ")]
+    commands = [shlex.split(line)[1:] for line in lines]
+    last = next(k for k, command in enumerate(commands) if f"--task={task}" in command)
+    first = last - 1 if last and commands[last - 1][0] == "import_data" else last
+    return commands[first : last + 1]
+
+
+def _assert_compared(call: Caller, folder: Path, command: list[str], *more: str) -> None:
+    name, *arguments = command
+    binary = importlib.import_module(f"binaries.{name}")
+    outcome = call(binary, *arguments, *_SHORT, "--output_dir=compared", *more)
+    assert outcome.status == 0, outcome
+    found = json.loads((folder / "compared" / "compare.json").read_text())
+    assert tuple(found) == _ARMS
+    for arm in _ARMS:
+        assert found[arm]["(over clients)"]["p10"]["accuracy"]["mean"] is not None
+
+
+def test_emnist_62(call: Caller, folder: Path):
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"all_{split}", f"f{number}_01", {"pixels": rng.random(784, np.float32), "label": label})
+        for number in (*range(2100, 2104), *range(4))
+        for split in ("train", "test")
+        for label in (3, 61)
+    ]
+    tff_store(folder / "emnist.sqlite", rows)
+    [command] = _commands("emnist")
+    # The CNN is in other tests, and takes a minute to trace so often.
+    _assert_compared(call, folder, command, "--data=emnist.sqlite", "--emnist_model=linear")
+
+
+def test_sent140(call: Caller, folder: Path):
+    users = {
+        f"user{k}": [(f"so {'happy' if j % 2 else 'sad'} {k}", j % 2) for j in range(4)]
+        for k in range(8)
+    }
+    for split in ("train", "test"):
+        (folder / "sent140" / split).mkdir(parents=True)
+        data = {
+            "users": list(users),
+            "num_samples": [len(rows) for rows in users.values()],
+            "user_data": {
+                user: {
+                    "x": [["1", "today", "NO_QUERY", user, text, "training"] for text, _ in rows],
+                    "y": [label for _, label in rows],
+                }
+                for user, rows in users.items()
+            },
+        }
+        (folder / "sent140" / split / "all_data.json").write_text(json.dumps(data))
+    import_data, compare = _commands("text_classifier")
+    outcome = call(importlib.import_module("binaries.import_data"), *import_data[1:])
+    assert outcome.status == 0, outcome
+    small = ("--text_classifier_embedding=3", "--text_classifier_units=3")
+    _assert_compared(call, folder, compare, *small)
