@@ -218,7 +218,7 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
 
 
 _BAD = [
-    ([], "--experiment: expected one of emnist, mnist_by_writer, stackoverflow, "),
+    ([], "--experiment: expected one of emnist, mnist_by_writer, delta_fl, stackoverflow, "),
     (["--experiment=adlut"], "unknown experiment 'adlut': did you mean adult?"),
     ([*_ADULT, "--trials=0"], "--trials: expected at least 1, found 0"),
     ([*_ADULT, "--trials=2147483647"], "--trials: expected at most 10000, found 2147483647"),
