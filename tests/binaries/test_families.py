@@ -94,6 +94,15 @@ class TestChoice:
         whole = json.loads((folder / "c.json").read_text())["overall"]["num_examples"]
         assert 0.4 * whole < found["chosen"]["overall"]["num_examples"] < 0.8 * whole
 
+    def test_what_secure_sums_clip_is_said_of_the_choice_too(self, call, family):
+        outcome = call(
+            *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4"),
+            *("--aggregation=secure", "--secure_max_loss=0.5"),
+        )
+        assert outcome.status == 0, outcome
+        *_, last = outcome.out.splitlines()
+        assert last.startswith("values beyond the bounds of secure sums, which were clipped: ")
+
     def test_a_family_may_be_some_of_its_models(self, call, folder, family):
         outcome = call(
             *(evaluate, f"--checkpoint={family[0]}", "--models=conformity_1", "--output=one.json"),

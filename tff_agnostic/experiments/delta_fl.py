@@ -45,8 +45,6 @@ def _delta_fl(theta: float, **settings: Any) -> Arm:
     return _arm(label, "delta_fl", conformity=(theta,), **settings)
 
 
-_AFL = {"rounds": 200, "clients_per_round": 50, "server_optimizer": "sgd"}
-
 DELTA_FL = Experiment(
     title="Delta-FL: digits by writer",
     summary="MNIST from mnist_by_writer.npz, half of the writers tested; beside table I of Laguel "
@@ -63,7 +61,9 @@ DELTA_FL = Experiment(
             "Stochastic-AFL of writer groups",
             {
                 "algorithm": "stochastic_afl",
-                **_AFL,
+                "rounds": 200,
+                "clients_per_round": 50,
+                "server_optimizer": "sgd",
                 "server_learning_rate": 1.0,
                 "domain_learning_rate": 0.1,
             },

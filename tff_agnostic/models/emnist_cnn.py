@@ -1,6 +1,7 @@
 """The convolutional network for EMNIST of Reddi et al. 2021."""
 
 import functools
+from typing import Callable
 
 import tensorflow as tf
 
@@ -28,8 +29,17 @@ def emnist_cnn(num_classes: int = 62, seed: int = 0) -> Model:
 @functools.lru_cache(maxsize=8)
 def _emnist_cnn(num_classes: int, policy: str) -> Model:
     del policy  # Keras' own, part of the key.
+    return image_model(functools.partial(_build, num_classes))
+
+
+def image_model(build: Callable[[], tf.keras.Model]) -> Model:
+    """Returns a classifier of EMNIST's images: cross-entropy of a Keras model's scores.
+
+    Args:
+        build: Returns the Keras model, of images [28, 28, 1].
+    """
     return model_from_keras(
-        functools.partial(_build, num_classes),
+        build,
         loss=sparse_cross_entropy,
         example_spec={
             "x": tf.TensorSpec([None, 28, 28, 1], tf.float32),

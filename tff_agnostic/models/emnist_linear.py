@@ -4,10 +4,8 @@ import functools
 
 import tensorflow as tf
 
+from tff_agnostic.models.emnist_cnn import image_model
 from tff_agnostic.models.functional import Model
-from tff_agnostic.models.keras import model_from_keras
-from tff_agnostic.models.losses import sparse_cross_entropy
-from tff_agnostic.models.metrics import accuracy
 
 
 def emnist_linear(num_classes: int = 62) -> Model:
@@ -24,15 +22,7 @@ def emnist_linear(num_classes: int = 62) -> Model:
 @functools.lru_cache(maxsize=8)
 def _emnist_linear(num_classes: int, policy: str) -> Model:
     del policy  # Keras' own, part of the key.
-    return model_from_keras(
-        functools.partial(_build, num_classes),
-        loss=sparse_cross_entropy,
-        example_spec={
-            "x": tf.TensorSpec([None, 28, 28, 1], tf.float32),
-            "y": tf.TensorSpec([None], tf.int32),
-        },
-        metrics=[accuracy()],
-    )
+    return image_model(functools.partial(_build, num_classes))
 
 
 def _build(num_classes: int) -> tf.keras.Model:

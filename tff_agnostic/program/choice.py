@@ -17,6 +17,7 @@ from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.evaluator import in_parts
 from tff_agnostic.program.reporting.cells import cell, with_percent
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, evaluation_report
+from tff_agnostic.program.reporting.evaluation_table import clipped_lines
 from tff_agnostic.program.reporting.measured import statistic_names
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
@@ -123,7 +124,8 @@ def choice_table(report: ChoiceReport) -> str:
             f"{report.clients['non_finite']} clients have losses that are not finite with one of "
             "the models, and are left out"
         )
-    return "\n".join(["\n\n".join(tables), *lines])
+    # One measurement: what was clipped is the same in every report of it.
+    return "\n".join(["\n\n".join(tables), *lines, *clipped_lines(report.chosen)])
 
 
 def _table(report: ChoiceReport, name: str, measure: Measure) -> str:

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.aggregations.limits import Bound
-from tff_agnostic.computations.tails.cuts import GRID, histogram_of
-from tff_agnostic.computations.tails.thresholds import Losses, Threshold
+from tff_agnostic.computations.tails.cuts import GRID
+from tff_agnostic.computations.tails.thresholds import Losses, OfHistogram
 
 # Sums of weights round in float64; shares of the whole that differ by less are equal.
 _ROUNDING = 1e-9
@@ -70,7 +69,7 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Smoothed(Threshold):
+class Smoothed(OfHistogram):
     """A threshold above which clients count more and more, of this round or of the last one.
 
     Attributes:
@@ -89,16 +88,6 @@ class Smoothed(Threshold):
         """See `Threshold.share`."""
         return smoothed_share(threshold.eta, loss, self.nu)
 
-    def statement(self, threshold: SmoothedEta, loss: tf.Tensor, weight: tf.Tensor) -> Losses:
-        """See `Threshold.statement`."""
-        del threshold
-        return Losses(histogram_of(loss, weight))
-
-    def bounds(self, heaviest: float, max_loss: float) -> Losses:
-        """See `Threshold.bounds`."""
-        del max_loss
-        return Losses(Bound(heaviest, integer=True))
-
     def next(self, threshold: SmoothedEta, said: Losses) -> SmoothedEta:
         """See `Threshold.next`."""
         if self.theta == 1:
@@ -107,10 +96,6 @@ class Smoothed(Threshold):
         found = smoothed_eta(said.histogram, self.theta, self.nu)
         is_known = tf.reduce_sum(said.histogram) > 0
         return SmoothedEta(tf.where(is_known, found, threshold.eta))
-
-    def total(self, said: Losses) -> tf.Tensor:
-        """See `Threshold.total`."""
-        return tf.reduce_sum(said.histogram)
 
     def loss(self, threshold: SmoothedEta) -> tf.Tensor:
         """See `Threshold.loss`."""

@@ -88,8 +88,26 @@ class Threshold(Protocol):
         """Returns the threshold as a loss, float32."""
 
 
+class OfHistogram(Threshold):
+    """A threshold that is made of a histogram of the losses: what clients say for it."""
+
+    def statement(self, threshold: Any, loss: tf.Tensor, weight: tf.Tensor) -> Losses:
+        """See `Threshold.statement`."""
+        del threshold
+        return Losses(histogram_of(loss, weight))
+
+    def bounds(self, heaviest: float, max_loss: float) -> Losses:
+        """See `Threshold.bounds`."""
+        del max_loss
+        return Losses(Bound(heaviest, integer=True))
+
+    def total(self, said: Losses) -> tf.Tensor:
+        """See `Threshold.total`."""
+        return tf.reduce_sum(said.histogram)
+
+
 @dataclasses.dataclass(frozen=True)
-class Binned(Threshold):
+class Binned(OfHistogram):
     """A threshold that is a bin of a histogram, of this round or of the last one.
 
     Attributes:
@@ -108,25 +126,11 @@ class Binned(Threshold):
         """See `Threshold.share`."""
         return share_of(threshold, loss)
 
-    def statement(self, threshold: Cut, loss: tf.Tensor, weight: tf.Tensor) -> Losses:
-        """See `Threshold.statement`."""
-        del threshold
-        return Losses(histogram_of(loss, weight))
-
-    def bounds(self, heaviest: float, max_loss: float) -> Losses:
-        """See `Threshold.bounds`."""
-        del max_loss
-        return Losses(Bound(heaviest, integer=True))
-
     def next(self, threshold: Cut, said: Losses) -> Cut:
         """See `Threshold.next`."""
         found = self.cut(said.histogram, self.theta)
         is_known = tf.reduce_sum(said.histogram) > 0
         return Cut(*(tf.where(is_known, new, old) for new, old in zip(found, threshold)))
-
-    def total(self, said: Losses) -> tf.Tensor:
-        """See `Threshold.total`."""
-        return tf.reduce_sum(said.histogram)
 
     def loss(self, threshold: Cut) -> tf.Tensor:
         """See `Threshold.loss`: that of the centre of the bin."""

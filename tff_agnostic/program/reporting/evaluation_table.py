@@ -68,6 +68,14 @@ def not_counted_line(names: Iterable[str], least: int, what: str) -> str:
     )
 
 
+def clipped_lines(report: EvaluationReport) -> list[str]:
+    """Returns the line that says what secure sums clipped, if they clipped anything."""
+    clipped = [f"{count} of {field}" for field, count in report.clipped.items() if count]
+    if not clipped:
+        return []
+    return ["values beyond the bounds of secure sums, which were clipped: " + ", ".join(clipped)]
+
+
 def _domains(report: EvaluationReport, measure: str) -> list[str]:
     worst = report.worst_domain(measure)
     names = [f"{name} (worst)" if name == worst else name for name in report.domains]
@@ -121,9 +129,4 @@ def _notes(report: EvaluationReport) -> list[str]:
     if worst is not None:
         of_domains = ", ".join(f"{name} {weight:.3f}" for name, weight in worst.lambda_.items())
         notes.append(f"worst mixture of Lambda: loss {worst.loss:.4g} at {of_domains}")
-    clipped = [f"{count} of {field}" for field, count in report.clipped.items() if count]
-    if clipped:
-        notes.append(
-            "values beyond the bounds of secure sums, which were clipped: " + ", ".join(clipped)
-        )
-    return notes
+    return [*notes, *clipped_lines(report)]
