@@ -21,6 +21,24 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 _MEMBERS_OF_PROTOCOL = "_get_protocol_attrs"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--exhaustive`; see `tests/selection.py`."""
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run every combination, also those of which the usual tests take a part",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked as exhaustive unless it is asked for."""
+    if config.getoption("--exhaustive"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
 def pytest_configure() -> None:
     """Makes Python quicker at what tests do most, which is to trace functions of TensorFlow."""
     # Graphs are many small objects, which nearly all stay.

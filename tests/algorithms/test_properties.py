@@ -27,6 +27,7 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
+from tests.selection import usually
 from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
@@ -39,6 +40,12 @@ from tff_agnostic.quantities import flattened, paired
 @pytest.fixture(params=list(CASES))
 def name(request) -> str:
     return request.param
+
+
+# Of what is traced for one test alone, which takes longer than all others of an algorithm.
+some_algorithms = pytest.mark.parametrize(
+    "name", usually(["agnostic_fed_avg", "stochastic_afl", "delta_fl"], CASES)
+)
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +200,7 @@ def test_domains_absent_for_many_rounds_leave_everything_finite(training):
     _assert_finite(training.next(state, cohort(10)))
 
 
+@some_algorithms
 def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
     state, _ = run_rounds(trainings(name, batch_size=10_000), [clients] * 2)
@@ -217,6 +225,7 @@ def _through_npz(state: Any) -> Any:
         return tf.nest.pack_sequence_as(state, [archive[key] for key in archive.files])
 
 
+@some_algorithms
 def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_runtime, name):
     model = _dropout_model()
 

@@ -1,5 +1,6 @@
 """Kinds of models to export, small."""
 
+import itertools
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from tests.algorithms.cases import build
 from tests.models import keras_zoo
+from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.deployment.conformance import ColumnRange
 from tff_agnostic.deployment.plan_export import ExportRequest
@@ -70,6 +72,23 @@ COMBINATIONS = [
     for kind in KINDS
     for profile in PROFILES
     if kind != "two_inputs" or profile == "daf"
+]
+
+
+USUAL_COMBINATIONS = [
+    ("logistic", "daf"),
+    ("logistic", "secure"),
+    ("convolutional", "daf"),
+    ("lstm", "secure"),
+    ("two_inputs", "daf"),
+]
+ALL_ALGORITHMS = list(itertools.product(ALGORITHMS, PROFILES))
+# Each in one profile, half of them in each; the paper's own in both.
+USUAL_ALGORITHMS = [
+    (algorithm, profile)
+    for number, algorithm in enumerate(ALGORITHMS)
+    for profile in PROFILES
+    if algorithm == "agnostic_fed_avg" or profile == list(PROFILES)[number % len(PROFILES)]
 ]
 
 

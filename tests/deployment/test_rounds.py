@@ -10,8 +10,13 @@ from plan_runner.export import open_export
 from plan_runner.graph_session import GraphSession
 from plan_runner.verify import read_tensors, verify
 from tests.deployment import in_worker
-from tests.deployment.kinds import COMBINATIONS
-from tff_agnostic.algorithms import ALGORITHMS
+from tests.deployment.kinds import (
+    ALL_ALGORITHMS,
+    COMBINATIONS,
+    USUAL_ALGORITHMS,
+    USUAL_COMBINATIONS,
+)
+from tests.selection import usually
 from tff_agnostic.deployment.conformance import NUM_ROUNDS
 from tff_agnostic.deployment.profiles import PROFILES
 
@@ -37,31 +42,30 @@ def _assert_up_to_rounding(folder):
         assert all(difference <= _ROUNDING for difference in check.differing.values())
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "profile"), usually(USUAL_ALGORITHMS, ALL_ALGORITHMS))
 def test_every_algorithm(exported, algorithm, profile):
     _assert_up_to_rounding(exported(profile, algorithm=algorithm))
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", usually(["secure"], PROFILES))
 def test_a_family_of_models(exported, profile):
     how = {"algorithm": "delta_fl", "threshold": "tracked", "conformity": (0.5, 1.0)}
     _assert_up_to_rounding(exported(profile, **how))
 
 
-@pytest.mark.parametrize("server_optimizer", ["nesterov", "adam"])
+@pytest.mark.parametrize("server_optimizer", usually(["adam"], ["nesterov", "adam"]))
 def test_server_optimizers_with_state(exported, server_optimizer):
     _assert_up_to_rounding(exported("daf", server_optimizer=server_optimizer))
 
 
-@pytest.mark.parametrize(("kind", "profile"), COMBINATIONS)
+@pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model_in_the_runtimes_tensorflow(exported, kind, profile, monkeypatch):
     folder = exported(profile, kind=kind)
     monkeypatch.setattr(GraphSession, "run", in_worker.run)
     _assert_bit_for_bit(folder)
 
 
-@pytest.mark.parametrize(("kind", "profile"), COMBINATIONS)
+@pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
 def test_every_kind_of_model_in_plain_tensorflow(exported, kind, profile):
     _assert_up_to_rounding(exported(profile, kind=kind))
 

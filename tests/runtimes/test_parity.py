@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.algorithms import two_exchanges
 from tests.algorithms.cases import CASES, NUM_DOMAINS, build
 from tests.computations.harness import assert_identical, run_rounds
 from tests.runtimes.model_kinds import KINDS, ModelKind
+from tests.selection import usually
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.models.functional import Examples, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -30,17 +32,23 @@ _SIZES = ((9, 0, 1, 14, 6), (3, 1, 11), (2, 8, 0, 5, 4, 1), ())
 _GROUP = 2
 
 _MODES = ("streamed", "vectorised")
+# Of algorithms, the two of two exchanges, one with choices of its own, and the one of the paper.
+_USUAL = ("agnostic_fed_avg", "stochastic_afl", "delta_fl", two_exchanges.NAME)
 # (algorithm, aggregation, kind of model, client modes): every algorithm, every aggregation and
 # every kind, secure sums with what they bound in different ways. TFF compiles each run, which takes
 # seconds, and secure ones again for each mode: the modes differ only in plain work.
 _RUNS = [
-    *((name, "plain", "logistic", _MODES) for name in CASES),
+    *((name, "plain", "logistic", _MODES) for name in _USUAL),
     ("agnostic_fed_avg", "secure", "logistic", ("vectorised",)),
     ("fed_avg", "plain", "dropout", _MODES),
-    ("agnostic_fed_avg", "plain", "convolutional", ("streamed",)),
     ("q_ffl", "secure", "dict_of_inputs", ("streamed",)),
     ("fed_prox", "plain", "embedding", ("vectorised",)),
     ("agnostic_fed_avg", "plain", "next_word", ("streamed",)),
+]
+_ALL_RUNS = [
+    *_RUNS,
+    *((name, "plain", "logistic", _MODES) for name in CASES if name not in _USUAL),
+    ("agnostic_fed_avg", "plain", "convolutional", ("streamed",)),
 ]
 
 
@@ -117,7 +125,7 @@ class _Rounds:
         return all(np.any(w != np.asarray(w_0)) for w, w_0 in pairs)
 
 
-@pytest.mark.parametrize(("algorithm", "aggregation", "kind", "modes"), _RUNS)
+@pytest.mark.parametrize(("algorithm", "aggregation", "kind", "modes"), usually(_RUNS, _ALL_RUNS))
 def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
     tff_runtime, cohort_runtimes, algorithm, aggregation, kind, modes
 ):
@@ -138,13 +146,16 @@ def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
 
 @pytest.mark.parametrize(
     ("aggregation", "kind"),
-    [
-        ("plain", "logistic"),
-        ("secure", "logistic"),
-        ("plain", "dropout"),
-        ("plain", "dict_of_inputs"),
-        ("plain", "next_word"),
-    ],
+    usually(
+        [("secure", "logistic"), ("plain", "dict_of_inputs"), ("plain", "next_word")],
+        [
+            ("plain", "logistic"),
+            ("secure", "logistic"),
+            ("plain", "dropout"),
+            ("plain", "dict_of_inputs"),
+            ("plain", "next_word"),
+        ],
+    ),
 )
 def test_evaluations_are_those_of_tff(tff_runtime, cohort_runtimes, aggregation, kind):
     model = KINDS[kind].model()

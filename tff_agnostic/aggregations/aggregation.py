@@ -7,13 +7,13 @@ An aggregation is pure functions around one sum, and a state of its own that liv
 import dataclasses
 import enum
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.errors import UserError
 from tff_agnostic.quantities import Quantities
 
@@ -25,6 +25,7 @@ class Guarantee(enum.Enum):
     """
 
     SECURE_SUMS = "secure sums"
+    SECRET_NOISE = "noise whose key no client learns"
 
 
 class ClientFacts(NamedTuple):
@@ -65,8 +66,21 @@ class Aggregation(Protocol):
     def min_clients(self) -> int:
         """How many clients a sum that is looked at must hold at least, if it holds any."""
 
+    def of_exchanges(self, bounds: Sequence[Any]) -> "tuple[Aggregation, ...]":
+        """Returns the aggregation of each exchange of a round.
+
+        Args:
+            bounds: Of the answer of each exchange.
+        """
+
     def initialize(self, bounds: Any) -> Any:
         """Returns the state before the first sum."""
+
+    def secrets(self, state: Any) -> list[Any]:
+        """Returns what of the state no client may learn."""
+
+    def rounding(self, bound: Bound) -> float:
+        """Returns by how much a value within its bound may change between client and sum."""
 
     def client_params(self, state: Any) -> Any:
         """On the server: returns what clients are sent of the state, such as a norm to clip to."""
@@ -80,11 +94,11 @@ class Aggregation(Protocol):
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         """On the server: returns the next state, the sum of the answers, and a report."""
 
-    def quantities(self, fields: tuple[str, ...], prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
         """Describes the report of `decode`.
 
         Args:
-            fields: Names of the fields of a client's answer.
+            bounds: Of a client's answer.
             prefix: First part of the quantities' names, which keeps exchanges apart.
         """
 
@@ -105,10 +119,24 @@ class PlainSum:
     cuts_clients = False
     min_clients = 0
 
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Aggregation, ...]:
+        """Returns itself for each."""
+        return (self,) * len(bounds)
+
     def initialize(self, bounds: Any) -> Any:
         """Returns no state."""
         del bounds
         return ()
+
+    def secrets(self, state: Any) -> list[Any]:
+        """Returns nothing."""
+        del state
+        return []
+
+    def rounding(self, bound: Bound) -> float:
+        """Returns 0: values stay as they are."""
+        del bound
+        return 0.0
 
     def client_params(self, state: Any) -> Any:
         """Returns nothing."""
@@ -129,9 +157,9 @@ class PlainSum:
         del bounds
         return state, summed, OrderedDict()
 
-    def quantities(self, fields: tuple[str, ...], prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
         """Describes no report."""
-        del fields, prefix
+        del bounds, prefix
         return OrderedDict()
 
 

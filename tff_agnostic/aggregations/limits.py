@@ -21,6 +21,12 @@ class Bound:
         ratio: Name of the values that are scaled together; None for a value that stands alone.
         entrywise: Whether entry i is scaled with entry i of the others, as vectors with an entry
             per domain are; otherwise all entries of all of them have one factor.
+        denominator: Whether the other values of its ratio are divided by it, or entries of it alone
+            by something: where a private sum of it is below its noise, they count as absent.
+        one_of: Name of values of which a client has at most one that is not zero; None if it may
+            have all.
+        public_sum: What the sum over a round is expected to be, as far as that is known without
+            asking the clients. A private aggregation takes it in place of the sum, and asks nobody.
     """
 
     limit: float
@@ -28,6 +34,9 @@ class Bound:
     integer: bool = False
     ratio: Optional[str] = None
     entrywise: bool = False
+    denominator: bool = False
+    one_of: Optional[str] = None
+    public_sum: Optional[float] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.quantities import Quantities, Quantity, Unit
 from tff_agnostic.settings import setting
@@ -88,10 +88,23 @@ class SecureSum:
         """The fewest clients of a sum."""
         return self.options.min_clients
 
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Aggregation, ...]:
+        """Returns itself for each."""
+        return (self,) * len(bounds)
+
     def initialize(self, bounds: Any) -> Any:
         """Returns no state."""
         del bounds
         return ()
+
+    def secrets(self, state: Any) -> list[Any]:
+        """Returns nothing."""
+        del state
+        return []
+
+    def rounding(self, bound: Bound) -> float:
+        """Returns half a step; 0 for whole numbers."""
+        return 0.0 if bound.integer else self.step(bound) / 2
 
     def client_params(self, state: Any) -> Any:
         """Returns nothing."""
@@ -132,7 +145,7 @@ class SecureSum:
         )
         return state, output, OrderedDict(clipped=summed.clipped)
 
-    def quantities(self, fields: tuple[str, ...], prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
         """Describes the report of `decode`."""
 
         def clipped(field: str) -> Quantity:
@@ -142,7 +155,7 @@ class SecureSum:
             return Quantity(f"{prefix}clipped/{field}", label, unit=Unit.VALUES)
 
         return OrderedDict(
-            clipped=OrderedDict((field, clipped(field)) for field in (*fields, _EXAMPLES))
+            clipped=OrderedDict((field, clipped(field)) for field in (*bounds._fields, _EXAMPLES))
         )
 
     def bit_width(self, bound: Bound) -> int:

@@ -155,7 +155,10 @@ def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algori
         name="training",
         prepare=prepare,
         client=AgnosticClient(model, p, part_of(options, LocalTrainingOptions), split),
-        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA, split.is_apart),
+        # sum_k beta^k = sum_i alpha_i N_t^i, which is sum_i lambda_i where a round is as expected.
+        bounds=lambda limits: training_output_bounds(
+            model, limits, _MAX_BETA, split.is_apart, expected_beta=1.0
+        ),
     )
     return Algorithm(
         name="agnostic_fed_avg",

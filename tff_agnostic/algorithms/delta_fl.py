@@ -286,7 +286,7 @@ def _output_bounds(
         delta = Bound(weight * limits.max_delta, signed=True, ratio=ratio)
         return LevelOutput(
             delta=[delta for _ in model.initial_weights.trainable],
-            weight=Bound(weight, ratio=ratio),
+            weight=Bound(weight, ratio=ratio, denominator=True),
             said=threshold.bounds(heaviest, limits.max_loss) if states else (),
         )
 

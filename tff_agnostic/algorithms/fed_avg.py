@@ -129,6 +129,8 @@ def with_constant_scale(
     """
     model = problem.model
     optimizer = options.build_server_optimizer()
+    expected = problem.expected_counts
+    expected_beta = None if expected is None else float(np.dot(alpha, expected))
 
     def prepare(state: TrainingState, sums: Sums) -> TrainingBroadcast:
         del sums
@@ -158,7 +160,9 @@ def with_constant_scale(
         client=FedAvgClient(
             model, len(alpha), part_of(options, LocalTrainingOptions), proximal=proximal
         ),
-        bounds=lambda limits: training_output_bounds(model, limits, float(limits.max_examples)),
+        bounds=lambda limits: training_output_bounds(
+            model, limits, float(limits.max_examples), expected_beta=expected_beta
+        ),
     )
     return Algorithm(
         name=name,

@@ -217,7 +217,9 @@ def q_ffl(problem: Problem, options: QFflOptions) -> Algorithm:
         delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
         return QFflOutput(
             delta=[delta for _ in model.initial_weights.trainable],
-            h=Bound(heaviest * (1.0 + options.q * _MAX_CURVATURE), ratio="update"),
+            h=Bound(
+                heaviest * (1.0 + options.q * _MAX_CURVATURE), ratio="update", denominator=True
+            ),
             sums=measured_sums_bounds(model, limits, split.is_apart),
             clients=client_counts_bounds(),
         )

@@ -206,7 +206,7 @@ def term(problem: Problem, options: TermOptions) -> Algorithm:
         delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
         return TermOutput(
             delta=[delta for _ in model.initial_weights.trainable],
-            weight=Bound(heaviest, ratio="update"),
+            weight=Bound(heaviest, ratio="update", denominator=True),
             weighted_loss=Bound(heaviest * limits.max_loss, ratio="update"),
             capped=Bound(1, integer=True),
             sums=measured_sums_bounds(model, limits, split.is_apart),

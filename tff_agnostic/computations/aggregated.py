@@ -79,7 +79,7 @@ class AggregatedExchange:
 
     def quantities(self, prefix: str = "") -> Quantities:
         """Describes the report of `decode`."""
-        return self.aggregation.quantities(self.bounds._fields, prefix)
+        return self.aggregation.quantities(self.bounds, prefix)
 
 
 _SKIPPED = Quantity(
@@ -122,7 +122,10 @@ class AggregatedRound:
 
     def __init__(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         self._algorithm = algorithm
-        self.exchanges = tuple(AggregatedExchange(e, aggregation) for e in algorithm.exchanges)
+        exchanges = algorithm.exchanges
+        bounds = [exchange.bounds(aggregation.limits) for exchange in exchanges]
+        aggregations = aggregation.of_exchanges(bounds)
+        self.exchanges = tuple(map(AggregatedExchange, exchanges, aggregations))
 
     def initialize(self) -> RunState:
         """Returns the state before the first round."""
@@ -161,14 +164,20 @@ class AggregatedRound:
         check_state(state.algorithm, next_state)
         # A state that is not finite by itself, such as a least loss so far, says nothing.
         has_state = tf.cond(
-            _real_ones_are_finite((next_state, aggregations)),
+            _real_ones_are_finite(next_state),
             lambda: True,
-            lambda: ~_real_ones_are_finite((state.algorithm, state.aggregations)),
+            lambda: ~_real_ones_are_finite(state.algorithm),
         )
-        (next_state, report), aggregations = tf.cond(
+        next_state, report = tf.cond(
             has_state,
-            lambda: ((next_state, report), aggregations),
-            lambda: (finished(no_sums), state.aggregations),
+            lambda: (next_state, report),
+            lambda: finished(no_sums),
+        )
+        # What an aggregation remembers stands by itself: noise must not be used again.
+        aggregations = tf.cond(
+            _real_ones_are_finite(aggregations),
+            lambda: aggregations,
+            lambda: state.aggregations,
         )
         skipped = tf.cast(~(has_sums & has_state), tf.int64)
         return (

@@ -4,12 +4,14 @@ It fails closed: a guarantee without a check here is refused, as is an exchange 
 a sum itself reveals, such as one over a single client that holds a domain, is not looked at.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Callable, Optional
 
 import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
+from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.secret_check import require_secrets_stay
 from tff_agnostic.computations.secure_check import (
     SecurityReport,
     require_no_plain_sums,
@@ -22,6 +24,10 @@ from tff_agnostic.errors import UserError
 CHECKS: Mapping[Guarantee, Callable[[tff.Computation], SecurityReport]] = {
     Guarantee.SECURE_SUMS: require_only_secure_sums,
 }
+# Of what the functions of a whole round keep to themselves.
+ROUND_CHECKS: Mapping[Guarantee, Callable[[AggregatedRound, Iterable[tff.Computation]], None]] = {
+    Guarantee.SECRET_NOISE: require_secrets_stay,
+}
 
 
 def check_process(aggregation: Aggregation, process: Process) -> Optional[SecurityReport]:
@@ -30,6 +36,10 @@ def check_process(aggregation: Aggregation, process: Process) -> Optional[Securi
     A round of one exchange is compiled as a whole. One of several is not of TFF's form: each of its
     exchanges is compiled, and the round's source is searched for any other way to the server.
     """
+    for guarantee in aggregation.guarantees & ROUND_CHECKS.keys():
+        ROUND_CHECKS[guarantee](process.round_, process.exchanges.values())
+    if aggregation.guarantees <= ROUND_CHECKS.keys():
+        return None
     next_ = process.learning_process.next
     if len(process.exchanges) == 1:
         return check_guarantees(aggregation, dict.fromkeys(process.exchanges, next_))
@@ -56,7 +66,8 @@ def check_guarantees(
         UserError: If a guarantee does not hold in an exchange, or nobody can check it.
     """
     reports = {}
-    for guarantee in sorted(aggregation.guarantees, key=lambda g: g.value):
+    of_exchanges = aggregation.guarantees - ROUND_CHECKS.keys()
+    for guarantee in sorted(of_exchanges, key=lambda g: g.value):
         check = CHECKS.get(guarantee)
         if check is None:
             raise UserError(

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -211,12 +211,12 @@ def domain_sums_bounds(model: Model, limits: ClientLimits) -> DomainSums:
         ratio = f"metric {name}"
         return MetricSums(
             Bound(n * numerator, ratio=ratio, entrywise=True),
-            Bound(n * denominator, ratio=ratio, entrywise=True),
+            Bound(n * denominator, ratio=ratio, entrywise=True, denominator=True),
         )
 
     return DomainSums(
         losses=Bound(n * limits.max_loss, ratio="loss", entrywise=True),
-        counts=Bound(n, integer=True, ratio="loss", entrywise=True),
+        counts=Bound(n, integer=True, ratio="loss", entrywise=True, denominator=True),
         metric_sums=OrderedDict(
             (m.name, metric_bounds(m.name, m.max_numerator, m.max_denominator))
             for m in model.metrics
@@ -229,22 +229,43 @@ def measured_sums_bounds(model: Model, limits: ClientLimits, is_apart: bool) -> 
     sums = domain_sums_bounds(model, limits)
     if not is_apart:
         return sums
-    return DomainSumsApart(*sums, trained=Bound(limits.max_examples, integer=True))
+    trained = Bound(limits.max_examples, integer=True, denominator=True)
+    return DomainSumsApart(*sums, trained=trained)
 
 
 def client_counts_bounds() -> ClientCounts:
     """Returns the bounds of `ClientCounts`."""
-    return ClientCounts(*[Bound(1, integer=True)] * len(ClientCounts._fields))
+    one = Bound(1, integer=True, one_of="clients")
+    return ClientCounts(*[one] * len(ClientCounts._fields))
 
 
-def update_bounds(model: Model, limits: ClientLimits, max_beta: float) -> tuple[list[Bound], Bound]:
-    """Returns the bounds of a client's weighted delta and of its weight, which form a ratio."""
-    delta = Bound(max_beta * limits.max_delta, signed=True, ratio="update")
-    return [delta for _ in model.initial_weights.trainable], Bound(max_beta, ratio="update")
+def update_bounds(
+    model: Model,
+    limits: ClientLimits,
+    max_beta: float,
+    expected_beta: Optional[float] = None,
+    ratio: str = "update",
+) -> tuple[list[Bound], Bound]:
+    """Returns the bounds of a client's weighted delta and of its weight, which form a ratio.
+
+    Args:
+        model: The model.
+        limits: Of one client.
+        max_beta: Bound of its weight.
+        expected_beta: What the weights of a round are expected to add up to, if that is known.
+        ratio: Name of the ratio.
+    """
+    delta = Bound(max_beta * limits.max_delta, signed=True, ratio=ratio)
+    beta = Bound(max_beta, ratio=ratio, denominator=True, public_sum=expected_beta)
+    return [delta for _ in model.initial_weights.trainable], beta
 
 
 def training_output_bounds(
-    model: Model, limits: ClientLimits, default_max_beta: float, is_apart: bool = False
+    model: Model,
+    limits: ClientLimits,
+    default_max_beta: float,
+    is_apart: bool = False,
+    expected_beta: Optional[float] = None,
 ) -> AnyTrainingOutput:
     """Returns the bound of every value of `TrainingOutput`, in its structure.
 
@@ -253,8 +274,10 @@ def training_output_bounds(
         limits: Of one client.
         default_max_beta: Bound of its weight, where the limits state none.
         is_apart: Whether it is `TrainingOutputApart`.
+        expected_beta: What the weights of a round are expected to add up to, if that is known.
     """
-    weighted_delta, beta = update_bounds(model, limits, limits.beta(default_max_beta))
+    max_beta = limits.beta(default_max_beta)
+    weighted_delta, beta = update_bounds(model, limits, max_beta, expected_beta)
     sums = measured_sums_bounds(model, limits, is_apart)
     output = TrainingOutput(
         weighted_delta=weighted_delta,

@@ -20,10 +20,12 @@ class Process(NamedTuple):
         learning_process: Its rounds.
         exchanges: Each exchange of a round by itself, by name: (message at the server, client data)
             -> the sum at the server. A round has no other communication.
+        round_: The functions that it was made of.
     """
 
     learning_process: tff.learning.templates.LearningProcess
     exchanges: "dict[str, tff.Computation]"
+    round_: AggregatedRound
 
 
 def build_learning_process(
@@ -87,7 +89,7 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
         initialize_fn, next_fn, get_model_weights, set_model_weights
     )
     names = [exchange.exchange.name for exchange in round_.exchanges]
-    return Process(process, dict(zip(names, exchanges)))
+    return Process(process, dict(zip(names, exchanges)), round_)
 
 
 def _unzipped(value: Any) -> tuple[Any, Any]:

@@ -1,0 +1,1 @@
+"""Differential privacy: sums of clipped answers with noise; see `private_sum`."""

@@ -1,0 +1,111 @@
+"""Settings of private sums."""
+
+import dataclasses
+from typing import Optional
+
+from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.errors import UserError
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import setting
+
+# Whether the clip norm follows the norms of the updates.
+CLIPPINGS = Registry("clipping", {"fixed": False, "adaptive": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyOptions(ClientLimits):
+    """Settings of differential privacy; the unit is a client with all its examples.
+
+    Attributes:
+        noise_multiplier: z: the standard deviation of the noise of all that a client answers in a
+            round, as a multiple of its bound; None if `target_epsilon` is given.
+        target_epsilon: The epsilon that the noise is worked out for.
+        delta: None for one over ten times the number of training clients.
+        clip_norm: Bound of the l2 norm of a client's model delta; the first one, if adaptive.
+        clipping: Whether it stays.
+        clip_quantile: Which share of the clients' deltas an adaptive clip norm comes to lie above.
+        clip_learning_rate: How fast it moves.
+        update_share: Which share of the budget of a round updates have.
+        absent_below: Below how many standard deviations of its noise a sum that others are divided
+            by counts as zero, as the number of examples of a domain.
+        noise_seed: In place of a secret key, so that noise can be repeated.
+    """
+
+    noise_multiplier: Optional[float] = setting(
+        None,
+        "z: standard deviation of a round's noise as a multiple of what one client can change; or "
+        "give --target_epsilon.",
+        at_least=0.0,
+    )
+    target_epsilon: Optional[float] = setting(
+        None, "The epsilon that the noise is worked out for.", positive=True
+    )
+    delta: Optional[float] = setting(
+        None,
+        "The delta of (epsilon, delta); one over ten times the training clients if not given.",
+        positive=True,
+        below=1.0,
+    )
+    clip_norm: float = setting(
+        1.0, "Bound of the l2 norm of a client's model delta; the first one, if adaptive.",
+        positive=True,
+    )
+    clipping: str = setting(
+        "fixed",
+        "Whether the clip norm stays, or follows a quantile of the deltas' norms.",
+        choices=CLIPPINGS,
+    )
+    clip_quantile: float = setting(
+        0.5,
+        "Share of clients whose delta is within an adaptive clip norm in the end.",
+        at_least=0.0,
+        at_most=1.0,
+        only_with=("clipping", ("adaptive",)),
+    )
+    clip_learning_rate: float = setting(
+        0.2,
+        "How fast an adaptive clip norm moves.",
+        positive=True,
+        only_with=("clipping", ("adaptive",)),
+    )
+    update_share: float = setting(
+        0.8,
+        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have the "
+        "rest.",
+        positive=True,
+        below=1.0,
+    )
+    absent_below: float = setting(
+        2.0,
+        "Standard deviations of its noise below which a sum counts as zero if others are divided by "
+        "it, as a domain's number of examples.",
+        at_least=0.0,
+    )
+    noise_seed: Optional[int] = setting(
+        None,
+        "For experiments: seeds the noise, which is then no secret; every report says so.",
+        at_least=0,
+    )
+
+    def __post_init__(self) -> None:
+        """Checks that the noise is given in one way; see `Settings`."""
+        super().__post_init__()
+        if (self.noise_multiplier is None) == (self.target_epsilon is None):
+            found = "none" if self.noise_multiplier is None else "both"
+            raise UserError(
+                "--privacy: expected one of --noise_multiplier and --target_epsilon, found " + found
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeOptions(PrivacyOptions):
+    """Settings of tree aggregation.
+
+    Attributes:
+        tree_restart_every: Rounds of one tree; None for a single tree over all rounds.
+    """
+
+    tree_restart_every: Optional[int] = setting(
+        None, "Rounds after which tree aggregation begins a new tree; never if not given.",
+        at_least=1,
+    )
