@@ -27,6 +27,7 @@ class Role(enum.Enum):
     NONE = enum.auto()
     DOMAIN_LOSS = enum.auto()  # The progress line names the domain in which it is largest.
     DOMAIN_WEIGHT = enum.auto()  # Stands beside each domain.
+    PRIVACY = enum.auto()  # Ends the progress line.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,6 +52,17 @@ class _HalvingNorm:
     cuts_clients = False
     min_clients = 0
 
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        return (self,) * len(bounds)
+
+    def secrets(self, state: _State) -> list[Any]:
+        del state
+        return []
+
+    def rounding(self, bound: Any) -> float:
+        del bound
+        return 0.0
+
     def initialize(self, bounds: Any) -> _State:
         return _State(tf.constant(0), tf.constant(self.first_norm * len(bounds._fields)))
 
@@ -72,8 +83,8 @@ class _HalvingNorm:
         del bounds
         return _State(state.rounds + 1, state.norm / 2), summed, OrderedDict(norm=state.norm)
 
-    def quantities(self, fields: tuple[str, ...], prefix: str = "") -> Quantities:
-        del fields
+    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+        del bounds
         return OrderedDict(norm=Quantity(f"{prefix}norm", "norm that answers are scaled to"))
 
 

@@ -39,20 +39,20 @@ def _ids(cohort) -> list[str]:
 
 
 def test_rounds_have_the_cohorts_that_are_sampled_for_them():
-    with CohortReader(_Clients(), 3, seed=5, last_round=4) as reader:
+    with CohortReader(_Clients(), _sampled, last_round=4) as reader:
         for t in (1, 2, 3, 4):
             assert _ids(reader.read(t)) == _sampled(t)
 
 
 def test_a_run_may_go_on_after_any_round():
-    with CohortReader(_Clients(), 3, seed=5, last_round=9) as reader:
+    with CohortReader(_Clients(), _sampled, last_round=9) as reader:
         for t in (7, 8, 3):
             assert _ids(reader.read(t)) == _sampled(t)
 
 
 def test_the_next_cohort_is_read_before_it_is_asked_for():
     clients = _Clients()
-    with CohortReader(clients, 3, seed=5, last_round=2) as reader:
+    with CohortReader(clients, _sampled, last_round=2) as reader:
         reader.read(1)
         assert clients.all_read.wait(timeout=30)
     assert clients.read_ids == _sampled(1) + _sampled(2)
@@ -60,7 +60,7 @@ def test_the_next_cohort_is_read_before_it_is_asked_for():
 
 def test_nothing_is_read_after_the_last_round():
     clients = _Clients()
-    with CohortReader(clients, 3, seed=5, last_round=2) as reader:
+    with CohortReader(clients, _sampled, last_round=2) as reader:
         reader.read(1)
         reader.read(2)
     assert clients.read_ids == _sampled(1) + _sampled(2)
@@ -68,7 +68,7 @@ def test_nothing_is_read_after_the_last_round():
 
 def test_a_damaged_client_is_an_error_of_its_own_round():
     damaged = next(k for k in _sampled(2) if k not in _sampled(1))
-    with CohortReader(_Clients(damaged), 3, seed=5, last_round=9) as reader:
+    with CohortReader(_Clients(damaged), _sampled, last_round=9) as reader:
         assert _ids(reader.read(1)) == _sampled(1)
         with pytest.raises(UserError, match=f"{damaged}: damaged"):
             reader.read(2)

@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Optional
-
-import numpy as np
-
 from tff_agnostic.data.clients import ClientDataset
-from tff_agnostic.data.sampling import sample_cohort
+from tff_agnostic.data.sampling import Draw
 from tff_agnostic.models.functional import Examples
 
 
@@ -16,25 +12,13 @@ class CohortReader:
 
     Args:
         clients: The training clients.
-        clients_per_round: c.
-        seed: Seed of the run; see `sample_cohort`.
+        draw: Says which of them take part; see `data.sampling`.
         last_round: The run's last round, after which there is nothing to read.
-        strata: See `sample_cohort`.
     """
 
-    def __init__(
-        self,
-        clients: ClientDataset,
-        clients_per_round: int,
-        seed: int,
-        last_round: int,
-        strata: Optional[np.ndarray] = None,
-    ) -> None:
+    def __init__(self, clients: ClientDataset, draw: Draw, last_round: int) -> None:
         self._clients = clients
-        self._client_ids = clients.client_ids
-        self._strata = strata
-        self._clients_per_round = clients_per_round
-        self._seed = seed
+        self._draw = draw
         self._last_round = last_round
         self._pool = ThreadPoolExecutor(1, "cohort-reader")
         self._next: dict[int, Future[list[Examples]]] = {}
@@ -59,7 +43,4 @@ class CohortReader:
         return current.result()
 
     def _read(self, round_num: int) -> list[Examples]:
-        cohort = sample_cohort(
-            self._client_ids, self._clients_per_round, self._seed, round_num, self._strata
-        )
-        return [self._clients.read(client_id) for client_id in cohort]
+        return [self._clients.read(client_id) for client_id in self._draw(round_num)]

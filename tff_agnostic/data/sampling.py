@@ -1,15 +1,23 @@
-"""Which clients take part in a round."""
+"""Which clients take part in a round: a function of the run's seed and the round, for resumes."""
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 
 from tff_agnostic.data.clients import ClientDataset, client_domain_counts
 from tff_agnostic.errors import UserError
+from tff_agnostic.registry import Registry
 
 # Keeps the draws apart from those of tasks, which use the run's seed too.
 _STREAM = 7
+_POISSON_STREAM = 11
+_TURNS_STREAM = 13
+
+# From the number of a round, from 1, to the ids of its clients.
+Draw = Callable[[int], list[str]]
+# From (clients, p, c, seed of the run) to the draws of a run.
+Sampling = Callable[[ClientDataset, int, int, int], Draw]
 
 
 def sample_cohort(
@@ -49,6 +57,41 @@ def domain_strata(clients: ClientDataset, num_domains: int) -> np.ndarray:
     return np.argmax(client_domain_counts(clients, num_domains), axis=1)
 
 
+def poisson_cohort(
+    client_ids: Sequence[str], clients_per_round: int, seed: int, round_num: int
+) -> list[str]:
+    """Returns the clients that take part by themselves, each with probability c / N.
+
+    There are c of them on average, and sometimes none. Arguments are those of `sample_cohort`.
+    """
+    check_cohort_size(len(client_ids), clients_per_round)
+    rng = np.random.default_rng([seed, _POISSON_STREAM, round_num])
+    takes_part = rng.random(len(client_ids)) * len(client_ids) < clients_per_round
+    return [client_ids[i] for i in rng.permutation(np.flatnonzero(takes_part))]
+
+
+def turns(client_ids: Sequence[str], clients_per_round: int, seed: int) -> list[list[str]]:
+    """Returns cohorts that take turns: every client is in exactly one of them.
+
+    Round t has number (t - 1) mod N // c, so that a client's rounds are N // c apart. Sizes are c,
+    or one more where c does not divide N.
+
+    Args:
+        client_ids: The clients, sorted.
+        clients_per_round: c.
+        seed: Seed of the run, of the order.
+    """
+    check_cohort_size(len(client_ids), clients_per_round)
+    order = np.random.default_rng([seed, _TURNS_STREAM]).permutation(len(client_ids))
+    cohorts = np.array_split(order, num_turns(len(client_ids), clients_per_round))
+    return [[client_ids[i] for i in cohort] for cohort in cohorts]
+
+
+def num_turns(num_clients: int, clients_per_round: int) -> int:
+    """Returns how many rounds lie between two of the same client that takes its turns."""
+    return num_clients // clients_per_round
+
+
 def check_cohort_size(num_clients: int, clients_per_round: int) -> None:
     """Raises a `UserError` unless a round of that many clients can be drawn."""
     if not 1 <= clients_per_round <= num_clients:
@@ -77,3 +120,38 @@ def _places(sizes: np.ndarray, num_places: int, rng: np.random.Generator) -> np.
         hits = np.searchsorted(edges, rng.uniform() + np.arange(left), side="right")
         np.add.at(whole, np.minimum(hits, len(sizes) - 1), 1)
     return whole
+
+
+def _uniform(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int) -> Draw:
+    del num_domains
+    return lambda round_num: sample_cohort(clients.client_ids, clients_per_round, seed, round_num)
+
+
+def _stratified_by_domain(
+    clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int
+) -> Draw:
+    strata = domain_strata(clients, num_domains)
+    ids = clients.client_ids
+    return lambda round_num: sample_cohort(ids, clients_per_round, seed, round_num, strata)
+
+
+def _poisson(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int) -> Draw:
+    del num_domains
+    return lambda round_num: poisson_cohort(clients.client_ids, clients_per_round, seed, round_num)
+
+
+def _in_turns(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int) -> Draw:
+    del num_domains
+    cohorts = turns(clients.client_ids, clients_per_round, seed)
+    return lambda round_num: list(cohorts[(round_num - 1) % len(cohorts)])
+
+
+COHORT_SAMPLINGS: Registry[Sampling] = Registry(
+    "cohort sampling",
+    {
+        "uniform": _uniform,
+        "stratified": _stratified_by_domain,
+        "poisson": _poisson,
+        "turns": _in_turns,
+    },
+)

@@ -4,15 +4,13 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic.aggregations.registry import AGGREGATIONS
-from tff_agnostic.data.sampling import domain_strata
+from tff_agnostic.aggregations.private.registry import PRIVACIES
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import PRECISIONS
 from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES, percentile_name
-from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.settings import Settings, setting
-
-COHORT_SAMPLINGS = Registry("cohort sampling", {"uniform": None, "stratified": domain_strata})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +32,12 @@ class RunConfig(Settings):
         may_change="numbers may differ in their last bits from those of an uninterrupted run",
     )
     aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
+    privacy: str = setting(
+        "none",
+        "Differential privacy of clients towards whoever sees what training releases: the server "
+        "adds noise to every sum (central), or to all prefixes of their course (tree).",
+        choices=PRIVACIES,
+    )
     precision: str = setting(
         "float32",
         "What layers compute in. Mixed precision is for GPUs and TPUs; weights stay float32.",
@@ -44,8 +48,10 @@ class RunConfig(Settings):
     clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
     cohort_sampling: str = setting(
         "uniform",
-        "How a round's clients are drawn, without replacement: uniformly, or so that every domain "
-        "has its share of them (a client's domain being that of most of its examples).",
+        "How a round's clients are drawn: uniformly without replacement; stratified, so that every "
+        "domain has its share of them (a client's domain being that of most of its examples); "
+        "poisson, each by itself, so that sizes differ; or in turns, so that a client's rounds are "
+        "as far apart as can be.",
         choices=COHORT_SAMPLINGS,
     )
     max_examples: Optional[int] = setting(

@@ -9,13 +9,13 @@ from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.exchange import RunState
-from tff_agnostic.data.sampling import sample_cohort
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.deployment.conformance import column_ranges
 from tff_agnostic.deployment.example_format import ExampleFormat
 from tff_agnostic.deployment.folders import new_folder
 from tff_agnostic.deployment.plan_export import NO_LIMIT, ExportRequest
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.config import COHORT_SAMPLINGS, RunConfig
+from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.run_algorithm import build_algorithm
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.tasks.task import Task
@@ -103,15 +103,11 @@ def write_clients(
     Raises:
         UserError: If the folder is not free, or cannot be written.
     """
-    clients, find_strata = task.train, COHORT_SAMPLINGS[config.cohort_sampling]
+    clients, sampling = task.train, COHORT_SAMPLINGS[config.cohort_sampling]
     name_of = {client_id: quote(client_id, safe="") for client_id in clients.client_ids}
-    strata = find_strata(clients, task.num_domains) if find_strata else None
+    draw = sampling(clients, task.num_domains, config.clients_per_round, config.seed)
     rounds = range(completed + 1, completed + config.rounds + 1)
-    cohorts = [
-        sample_cohort(clients.client_ids, config.clients_per_round, config.seed, number, strata)
-        for number in rounds
-    ]
-    lines = [",".join(name_of[client_id] for client_id in cohort) for cohort in cohorts]
+    lines = [",".join(name_of[client_id] for client_id in draw(number)) for number in rounds]
     with new_folder(folder, "--clients_dir") as path:
         for client_id, name in name_of.items():
             example_format.write(path / f"{name}.tfrecord", clients.read(client_id))

@@ -215,6 +215,7 @@ class RunFolder:
             config=older(spec.config, of_folder.config),
             algorithm=older(spec.algorithm, of_folder.algorithm),
             aggregation=older(spec.aggregation, of_folder.aggregation),
+            privacy=older(spec.privacy, of_folder.privacy),
         )
 
     def _read_config(self) -> dict[str, Any]:

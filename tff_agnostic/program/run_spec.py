@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.private.registry import PRIVACIES
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
@@ -27,12 +28,12 @@ from tff_agnostic.program.run_parts import (
     made_of,
 )
 from tff_agnostic.setting_flags import check_type, settings_in
-from tff_agnostic.settings import check_effective, flag_of
+from tff_agnostic.settings import Settings, check_effective, flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, option_flag
 
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class RunSpec:
         config: What every run has.
         algorithm: Settings of the algorithm, an instance of its spec's `options`.
         aggregation: Settings of the aggregation.
+        privacy: Settings of differential privacy.
         given: Flags of the settings that a user gave, whatever their values.
     """
 
@@ -57,11 +59,12 @@ class RunSpec:
     config: RunConfig
     algorithm: Any
     aggregation: Any
+    privacy: Any = Settings()
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def settings(self) -> dict[str, Any]:
         """Returns the values of all settings but the task's, by flag."""
-        parts = (self.config, self.algorithm, self.aggregation)
+        parts = (self.config, self.algorithm, self.aggregation, self.privacy)
         return {name: value for part in parts for name, value in by_flag(part).items()}
 
     def flags(self) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class RunSpec:
         return flags
 
     def build_aggregation(self) -> Aggregation:
-        """Returns the aggregation."""
+        """Returns the aggregation, without the noise of private training."""
         return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
 
     def fingerprint(self, task: Task) -> dict[str, str]:
@@ -143,6 +146,7 @@ def resolve(
         config,
         _with_absolute_paths(algorithm_options(name, values)),
         made_of(AGGREGATIONS[config.aggregation].options, values),
+        made_of(PRIVACIES[config.privacy].options, values),
         frozenset(wanted),
     )
     check_given(run, given)
@@ -169,6 +173,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         check_type(dataclasses.replace(setting, flag=flag), options[field.name])
     config = made_of(RunConfig, complete(RunConfig, values, is_of_now))
     aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
+    privacy = PRIVACIES[config.privacy].options
     return RunSpec(
         task,
         options,
@@ -177,6 +182,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         config,
         algorithm_options(config.algorithm, complete(algorithm.options, values, is_of_now)),
         made_of(aggregation.options, complete(aggregation.options, values, is_of_now)),
+        made_of(privacy, complete(privacy, values, is_of_now)),
     )
 
 
@@ -190,7 +196,7 @@ def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
     Raises:
         UserError: Naming the first such flag and what it needs.
     """
-    parts = (run.config, run.algorithm, run.aggregation)
+    parts = (run.config, run.algorithm, run.aggregation, run.privacy)
     fields = [{flag_of(field): field.name for field in dataclasses.fields(p)} for p in parts]
     for flag in given:
         part = next((k for k, names in enumerate(fields) if flag in names), None)
@@ -222,6 +228,8 @@ def settings_of_runs() -> Iterator[tuple[str, str, type]]:
         yield "algorithm", name, algorithm.options
     for name, aggregation in AGGREGATIONS.items():
         yield "aggregation", name, aggregation.options
+    for name, privacy in PRIVACIES.items():
+        yield "privacy", name, privacy.options
 
 
 def _without_effect(flag: str, config: RunConfig) -> str:

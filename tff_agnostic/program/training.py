@@ -5,15 +5,14 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.computations.evaluation import EvaluationOutput
+from tff_agnostic.computations.evaluation import evaluation_bounds
 from tff_agnostic.computations.exchange import Report, RunState
 from tff_agnostic.data.cohorts import CohortReader
-from tff_agnostic.data.sampling import check_cohort_size
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS, check_cohort_size
 from tff_agnostic.files import read_json, write_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.measures import measures_of
 from tff_agnostic.program.checkpoints import CheckpointFolder
-from tff_agnostic.program.config import COHORT_SAMPLINGS
 from tff_agnostic.program.divergence import diverged, skipped_rounds
 from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.evaluator import (
@@ -39,6 +38,7 @@ from tff_agnostic.program.reporting.progress import Progress
 from tff_agnostic.program.reporting.tensorboard import TensorBoardSink
 from tff_agnostic.program.run_algorithm import MAX_READS, build_algorithm
 from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_privacy import RunPrivacy, run_privacy
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.quantities import Role, flattened
 from tff_agnostic.runtimes.runtime import Runtime
@@ -83,9 +83,17 @@ class TrainingRun:
         folder.check_fingerprint(self._fingerprint)
         aggregation = spec.build_aggregation()
         check_test_clients(self.task, aggregation)
+        self._privacy = run_privacy(spec, self.task)
+        summed = aggregation
+        if self._privacy is not None:
+            summed = self._privacy.aggregation(aggregation)
+            self._privacy.describe(self._algorithm, summed)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
-        self._training = runtime.training(self._algorithm, aggregation)
+        self._training = runtime.training(self._algorithm, summed)
+        self._quantities = self._training.quantities
+        if self._privacy is not None:
+            self._quantities = self._privacy.quantities(self._quantities)
         self.security = self._training.security
         evaluation = runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
         self._evaluations = RunEvaluations(
@@ -104,13 +112,13 @@ class TrainingRun:
         )
         self._initial = self._training.initialize()
         names = self.task.domain_names
-        self._training_columns = TrainingColumns(
-            self._training.quantities, self.task.tracked_weights, names
-        )
+        self._training_columns = TrainingColumns(self._quantities, self.task.tracked_weights, names)
         self._evaluation_columns = EvaluationColumns(
             tuple(self._algorithm.models(self._initial.algorithm)),
             measures_of(self.task.model),
-            aggregation.quantities(EvaluationOutput._fields).get("clipped", {}),
+            aggregation.quantities(evaluation_bounds(self.task.model, aggregation.limits)).get(
+                "clipped", {}
+            ),
             names,
             self.task.test_split,
             config.client_percentiles,
@@ -146,6 +154,8 @@ class TrainingRun:
             for line in self._folder.changes(self.spec, self._execution):
                 print(line)
             self._folder.write_config(self.spec, self._fingerprint, self._execution)
+            if self._privacy is not None:
+                self._begin_private(self._privacy, state)
             reports = self._rounds(state, reports, stop, show_progress)
             self._finish(reports)
         return next(iter(reports.values()))
@@ -156,11 +166,11 @@ class TrainingRun:
         """Runs the rounds that are left; returns the evaluation after the last one."""
         config, names = self.spec.config, self.task.domain_names
         total, completed = config.rounds, int(state.round_num)
-        clients, find_strata = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
-        strata = find_strata(clients, self.task.num_domains) if find_strata else None
-        quantities = self._training.quantities
+        clients, sampling = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
+        draw = sampling(clients, self.task.num_domains, config.clients_per_round, config.seed)
+        quantities = self._quantities
         with (
-            CohortReader(clients, config.clients_per_round, config.seed, total, strata) as cohorts,
+            CohortReader(clients, draw, total) as cohorts,
             TensorBoardSink(self._folder.tensorboard, self._history.columns) as tensorboard,
             Progress(quantities, names, completed, total, show_progress) as progress,
         ):
@@ -229,6 +239,9 @@ class TrainingRun:
         self, state: RunState, round_num: int, cohort: Sequence[Examples]
     ) -> tuple[RunState, Report]:
         state, report = self._training.next(state, cohort)
+        if self._privacy is not None:
+            # How many clients were not finite is known with noise only: nothing is made of it.
+            return state, self._privacy.report(report, round_num)
         clients = report.get("clients", {})
         if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
             model, num_non_finite = self.task.model, clients["non_finite"]
@@ -240,6 +253,14 @@ class TrainingRun:
         values: dict[str, Any] = self._training_columns.values(report, weights)
         values.update(self._evaluation_columns.values(reports))
         return self._history.append(int(state.round_num), values)
+
+    def _begin_private(self, privacy: RunPrivacy, state: RunState) -> None:
+        """Says what the run will have spent, and keeps its key before anything is released."""
+        privacy.go_on_from(state)
+        if int(state.round_num) == 0:
+            self._save(state)
+        rounds = self.spec.config.rounds
+        print(f"private training: {privacy.statement(rounds).text}")
 
     def _save(self, state: RunState) -> None:
         self._history.sync()
@@ -268,9 +289,15 @@ class TrainingRun:
                 "rounds": config.rounds,
                 **report.to_json(),
                 **({"domain_weights": weights} if weights else {}),
+                **self._privacy_of_result(),
                 **({"models": {n: r.to_json() for n, r in further}} if further else {}),
             },
         )
+
+    def _privacy_of_result(self) -> dict[str, Any]:
+        if self._privacy is None:
+            return {}
+        return {"privacy": self._privacy.statement(self.spec.config.rounds).to_dict()}
 
     def _skipped_rounds(self) -> str:
         return skipped_rounds(self.spec.settings())

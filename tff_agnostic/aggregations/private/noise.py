@@ -58,9 +58,7 @@ def _normal(
     return tf.random.stateless_normal(shape, seed, alg="philox")
 
 
-def gaussian(
-    key: tf.Tensor, place: Place, release: tf.Tensor, shape: Sequence[int]
-) -> tf.Tensor:
+def gaussian(key: tf.Tensor, place: Place, release: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Returns noise that is independent of all other releases'."""
     return _normal(key, place, tf.constant(0, tf.int64), release, shape)
 

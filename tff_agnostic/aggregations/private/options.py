@@ -47,7 +47,8 @@ class PrivacyOptions(ClientLimits):
         below=1.0,
     )
     clip_norm: float = setting(
-        1.0, "Bound of the l2 norm of a client's model delta; the first one, if adaptive.",
+        1.0,
+        "Bound of the l2 norm of a client's model delta; the first one, if adaptive.",
         positive=True,
     )
     clipping: str = setting(
@@ -106,6 +107,7 @@ class TreeOptions(PrivacyOptions):
     """
 
     tree_restart_every: Optional[int] = setting(
-        None, "Rounds after which tree aggregation begins a new tree; never if not given.",
+        None,
+        "Rounds after which tree aggregation begins a new tree; never if not given.",
         at_least=1,
     )

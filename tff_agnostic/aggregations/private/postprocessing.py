@@ -38,7 +38,11 @@ def without_noise_below(
         if bound.ratio is None or bound.denominator:
             continue
         below = next(
-            (k for k, other in enumerate(bounds) if other.denominator and other.ratio == bound.ratio),
+            (
+                k
+                for k, other in enumerate(bounds)
+                if other.denominator and other.ratio == bound.ratio
+            ),
             None,
         )
         if below is None:

@@ -110,9 +110,7 @@ class PrivateSum:
         everything = [group for of_exchange in groups for group in of_exchange]
         shares = iter(budget_shares(everything, self.options.update_share))
         return tuple(
-            dataclasses.replace(
-                self, exchange=k, shares=tuple(next(shares) for _ in of_exchange)
-            )
+            dataclasses.replace(self, exchange=k, shares=tuple(next(shares) for _ in of_exchange))
             for k, of_exchange in enumerate(groups)
         )
 
@@ -178,7 +176,9 @@ class PrivateSum:
     ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
         """Adds noise; what follows works on noisy sums alone."""
         _, released, _ = self.inner.decode((), summed, self._released_bounds(bounds))
-        values = [tf.cast(v, tf.float64) for v in tf.nest.flatten((released.answer, released.within))]
+        values = [
+            tf.cast(v, tf.float64) for v in tf.nest.flatten((released.answer, released.within))
+        ]
         deviations = [tf.constant(0.0, tf.float64)] * len(values)
         groups = self.groups(bounds)
         shares = self.shares or budget_shares(groups, self.options.update_share)

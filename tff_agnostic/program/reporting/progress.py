@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tff_agnostic.quantities import Quantities, Role, paired
+from tff_agnostic.quantities import Quantities, Quantity, Role, paired
 
 # Lines of a whole run where there is no terminal to draw a bar on, such as a log file.
 _NUM_LINES = 20
@@ -76,11 +76,18 @@ def round_in_short(
     of_role = {quantity.role: (quantity, value) for quantity, value in pairs}
     if Role.DOMAIN_LOSS not in of_role:
         scalars = [f"{q.name} {float(value):.4g}" for q, value in pairs if not q.per_domain]
-        return scalars[0] if scalars else ""
+        return _with_privacy(scalars[0] if scalars else "", of_role)
     losses = np.asarray(of_role[Role.DOMAIN_LOSS][1])
     worst = int(np.argmax(losses))
     text = f"worst domain {domain_names[worst]}: loss {losses[worst]:.3f}"
-    if Role.DOMAIN_WEIGHT not in of_role:
+    if Role.DOMAIN_WEIGHT in of_role:
+        weight, weights = of_role[Role.DOMAIN_WEIGHT]
+        text = f"{text}, {weight.name} {weights[worst]:.3f}"
+    return _with_privacy(text, of_role)
+
+
+def _with_privacy(text: str, of_role: Mapping[Role, tuple[Quantity, Any]]) -> str:
+    if Role.PRIVACY not in of_role:
         return text
-    weight, weights = of_role[Role.DOMAIN_WEIGHT]
-    return f"{text}, {weight.name} {weights[worst]:.3f}"
+    quantity, value = of_role[Role.PRIVACY]
+    return f"{text}, {quantity.name} {float(value):.3g}"

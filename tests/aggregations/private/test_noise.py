@@ -1,0 +1,69 @@
+"""Noise has the distribution that is accounted for, and no place's noise says anything of another's."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tff_agnostic.aggregations.private.noise import Place, TreeResidual, gaussian
+
+_KEY = tf.constant([5, -7], tf.int64)
+_KINDS = {"central": gaussian, "tree": TreeResidual(), "trees": TreeResidual(restart_every=4)}
+
+
+def _draw(noise, release, shape=(10_000,), place=Place(0, 0), key=_KEY):
+    return noise(key, place, tf.constant(release, tf.int64), shape).numpy()
+
+
+def test_central_noise_is_normal():
+    draws = _draw(gaussian, 3)
+    assert np.var(draws) == pytest.approx(1.0, rel=0.03)
+    assert stats.kstest(draws, "norm").pvalue > 0.01
+
+
+@pytest.mark.parametrize("name", ["tree", "trees"])
+def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(name):
+    noise = _KINDS[name]
+    prefix = np.zeros(10_000)
+    for t in range(1, 14):
+        prefix = prefix + _draw(noise, t - 1)
+        # Every complete tree before leaves the noise of its root.
+        whole, in_tree = divmod(t, 4) if name == "trees" else (0, t)
+        num_nodes = whole + bin(in_tree).count("1")
+        assert np.var(prefix) == pytest.approx(num_nodes, rel=0.05), t
+    assert stats.kstest(prefix / np.sqrt(num_nodes), "norm").pvalue > 0.01
+
+
+def test_prefix_sums_share_the_nodes_that_they_have_in_common():
+    prefixes = np.cumsum([_draw(_KINDS["tree"], t) for t in range(8)], axis=0)
+    covariance = np.cov(prefixes)
+    # 1-4 is a node of 4, 5, 6 and 7; 8 is one of its own.
+    for t in (5, 6, 7):
+        assert covariance[3, t - 1] == pytest.approx(1.0, abs=0.06)
+    assert covariance[3, 7] == pytest.approx(0.0, abs=0.06)
+    assert covariance[4, 6] == pytest.approx(1.0, abs=0.06)
+    # 1-4, 5-6 and 7.
+    assert covariance[6, 6] == pytest.approx(3.0, rel=0.06)
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_places_releases_and_keys_are_independent(name):
+    noise = _KINDS[name]
+    others = [
+        _draw(noise, 0, place=Place(0, 1)),
+        _draw(noise, 0, place=Place(1, 0)),
+        _draw(noise, 0, key=tf.constant([5, -8], tf.int64)),
+        _draw(noise, 0, key=tf.constant([4, -7], tf.int64)),
+    ]
+    first = _draw(noise, 0)
+    for other in others:
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.04
+    if name == "central":
+        assert abs(np.corrcoef(first, _draw(noise, 1))[0, 1]) < 0.04
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_a_release_has_one_noise(name):
+    noise = _KINDS[name]
+    for release in (0, 6, 7, 1_000_000):
+        np.testing.assert_array_equal(_draw(noise, release, (3,)), _draw(noise, release, (3,)))

@@ -1,0 +1,192 @@
+"""The differential privacy of a run: its noise, what it has spent, and what is said of it."""
+
+import math
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.private.groups import noise_factor
+from tff_agnostic.aggregations.private.private_sum import PrivateSum
+from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
+from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.exchange import Algorithm, Report, RunState
+from tff_agnostic.data.sampling import domain_strata, num_turns
+from tff_agnostic.errors import UserError
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
+from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
+from tff_agnostic.privacy.sampling import (
+    CohortSampling,
+    FixedSizeCohorts,
+    PoissonCohorts,
+    StratifiedCohorts,
+)
+from tff_agnostic.privacy.statement import PrivacyStatement, statement
+from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.program.run_spec import RunSpec
+from tff_agnostic.quantities import Quantities, Quantity, Role
+from tff_agnostic.registry import Registry
+from tff_agnostic.tasks.task import Task
+
+_KEY_BITS = 63
+# Keeps the noise of a seed apart from other draws.
+_NOISE_STREAM = 17
+_EPSILON = Quantity("epsilon", "epsilon spent in training so far", role=Role.PRIVACY)
+_OF_EXPECTED_COUNTS = (
+    "how many examples of each domain a round is expected to have, and the weight of a round that "
+    "follows from it, are worked out from exact totals over the training clients"
+)
+
+
+class RunPrivacy:
+    """The noise of a private run, and its account.
+
+    Args:
+        spec: The run.
+        task: Its task, loaded.
+
+    Attributes:
+        delta: The delta of (epsilon, delta).
+
+    Raises:
+        UserError: If the settings do not go together, or no noise reaches what was asked for.
+    """
+
+    def __init__(self, spec: RunSpec, task: Task) -> None:
+        self._spec = spec
+        num_clients = len(task.train.client_ids)
+        options = spec.privacy
+        self.delta = default_delta(num_clients) if options.delta is None else options.delta
+        check_delta(self.delta, num_clients)
+        self._mechanism = _MECHANISMS[spec.config.privacy](spec, task)
+        self._noise_multiplier = options.noise_multiplier
+        if self._noise_multiplier is None:
+            self._noise_multiplier = noise_for_epsilon(
+                lambda z: [self._mechanism(z)],
+                [spec.config.rounds],
+                options.target_epsilon,
+                self.delta,
+            )
+        self._account = self._accountant(self._noise_multiplier)
+        self._split: Mapping[str, float] = {}
+
+    def aggregation(self, inner: Aggregation) -> Aggregation:
+        """Returns the sums of training over the ones without noise."""
+        name, options = self._spec.config.privacy, self._spec.privacy
+        facts = NoiseFacts(
+            float(self._spec.config.clients_per_round),
+            _noise_key(options.noise_seed),
+            float(self._noise_multiplier),
+        )
+        return PRIVACIES[name].build(name, inner, options, facts)
+
+    def quantities(self, quantities: Quantities) -> Quantities:
+        """Returns a description of what `report` returns."""
+        return OrderedDict(quantities, privacy=OrderedDict(epsilon=_EPSILON))
+
+    def report(self, report: Report, rounds: int) -> Report:
+        """Returns the report of a round with what was spent up to it."""
+        return OrderedDict(report, privacy=OrderedDict(epsilon=self._account.epsilon(rounds)))
+
+    def go_on_from(self, state: RunState) -> None:
+        """Accounts for the noise that a state has, which may be worked out for fewer rounds."""
+        self._noise_multiplier = float(state.aggregations[0].noise_multiplier)
+        self._account = self._accountant(self._noise_multiplier)
+
+    def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
+        """Takes down how the budget of a round is divided."""
+        exchanges = AggregatedRound(algorithm, aggregation).exchanges
+        split = {}
+        for exchange in exchanges:
+            private = exchange.aggregation
+            assert isinstance(private, PrivateSum)
+            prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
+            for group, share in zip(private.groups(exchange.bounds), private.shares):
+                split[prefix + group.name] = noise_factor(share)
+        self._split = split
+
+    def statement(self, rounds: int) -> PrivacyStatement:
+        """Returns what is promised after so many rounds."""
+        options = self._spec.privacy
+        z = float(self._noise_multiplier)
+        remarks = [_OF_EXPECTED_COUNTS]
+        if options.noise_seed is not None:
+            remarks.append(
+                f"the noise is that of --noise_seed={options.noise_seed}: whoever knows it can take "
+                "it away, so nothing is private"
+            )
+        split = {name: factor * z for name, factor in self._split.items()}
+        return statement(self._account, [rounds], split, remarks)
+
+    def _accountant(self, noise_multiplier: float) -> PrivacyAccountant:
+        return PrivacyAccountant([self._mechanism(noise_multiplier)], self.delta)
+
+
+def run_privacy(spec: RunSpec, task: Task) -> Optional[RunPrivacy]:
+    """Returns the privacy of a run; None if it has none.
+
+    Raises:
+        UserError: See `RunPrivacy`.
+    """
+    return None if PRIVACIES[spec.config.privacy].noise is None else RunPrivacy(spec, task)
+
+
+def _noise_key(noise_seed: Optional[int]) -> tuple[int, int]:
+    if noise_seed is None:
+        return secrets.randbits(_KEY_BITS), secrets.randbits(_KEY_BITS)
+    first, second = np.random.SeedSequence([noise_seed, _NOISE_STREAM]).generate_state(2, np.uint64)
+    return int(first >> np.uint64(1)), int(second >> np.uint64(1))
+
+
+def _fixed_size(spec: RunSpec, task: Task) -> CohortSampling:
+    return FixedSizeCohorts(len(task.train.client_ids), spec.config.clients_per_round)
+
+
+def _poisson(spec: RunSpec, task: Task) -> CohortSampling:
+    return PoissonCohorts(len(task.train.client_ids), spec.config.clients_per_round)
+
+
+def _stratified(spec: RunSpec, task: Task) -> CohortSampling:
+    _, sizes = np.unique(domain_strata(task.train, task.num_domains), return_counts=True)
+    return StratifiedCohorts(tuple(map(int, sizes)), spec.config.clients_per_round)
+
+
+_SAMPLED: Registry[Callable[[RunSpec, Task], CohortSampling]] = Registry(
+    "sampled cohort", {"poisson": _poisson, "uniform": _fixed_size, "stratified": _stratified}
+)
+
+
+def _central(spec: RunSpec, task: Task) -> Callable[[float], Mechanism]:
+    name = spec.config.cohort_sampling
+    if name not in _SAMPLED:
+        raise UserError(
+            f"--cohort_sampling: expected {', '.join(_SAMPLED)} with --privacy=central, whose "
+            f"account is of cohorts that are drawn by chance, found {name}"
+        )
+    sampling = _SAMPLED[name](spec, task)
+    return lambda noise_multiplier: CentralNoise(float(noise_multiplier), sampling)
+
+
+def _tree(spec: RunSpec, task: Task) -> Callable[[float], Mechanism]:
+    config = spec.config
+    if config.cohort_sampling != "turns":
+        raise UserError(
+            "--cohort_sampling: expected turns with --privacy=tree, whose account is of how often a "
+            f"client takes part, found {config.cohort_sampling}"
+        )
+    separation = num_turns(len(task.train.client_ids), config.clients_per_round)
+    participations = Participations(
+        max_participations=math.ceil(config.rounds / separation),
+        min_separation=separation,
+        restart_every=spec.privacy.tree_restart_every,
+    )
+    return lambda noise_multiplier: TreeNoise(float(noise_multiplier), participations)
+
+
+_MECHANISMS: Registry[Callable[[RunSpec, Task], Callable[[float], Mechanism]]] = Registry(
+    "privacy", {"central": _central, "tree": _tree}
+)
