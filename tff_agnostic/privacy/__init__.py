@@ -1,0 +1,62 @@
+"""What differential privacy a run has: what it releases, its account, and what is promised."""
+
+from tff_agnostic.privacy.accountant import ACCOUNTANTS, PrivacyAccountant
+from tff_agnostic.privacy.budget import (
+    CLIP_BIT,
+    BudgetSplit,
+    Group,
+    clip_bit_stddev,
+    effective_noise_multiplier,
+    parse_shares,
+)
+from tff_agnostic.privacy.calibration import (
+    check_delta,
+    default_delta,
+    noise_for_epsilon,
+    rounds_for_budget,
+)
+from tff_agnostic.privacy.mechanism import (
+    CentralNoise,
+    DistributedNoise,
+    IntegerGroup,
+    Mechanism,
+    TreeNoise,
+)
+from tff_agnostic.privacy.sampling import (
+    COHORT_SAMPLINGS,
+    CohortSampling,
+    FixedSizeCohorts,
+    PoissonCohorts,
+    StratifiedCohorts,
+)
+from tff_agnostic.privacy.statement import PrivacyStatement, statement
+from tff_agnostic.privacy.tree import Participations, squared_sensitivity
+
+__all__ = [
+    "ACCOUNTANTS",
+    "CLIP_BIT",
+    "COHORT_SAMPLINGS",
+    "BudgetSplit",
+    "CentralNoise",
+    "CohortSampling",
+    "DistributedNoise",
+    "FixedSizeCohorts",
+    "Group",
+    "IntegerGroup",
+    "Mechanism",
+    "Participations",
+    "PoissonCohorts",
+    "PrivacyAccountant",
+    "PrivacyStatement",
+    "StratifiedCohorts",
+    "TreeNoise",
+    "check_delta",
+    "clip_bit_stddev",
+    "default_delta",
+    "effective_noise_multiplier",
+    "noise_for_epsilon",
+    "parse_shares",
+    "rounds_for_budget",
+    "squared_sensitivity",
+    "statement",
+]

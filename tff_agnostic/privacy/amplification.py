@@ -1,0 +1,93 @@
+"""Renyi divergences of a release about a cohort drawn at random, whatever the release is.
+
+dp-accounting has this for Gaussian noise only. The bounds are for whole orders; a divergence does
+not fall with the order, so that at another order is at most that at the next whole one. Neither is
+one ever above that without sampling, which is the other bound.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+# Divergences at orders.
+Divergence = Callable[[np.ndarray], np.ndarray]
+# Above it sums of so many terms take long, and what is without sampling holds still.
+_MAX_SAMPLED_ORDER = 256
+
+
+def poisson_sampled(divergence: Divergence, rate: float, orders: np.ndarray) -> np.ndarray:
+    """Returns the divergences with Poisson cohorts (Zhu and Wang 2019, Theorem 5).
+
+    Args:
+        divergence: That of the release, between a cohort with a client and one without, both ways.
+        rate: q, above 0.
+        orders: Orders above 1, ascending.
+    """
+
+    def at(order: int, terms: np.ndarray) -> float:
+        j = np.arange(2, order + 1)
+        # Known release or not: a factor of 3 from the third term on.
+        factors = np.where(j == 2, 0.0, math.log(3))
+        binomials = _log_binomials(order, j)
+        shares = (order - j) * math.log1p(-rate) + j * math.log(rate)
+        first = (order - 1) * math.log1p(-rate) + math.log(order * rate - rate + 1)
+        return _log_sum(np.append(binomials + shares + factors + (j - 1) * terms, first))
+
+    return _amplified(divergence, rate, orders, at)
+
+
+def sampled_without_replacement(
+    divergence: Divergence, rate: float, orders: np.ndarray
+) -> np.ndarray:
+    """Returns the divergences with cohorts of a fixed size (Wang, Balle, Kasiviswanathan 2019).
+
+    Theorem 9 there, for releases whose divergence of infinite order is not bounded.
+
+    Args:
+        divergence: That of the release, between cohorts of which one client is another.
+        rate: The share of clients that is drawn, above 0.
+        orders: Orders above 1, ascending.
+    """
+
+    def at(order: int, terms: np.ndarray) -> float:
+        j = np.arange(2, order + 1)
+        second = terms[0]
+        # min(4 (e^eps - 1), 2 e^eps)
+        smaller = min(math.log(4) + _log_expm1(second), math.log(2) + second)
+        values = np.where(j == 2, smaller, math.log(2) + (j - 1) * terms)
+        return _log_sum(np.append(j * math.log(rate) + _log_binomials(order, j) + values, 0.0))
+
+    return _amplified(divergence, rate, orders, at)
+
+
+def _amplified(
+    divergence: Divergence,
+    rate: float,
+    orders: np.ndarray,
+    at: Callable[[int, np.ndarray], float],
+) -> np.ndarray:
+    plain = np.asarray(divergence(orders), np.float64)
+    if rate == 1:
+        return plain
+    whole = np.maximum(np.ceil(orders), 2).astype(int)
+    known: dict[int, float] = {}
+    for order in sorted({int(a) for a in whole if a <= _MAX_SAMPLED_ORDER}):
+        terms = np.asarray(divergence(np.arange(2, order + 1, dtype=np.float64)), np.float64)
+        known[order] = at(order, terms) / (order - 1)
+    sampled = np.array([known.get(int(a), np.inf) for a in whole])
+    return np.minimum(plain, sampled)
+
+
+def _log_binomials(order: int, j: np.ndarray) -> np.ndarray:
+    of = [math.lgamma(order + 1) - math.lgamma(i + 1) - math.lgamma(order - i + 1) for i in j]
+    return np.array(of)
+
+
+def _log_sum(logs: np.ndarray) -> float:
+    largest = float(np.max(logs))
+    return largest + math.log(float(np.sum(np.exp(logs - largest))))
+
+
+def _log_expm1(x: float) -> float:
+    return x + math.log(-math.expm1(-x)) if x > 0 else -math.inf

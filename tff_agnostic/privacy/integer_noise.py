@@ -1,0 +1,111 @@
+"""Renyi divergences of integer noise that clients add before a secure sum.
+
+Everything is in steps of the integer grid. Of D2 and D1, the l2 and l1 sensitivity, and a noise of
+variance mu of the whole sum, an order a has
+
+- Skellam (Agarwal, Kairouz, Liu 2021, Theorem 3.5):
+  a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) );
+- discrete Gaussian of n clients (Kairouz, Liu, Steinke 2021, Theorem 1): with everything divided
+  by sqrt(mu), and tau below, the least of a D2^2/2 + tau d, (a/2)(D2^2 + 2 D1 tau + tau^2 d) and
+  (a/2)(D2 + sqrt(d) tau)^2: sums of discrete Gaussians are none, tau bounds the difference.
+"""
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tff_agnostic.registry import Registry
+
+
+class Sensitivity(NamedTuple):
+    """By how much neighbours may differ in an integer vector: in l2 norm, and in l1 norm."""
+
+    l2: float
+    l1: float
+
+    def times(self, factor: float) -> "Sensitivity":
+        """Returns that of a difference of so many such vectors."""
+        return Sensitivity(factor * self.l2, factor * self.l1)
+
+
+class IntegerNoise(Protocol):
+    """The Renyi divergence of a mechanism of integers, at orders above 1."""
+
+    def __call__(
+        self,
+        sensitivity: Sensitivity,
+        local_variance: float,
+        num_clients: int,
+        dimension: int,
+        orders: np.ndarray,
+    ) -> np.ndarray:
+        """Returns the divergence at each order.
+
+        Args:
+            sensitivity: Of one client.
+            local_variance: Of the noise that each client adds to each value, above 0.
+            num_clients: How many clients' noise is in the sum.
+            dimension: d, values of the vector.
+            orders: The orders.
+        """
+
+
+def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity:
+    """Returns the sensitivity of a clipped vector after stochastic rounding.
+
+    A client draws roundings again until the norm is within the first one (Kairouz, Liu, Steinke
+    2021, Proposition 22); the l1 norm of integers is at most their squared l2 norm.
+
+    Args:
+        clip: c, the norm before the rounding, in steps.
+        dimension: d, values of the vector.
+        beta: With which probability a rounding is drawn again, at the most; above 0.
+    """
+    root = math.sqrt(dimension)
+    unlikely = math.sqrt(2 * math.log(1 / beta)) * (clip + root / 2)
+    l2 = min(clip + root, math.sqrt(clip**2 + dimension / 4 + unlikely))
+    return Sensitivity(l2, l2 * min(root, l2))
+
+
+def skellam(
+    sensitivity: Sensitivity,
+    local_variance: float,
+    num_clients: int,
+    dimension: int,
+    orders: np.ndarray,
+) -> np.ndarray:
+    """Returns the divergences of Skellam noise, of which a sum is Skellam again."""
+    del dimension
+    mu = num_clients * float(local_variance)
+    l2, l1 = sensitivity
+    rest = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
+    return orders * l2**2 / (2 * mu) + rest
+
+
+def discrete_gaussian(
+    sensitivity: Sensitivity,
+    local_variance: float,
+    num_clients: int,
+    dimension: int,
+    orders: np.ndarray,
+) -> np.ndarray:
+    """Returns the divergences of a sum of discrete Gaussians."""
+    mu = num_clients * float(local_variance)
+    k = np.arange(1, num_clients)
+    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1))
+    tau = 10 * float(np.sum(np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))))
+    l2, l1 = sensitivity.l2 / math.sqrt(mu), sensitivity.l1 / math.sqrt(mu)
+    return np.min(
+        [
+            orders / 2 * l2**2 + tau * dimension,
+            orders / 2 * (l2**2 + 2 * l1 * tau + tau**2 * dimension),
+            orders / 2 * (l2 + math.sqrt(dimension) * tau) ** 2,
+        ],
+        axis=0,
+    )
+
+
+INTEGER_NOISES: Registry[IntegerNoise] = Registry(
+    "distributed noise", {"skellam": skellam, "discrete_gaussian": discrete_gaussian}
+)

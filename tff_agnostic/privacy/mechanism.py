@@ -1,0 +1,261 @@
+"""What a run releases of one fleet of clients, round by round, as accountants see it."""
+
+import dataclasses
+import functools
+import math
+from typing import Protocol
+
+import numpy as np
+from dp_accounting import DpEvent, NeighboringRelation, SelfComposedDpEvent
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
+
+from tff_agnostic.privacy.amplification import poisson_sampled, sampled_without_replacement
+from tff_agnostic.privacy.integer_noise import INTEGER_NOISES, rounded_sensitivity
+from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling
+from tff_agnostic.privacy.tree import Participations, squared_sensitivity
+
+PrivacyLoss = privacy_loss_distribution.PrivacyLossDistribution
+
+# Losses are rounded up to multiples of it, so that epsilon is never too small: it was at most 4e-4
+# of itself too large for the settings of tests/privacy. A smaller one takes seconds a round.
+_INTERVAL, _COARSE_INTERVAL = 3e-4, 1e-3
+# Below this noise multiplier losses are so large that the coarse one does.
+_COARSE_BELOW = 0.7
+
+
+class Mechanism(Protocol):
+    """A release that is made again and again, each time about other clients of one fleet.
+
+    Attributes:
+        accountants: Names of the accountants that apply, the default first.
+    """
+
+    accountants: tuple[str, ...]
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z of the whole release: standard deviation of the noise per clip norm."""
+
+    @property
+    def adjacency(self) -> str:
+        """In what neighbouring fleets differ."""
+
+    @property
+    def assumption(self) -> str:
+        """What is taken for granted, a sentence without full stop."""
+
+    def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
+        """Returns the Renyi divergence of so many releases at each order."""
+
+    def privacy_loss(self, rounds: int) -> PrivacyLoss:
+        """Returns the distribution of the privacy loss of so many releases, at least one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralNoise:
+    """Gaussian noise that a trusted server adds to a sum over a sampled cohort.
+
+    Attributes:
+        noise_multiplier: z of the whole release: `effective_noise_multiplier` of its groups.
+        sampling: How cohorts are drawn.
+    """
+
+    noise_multiplier: float
+    sampling: CohortSampling
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """Returns what can account for such cohorts."""
+        return self.sampling.accountants
+
+    @property
+    def adjacency(self) -> str:
+        """Returns the sampling's."""
+        return self.sampling.adjacency
+
+    @property
+    def assumption(self) -> str:
+        """Returns the sampling's."""
+        return self.sampling.assumption
+
+    def event(self, rounds: int) -> DpEvent:
+        """Returns so many rounds as dp-accounting describes them."""
+        return SelfComposedDpEvent(self.sampling.event(float(self.noise_multiplier)), rounds)
+
+    def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
+        """Returns the divergences that dp-accounting has for the event."""
+        return rounds * _gaussian_rdp(self, orders)
+
+    def privacy_loss(self, rounds: int) -> PrivacyLoss:
+        """Returns the loss of Poisson cohorts, the only ones that have `PLD`."""
+        if self.sampling.rate == 1:
+            return _gaussian_loss(float(self.noise_multiplier) / math.sqrt(rounds))
+        return _sampled_loss(float(self.noise_multiplier), self.sampling.rate).self_compose(rounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeNoise:
+    """Gaussian noise on the nodes of a tree over the rounds (DP-FTRL), without any sampling.
+
+    rho of zero-concentrated privacy is `squared_sensitivity` / (2 z^2): Renyi divergences are rho
+    times the order, which is what is published for DP-FTRL and the default. For a fixed pattern of
+    participations nodes are Gaussian releases of fixed sensitivities, whose adaptive composition is
+    one Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so that `PLD` applies as well.
+
+    Attributes:
+        noise_multiplier: z of the whole release: `effective_noise_multiplier` of its groups, all
+            of which are summed in such trees.
+        participations: When a client may take part.
+    """
+
+    noise_multiplier: float
+    participations: Participations
+
+    accountants = (RDP, PLD)
+    adjacency = "exchange all contributions of one client for zeros"
+
+    @property
+    def assumption(self) -> str:
+        """Returns what clients may do."""
+        return self.participations.assumption
+
+    def rho(self, rounds: int) -> float:
+        """Returns rho of zero-concentrated privacy."""
+        if self.noise_multiplier == 0:
+            return math.inf
+        square = squared_sensitivity(self.participations, rounds)
+        return square / (2 * float(self.noise_multiplier) ** 2)
+
+    def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
+        """Returns rho times the order."""
+        return self.rho(rounds) * np.array(orders)
+
+    def privacy_loss(self, rounds: int) -> PrivacyLoss:
+        """Returns that of one Gaussian release."""
+        return _gaussian_loss(1 / math.sqrt(2 * self.rho(rounds)))
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerGroup:
+    """A group of values that clients send as noised integers.
+
+    Attributes:
+        noise_multiplier: z_g: clients' noise together, if as many come as are expected, per `clip`.
+        clip: c_g, the clip norm in steps of the integer grid, before rounding.
+        dimension: d_g, values of the group, those that a rotation adds among them.
+    """
+
+    noise_multiplier: float
+    clip: float
+    dimension: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedNoise:
+    """Integer noise that clients add before a secure sum.
+
+    Each client's has the variance (z_g c_g)^2 / `expected_clients`. Fewer clients bring less of it:
+    what is claimed holds with `min_clients`, below which a round is to be refused.
+
+    Attributes:
+        groups: What is released.
+        noise: A name of `INTEGER_NOISES`.
+        sampling: How cohorts are drawn.
+        expected_clients: For how many the noise of each is worked out.
+        min_clients: How many there are at the least.
+        beta: With which probability a rounding is drawn again; see `rounded_sensitivity`.
+    """
+
+    groups: tuple[IntegerGroup, ...]
+    noise: str
+    sampling: CohortSampling
+    expected_clients: int
+    min_clients: int
+    beta: float = math.exp(-0.5)
+
+    accountants = (RDP,)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Returns z of the release with the expected clients, before rounding."""
+        z = [float(group.noise_multiplier) for group in self.groups]
+        return 0.0 if min(z) == 0 else math.fsum(x**-2 for x in z) ** -0.5
+
+    @property
+    def adjacency(self) -> str:
+        """Returns what neighbours differ in: a client's noise is in the sum of both."""
+        if self.sampling.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return "exchange one client's values for zeros"
+        return self.sampling.adjacency
+
+    @property
+    def assumption(self) -> str:
+        """Returns the sampling's and how many clients there are."""
+        return (
+            f"{self.sampling.assumption}; at least {self.min_clients} clients of a round add their "
+            "noise, of which their number does not stay secret"
+        )
+
+    def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
+        """Returns the sum over groups of the noise's divergences, with the cohort's sampling."""
+        if self.noise_multiplier == 0:
+            return np.full(len(orders), np.inf) if rounds else np.zeros(len(orders))
+        return rounds * _distributed_rdp(self, orders)
+
+    def privacy_loss(self, rounds: int) -> PrivacyLoss:
+        """Raises an error: only bounds of the divergences are known."""
+        raise NotImplementedError(f"privacy loss of {rounds} rounds of {self.noise}")
+
+    def release_rdp(self, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences of one release about a known cohort.
+
+        Args:
+            orders: Orders above 1.
+        """
+        noise, total = INTEGER_NOISES[self.noise], np.zeros(len(orders))
+        for group in self.groups:
+            sensitivity = rounded_sensitivity(group.clip, group.dimension, self.beta)
+            variance = (float(group.noise_multiplier) * group.clip) ** 2 / self.expected_clients
+            total += noise(
+                sensitivity.times(self.sampling.sensitivity),
+                variance,
+                self.min_clients,
+                group.dimension,
+                orders,
+            )
+        return total
+
+
+@functools.lru_cache(maxsize=32)
+def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndarray:
+    accountant = RdpAccountant(orders, mechanism.sampling.relation)
+    found: np.ndarray = accountant.compose(mechanism.event(1)).rdp
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def _distributed_rdp(mechanism: DistributedNoise, orders: tuple[float, ...]) -> np.ndarray:
+    is_poisson = mechanism.sampling.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    sampled = poisson_sampled if is_poisson else sampled_without_replacement
+    return sampled(mechanism.release_rdp, mechanism.sampling.rate, np.array(orders))
+
+
+# One round's takes longest to work out: of every number of rounds it is composed of this one.
+@functools.lru_cache(maxsize=8)
+def _sampled_loss(noise_multiplier: float, rate: float) -> PrivacyLoss:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        value_discretization_interval=_interval(noise_multiplier),
+        sampling_prob=rate,
+    )
+
+
+def _gaussian_loss(noise_multiplier: float) -> PrivacyLoss:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier, value_discretization_interval=_interval(noise_multiplier)
+    )
+
+
+def _interval(noise_multiplier: float) -> float:
+    return _INTERVAL if noise_multiplier >= _COARSE_BELOW else _COARSE_INTERVAL

@@ -1,0 +1,193 @@
+"""What determines an account of privacy: settings, and the mechanisms that they describe."""
+
+import dataclasses
+from typing import Callable, Optional
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.privacy.accountant import ACCOUNTANTS
+from tff_agnostic.privacy.budget import (
+    BudgetSplit,
+    effective_noise_multiplier,
+    parse_shares,
+)
+from tff_agnostic.privacy.calibration import check_delta, default_delta
+from tff_agnostic.privacy.integer_noise import INTEGER_NOISES
+from tff_agnostic.privacy.mechanism import (
+    CentralNoise,
+    DistributedNoise,
+    IntegerGroup,
+    Mechanism,
+    TreeNoise,
+)
+from tff_agnostic.privacy.sampling import COHORT_SAMPLINGS, CohortSampling
+from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import Settings, setting
+
+_SAMPLED = ("central", "distributed")
+_OF_SAMPLED = ("privacy", _SAMPLED)
+_OF_DISTRIBUTED = ("privacy", ("distributed",))
+_OF_TREE = ("privacy", ("tree",))
+
+
+@dataclasses.dataclass(frozen=True)
+class AccountingOptions(Settings):
+    """What `./run privacy` is asked about; every field is a flag."""
+
+    privacy: str = setting(
+        "central",
+        "Who adds noise: central, a trusted server; distributed, clients before a secure sum; "
+        "tree, a trusted server to a tree of sums over the rounds, for cohorts that nobody samples.",
+    )
+    noise_multiplier: Optional[float] = setting(
+        None, "z: standard deviation of a round's noise per clip norm.", positive=True
+    )
+    target_epsilon: Optional[float] = setting(None, "Budget of the whole run.", positive=True)
+    delta: Optional[float] = setting(
+        None, "Delta of (epsilon, delta); one over ten times the clients if not given."
+    )
+    rounds: Optional[int] = setting(None, "T, communication rounds.", at_least=1)
+    clients: Optional[int] = setting(None, "N, training clients of the whole fleet.", at_least=1)
+    clients_per_round: Optional[int] = setting(
+        None, "c, clients in a round.", at_least=1, only_with=_OF_SAMPLED
+    )
+    cohort_sampling: str = setting(
+        "poisson",
+        "How a round's clients are drawn: poisson, each by itself; fixed_size (uniform in train), "
+        "exactly as many without replacement.",
+        choices=COHORT_SAMPLINGS,
+        only_with=_OF_SAMPLED,
+    )
+    privacy_shares: tuple[str, ...] = setting(
+        ("update:0.9", "statistics:0.1"),
+        "How the budget is divided among what clients send, as GROUP:SHARE,... that add up to 1.",
+    )
+    privacy_accountant: Optional[str] = setting(
+        None,
+        "What works epsilon out: pld, or rdp; the tighter that is usual for the mechanism if not "
+        "given.",
+        choices=ACCOUNTANTS,
+    )
+    max_participations: Optional[int] = setting(
+        None, "In how many rounds a client takes part at most.", at_least=1, only_with=_OF_TREE
+    )
+    min_separation: int = setting(
+        1,
+        "Rounds from one in which a client takes part to its next, at the least.",
+        at_least=1,
+        only_with=_OF_TREE,
+    )
+    tree_restart_every: Optional[int] = setting(
+        None,
+        "Rounds of a tree before a new one begins; one tree if not given.",
+        at_least=1,
+        only_with=_OF_TREE,
+    )
+    distributed_noise: str = setting(
+        "skellam", "What clients add.", choices=INTEGER_NOISES, only_with=_OF_DISTRIBUTED
+    )
+    privacy_dimension: int = setting(
+        2**20, "Values that a group has at the most.", at_least=1, only_with=_OF_DISTRIBUTED
+    )
+    integer_clip: float = setting(
+        2.0**14,
+        "The clip norm in steps of the integers that clients send.",
+        positive=True,
+        only_with=_OF_DISTRIBUTED,
+    )
+    privacy_min_clients: Optional[int] = setting(
+        None,
+        "Clients of a round whose noise is there at the least; all of them if not given.",
+        at_least=1,
+        only_with=_OF_DISTRIBUTED,
+    )
+
+    def __post_init__(self) -> None:
+        """Checks values together too; see `Settings`."""
+        super().__post_init__()
+        try:
+            _ = PRIVACIES[self.privacy]
+        except UserError as e:
+            raise UserError(f"--privacy: {e}") from None
+        if self.clients is None:
+            raise UserError("--clients: expected the number of clients of the fleet, found none")
+        _ = self.split, self.known_delta
+        _ = self.mechanism(1.0)
+
+    @property
+    def split(self) -> BudgetSplit:
+        """Returns how the budget is divided."""
+        return parse_shares(self.privacy_shares)
+
+    @property
+    def known_delta(self) -> float:
+        """Returns --delta or its default.
+
+        Raises:
+            UserError: If it is no smaller than one over the clients.
+        """
+        assert self.clients is not None
+        if self.delta is None:
+            return default_delta(self.clients)
+        check_delta(self.delta, self.clients)
+        return self.delta
+
+    def mechanism(self, noise_multiplier: float) -> Mechanism:
+        """Returns what a round releases with a noise multiplier.
+
+        Raises:
+            UserError: If a flag that it needs is missing.
+        """
+        return PRIVACIES[self.privacy](self, float(noise_multiplier))
+
+    def sampling(self) -> CohortSampling:
+        """Returns how cohorts are drawn.
+
+        Raises:
+            UserError: If --clients_per_round is missing or larger than the fleet.
+        """
+        assert self.clients is not None
+        if self.clients_per_round is None:
+            raise UserError(
+                f"--clients_per_round: expected the clients of a round for "
+                f"--privacy={self.privacy}, found none"
+            )
+        return COHORT_SAMPLINGS[self.cohort_sampling](self.clients, self.clients_per_round)
+
+
+def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
+    groups = options.split.noise_multipliers(noise_multiplier)
+    return CentralNoise(effective_noise_multiplier(groups.values()), options.sampling())
+
+
+def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
+    sampling, expected = options.sampling(), options.clients_per_round
+    assert expected is not None
+    least = expected if options.privacy_min_clients is None else options.privacy_min_clients
+    if least > expected:
+        raise UserError(
+            f"--privacy_min_clients: expected at most --clients_per_round={expected}, found {least}"
+        )
+    return DistributedNoise(
+        tuple(
+            IntegerGroup(z, options.integer_clip, options.privacy_dimension)
+            for z in options.split.noise_multipliers(noise_multiplier).values()
+        ),
+        options.distributed_noise,
+        sampling,
+        expected,
+        least,
+    )
+
+
+def _tree(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
+    groups = options.split.noise_multipliers(noise_multiplier)
+    participations = Participations(
+        options.max_participations, options.min_separation, options.tree_restart_every
+    )
+    return TreeNoise(effective_noise_multiplier(groups.values()), participations)
+
+
+PRIVACIES: Registry[Callable[[AccountingOptions, float], Mechanism]] = Registry(
+    "privacy", {"central": _central, "distributed": _distributed, "tree": _tree}
+)

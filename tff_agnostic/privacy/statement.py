@@ -1,0 +1,109 @@
+"""What is promised to a client, in words and numbers, for files and tables."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+
+UNIT = "client"
+# What no account of training covers.
+NOT_COVERED = (
+    "evaluation on other clients, unless it is noised with a budget of its own",
+    "tuning: other runs on the same clients, and the choice of settings by their results",
+    "the choice of the algorithm by results on the same clients",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyStatement:
+    """The guarantee of a run, and what it rests on.
+
+    Attributes:
+        epsilon: Epsilon of everything released so far.
+        delta: The delta that it is for.
+        rounds: Rounds after which it holds.
+        noise_multiplier: z of a round's whole release.
+        split: Noise multiplier of each group of the release.
+        adjacency: In what neighbouring fleets differ.
+        sampling: What is taken for granted of cohorts, a sentence without full stop.
+        accountant: Name of the accountant.
+        unit: Whose data the neighbours differ in.
+        not_covered: What it says nothing of.
+        remarks: What a reader has to know beside, e.g. that a noise seed was given.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    noise_multiplier: float
+    split: Mapping[str, float]
+    adjacency: str
+    sampling: str
+    accountant: str
+    unit: str = UNIT
+    not_covered: tuple[str, ...] = NOT_COVERED
+    remarks: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it for JSON; an infinite epsilon, that of no noise, is None."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {
+            **values,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "split": dict(self.split),
+            "not_covered": list(self.not_covered),
+            "remarks": list(self.remarks),
+        }
+
+    @property
+    def text(self) -> str:
+        """Returns the guarantee in one line."""
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.3g})-differential privacy of each {self.unit} "
+            f"after {self.rounds} rounds"
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns lines of a table: what, and its value."""
+        split = ", ".join(f"{name} {z:.4g}" for name, z in self.split.items())
+        return [
+            ("guarantee", self.text),
+            ("neighbours", self.adjacency),
+            ("taken for granted", self.sampling),
+            ("noise multiplier", f"{self.noise_multiplier:.6g}"),
+            ("of each group", split),
+            ("accountant", self.accountant),
+            *(("not covered", text) for text in self.not_covered),
+            *(("remark", text) for text in self.remarks),
+        ]
+
+
+def statement(
+    accountant: PrivacyAccountant,
+    counts: Sequence[int],
+    split: Mapping[str, float],
+    remarks: Sequence[str] = (),
+) -> PrivacyStatement:
+    """Returns what holds after a number of releases.
+
+    Args:
+        accountant: What accounts for them; its first mechanism is the training.
+        counts: How often each mechanism was released.
+        split: Noise multiplier of each group of a round of training.
+        remarks: See `PrivacyStatement`.
+    """
+    training = accountant.mechanisms[0]
+    assumptions = dict.fromkeys(mechanism.assumption for mechanism in accountant.mechanisms)
+    return PrivacyStatement(
+        epsilon=accountant.epsilon(*counts),
+        delta=accountant.delta,
+        rounds=counts[0],
+        noise_multiplier=training.noise_multiplier,
+        split=dict(split),
+        adjacency=training.adjacency,
+        sampling="; ".join(assumptions),
+        accountant=accountant.name,
+        remarks=tuple(remarks),
+    )

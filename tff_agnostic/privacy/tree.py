@@ -1,0 +1,193 @@
+"""What a client that takes part in several rounds moves in a tree of sums, at the most.
+
+DP-FTRL (Kairouz et al. 2021) releases noised sums of complete nodes of a binary tree over the
+rounds. A client's k contributions to a node move it by k clip norms, so the sum over nodes of k^2,
+times C^2, is the squared sensitivity of everything that is released; rho = that / (2 z^2).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from tff_agnostic.errors import UserError
+
+# Of rounds that are free of a client, where what is asked for cannot be.
+_IMPOSSIBLE = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Participations:
+    """When a client may take part, and when trees begin anew.
+
+    Attributes:
+        max_participations: In how many rounds at most; no bound if None.
+        min_separation: b: from a round that a client takes part in to its next one there are at
+            least b rounds, so 1 is no bound.
+        restart_every: Rounds of each tree; one tree over all rounds if None.
+
+    Raises:
+        UserError: If a number is out of range, or nothing bounds how often a client takes part.
+    """
+
+    max_participations: Optional[int] = None
+    min_separation: int = 1
+    restart_every: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        for flag, value in (
+            ("max_participations", self.max_participations),
+            ("min_separation", self.min_separation),
+            ("tree_restart_every", self.restart_every),
+        ):
+            if value is not None and value < 1:
+                raise UserError(f"--{flag}: expected at least 1, found {value}")
+        if self.max_participations is None and self.min_separation == 1:
+            raise UserError(
+                "--privacy=tree: expected a bound on how often a client takes part, found none; "
+                "give --max_participations or --min_separation"
+            )
+
+    @property
+    def assumption(self) -> str:
+        """Returns what has to hold, a sentence without full stop."""
+        parts = []
+        if self.max_participations is not None:
+            times = "once" if self.max_participations == 1 else f"{self.max_participations} times"
+            parts.append(f"a client takes part at most {times}")
+        if self.min_separation > 1:
+            parts.append(
+                f"a client that took part waits until at least {self.min_separation} rounds later"
+            )
+        trees = "one tree"
+        if self.restart_every is not None:
+            trees = f"a new tree every {self.restart_every} rounds"
+        return f"{' and '.join(parts)}, however clients are chosen; {trees}"
+
+
+def squared_sensitivity(participations: Participations, rounds: int) -> float:
+    """Returns the largest sum over released nodes of the squared number of a client's rounds.
+
+    It is exact: the maximum over every pattern that the participations allow (Kairouz et al. 2021,
+    appendix D.2, has it for one tree). One participation in one tree of T rounds has floor(log2 T)
+    + 1; a client that takes part in several trees has the sum over them.
+
+    Args:
+        participations: What a client may do.
+        rounds: T, from 0.
+    """
+    if rounds == 0:
+        return 0.0
+    separation = min(participations.min_separation, rounds)
+    most = -(-rounds // separation)
+    if participations.max_participations is not None:
+        most = min(most, participations.max_participations)
+    sizes = tuple(_block_sizes(rounds, participations.restart_every))
+    if separation == 1 and most == rounds:
+        # In every round: the only pattern, which a search would take long to find.
+        return float(sum(_with_all_rounds(size) for size in sizes))
+    return float(max(np.max(options.sums) for options in _after(sizes, most, separation)))
+
+
+class _Options(NamedTuple):
+    """What can be had with a number of participations, the best sums first.
+
+    Attributes:
+        sums: Sums of squares over nodes, float [options].
+        free: int [options, b]. Entry [i, s] is how many rounds at the end can be free of the client
+            if at least `sums[i]` is to be had and its first s rounds are free: at most b - 1, which
+            is as good as any more, `_IMPOSSIBLE` if that cannot be.
+    """
+
+    sums: np.ndarray
+    free: np.ndarray
+
+
+def _block_sizes(rounds: int, restart_every: Optional[int]) -> Iterator[int]:
+    """Yields the sizes of the largest complete subtrees, powers of 2, in the order of rounds."""
+    per_tree = rounds if restart_every is None else restart_every
+    while rounds > 0:
+        left = min(per_tree, rounds)
+        rounds -= left
+        while left > 0:
+            size = 1 << (left.bit_length() - 1)
+            yield size
+            left -= size
+
+
+def _with_all_rounds(size: int) -> int:
+    return sum((size >> h) * (1 << h) ** 2 for h in range(size.bit_length()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _after(sizes: tuple[int, ...], most: int, separation: int) -> tuple[_Options, ...]:
+    """Returns what can be had after blocks of rounds, by the number of participations, from 0.
+
+    No rounds have to be free before the first block, so `free` is [options, 1].
+    """
+    if not sizes:
+        return (_Options(np.zeros(1), np.full((1, 1), separation - 1)),)
+    before, size = _after(sizes[:-1], most, separation), sizes[-1]
+    inside = _complete_tree(size.bit_length() - 1, most, separation)
+    found = []
+    for k in range(min(most, len(before) - 1 + len(inside)) + 1):
+        parts = []
+        if k < len(before):
+            parts.append(_with_rounds_after(before[k], size, separation))
+        for right in range(max(1, k - len(before) + 1), min(k, len(inside)) + 1):
+            parts.append(_joined(before[k - right], inside[right - 1]))
+        found.append(_best_of(parts))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, ...]:
+    """Returns what can be had in 2^height rounds, by the number of participations, from 1."""
+    size = 1 << height
+    if height == 0 or min(most, -(-size // separation)) == 1:
+        free = np.minimum(size - 1 - np.arange(separation), separation - 1)
+        return (_Options(np.array([height + 1.0]), np.maximum(free, _IMPOSSIBLE)[None]),)
+    half = _complete_tree(height - 1, most, separation)
+    later = np.maximum(np.arange(separation) - size // 2, 0)
+    found = []
+    for k in range(1, min(most, -(-size // separation)) + 1):
+        parts = []
+        if k <= len(half):
+            parts.append(_with_rounds_after(half[k - 1], size // 2, separation))
+            parts.append(_Options(half[k - 1].sums, half[k - 1].free[:, later]))
+        for right in range(max(1, k - len(half)), min(k - 1, len(half)) + 1):
+            parts.append(_joined(half[k - right - 1], half[right - 1]))
+        best = _best_of(parts)
+        found.append(_Options(best.sums + k**2, best.free))  # the root
+    return tuple(found)
+
+
+def _with_rounds_after(options: _Options, rounds: int, separation: int) -> _Options:
+    more = np.minimum(options.free + rounds, separation - 1)
+    return _Options(options.sums, np.where(options.free == _IMPOSSIBLE, _IMPOSSIBLE, more))
+
+
+def _joined(left: _Options, right: _Options) -> _Options:
+    """Returns what can be had with both sides, each with its own number of participations.
+
+    If e rounds are free at the end of the left one, b - 1 - e at the start of the right one are
+    enough.
+    """
+    separation = right.free.shape[1]
+    at = np.where(left.free == _IMPOSSIBLE, 0, separation - 1 - left.free)
+    free = np.where(left.free[:, None] == _IMPOSSIBLE, _IMPOSSIBLE, right.free[:, at].swapaxes(0, 1))
+    sums = left.sums[:, None] + right.sums
+    return _Options(sums.ravel(), free.reshape(-1, free.shape[-1]))
+
+
+def _best_of(parts: Sequence[_Options]) -> _Options:
+    """Returns the options of all parts without those that others are as good as everywhere."""
+    sums = np.concatenate([part.sums for part in parts])
+    order = np.argsort(-sums, kind="stable")
+    # What can be had with a larger sum can be had with a smaller one.
+    free = np.maximum.accumulate(np.concatenate([part.free for part in parts])[order], axis=0)
+    is_better = np.any(np.diff(free, axis=0, prepend=_IMPOSSIBLE) > 0, axis=1)
+    return _Options(sums[order][is_better], free[is_better])
