@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.run_spec import settings_of_runs
@@ -63,11 +64,13 @@ def test_a_setting_that_several_have_means_the_same_everywhere():
             assert field.default == known.default, flag_of(field)
 
 
-def test_runs_algorithms_and_aggregations_share_no_setting():
+def test_runs_algorithms_and_aggregations_share_no_setting_but_the_limits_of_clients():
     owners: dict[str, set[str]] = {}
+    limits = {flag_of(field) for field in dataclasses.fields(ClientLimits)}
     for kind, _, options in [("run", "", RunConfig), *settings_of_runs()]:
         for field in dataclasses.fields(options):
-            owners.setdefault(flag_of(field), set()).add(kind)
+            if flag_of(field) not in limits:
+                owners.setdefault(flag_of(field), set()).add(kind)
     assert {flag: kinds for flag, kinds in owners.items() if len(kinds) > 1} == {}
 
 
@@ -117,7 +120,7 @@ def test_numbers_below_their_range(flag):
 
 def test_ranges_with_an_upper_end():
     assert {flag for flag in _BY_FLAG if _with(flag, "below")} == {
-        *("server_momentum", "domain_loss_share"),
+        *("server_momentum", "domain_loss_share", "delta", "update_share"),
     }
     _made("server_momentum", 0.0)
     assert _error("server_momentum", 1.0) == "--server_momentum: expected less than 1.0, found 1.0"

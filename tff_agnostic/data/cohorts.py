@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import Draw
 from tff_agnostic.models.functional import Examples

@@ -178,7 +178,9 @@ class StratifiedCohorts:
         return max(places, key=lambda pair: pair[0] / pair[1])
 
 
-def _without_replacement(drawn: int, clients: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+def _without_replacement(
+    drawn: int, clients: int, noise_multiplier: float
+) -> dp_accounting.DpEvent:
     gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / 2)
     return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
 

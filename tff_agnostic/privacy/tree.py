@@ -178,7 +178,9 @@ def _joined(left: _Options, right: _Options) -> _Options:
     """
     separation = right.free.shape[1]
     at = np.where(left.free == _IMPOSSIBLE, 0, separation - 1 - left.free)
-    free = np.where(left.free[:, None] == _IMPOSSIBLE, _IMPOSSIBLE, right.free[:, at].swapaxes(0, 1))
+    free = np.where(
+        left.free[:, None] == _IMPOSSIBLE, _IMPOSSIBLE, right.free[:, at].swapaxes(0, 1)
+    )
     sums = left.sums[:, None] + right.sums
     return _Options(sums.ravel(), free.reshape(-1, free.shape[-1]))
 

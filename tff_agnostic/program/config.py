@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Optional
 
-from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.aggregations.private.registry import PRIVACIES
+from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.precision import PRECISIONS

@@ -4,7 +4,7 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -60,6 +60,12 @@ class RunPrivacy:
         self._spec = spec
         num_clients = len(task.train.client_ids)
         options = spec.privacy
+        if (options.noise_multiplier is None) == (options.target_epsilon is None):
+            found = "none" if options.noise_multiplier is None else "both"
+            raise UserError(
+                f"--privacy={spec.config.privacy}: expected one of --noise_multiplier and "
+                f"--target_epsilon, found {found}"
+            )
         self.delta = default_delta(num_clients) if options.delta is None else options.delta
         check_delta(self.delta, num_clients)
         self._mechanism = _MECHANISMS[spec.config.privacy](spec, task)
@@ -116,8 +122,8 @@ class RunPrivacy:
         remarks = [_OF_EXPECTED_COUNTS]
         if options.noise_seed is not None:
             remarks.append(
-                f"the noise is that of --noise_seed={options.noise_seed}: whoever knows it can take "
-                "it away, so nothing is private"
+                f"the noise is that of --noise_seed={options.noise_seed}: whoever knows it can "
+                "take it away, so nothing is private"
             )
         split = {name: factor * z for name, factor in self._split.items()}
         return statement(self._account, [rounds], split, remarks)
@@ -175,8 +181,8 @@ def _tree(spec: RunSpec, task: Task) -> Callable[[float], Mechanism]:
     config = spec.config
     if config.cohort_sampling != "turns":
         raise UserError(
-            "--cohort_sampling: expected turns with --privacy=tree, whose account is of how often a "
-            f"client takes part, found {config.cohort_sampling}"
+            "--cohort_sampling: expected turns with --privacy=tree, whose account is of how often "
+            f"a client takes part, found {config.cohort_sampling}"
         )
     separation = num_turns(len(task.train.client_ids), config.clients_per_round)
     participations = Participations(

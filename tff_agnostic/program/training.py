@@ -258,7 +258,7 @@ class TrainingRun:
         """Says what the run will have spent, and keeps its key before anything is released."""
         privacy.go_on_from(state)
         if int(state.round_num) == 0:
-            self._save(state)
+            self._checkpoints.save(0, state, self._algorithm.models(state.algorithm))
         rounds = self.spec.config.rounds
         print(f"private training: {privacy.statement(rounds).text}")
 

@@ -1,4 +1,4 @@
-"""Noise has the distribution that is accounted for, and no place's noise says anything of another's."""
+"""Noise has the distribution that is accounted for, and no place's says anything of another's."""
 
 import numpy as np
 import pytest

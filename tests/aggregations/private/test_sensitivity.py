@@ -140,7 +140,7 @@ def _random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[t
 
 
 def test_of_answers_that_no_algorithm_gives():
-    """Clients that do not keep to the protocol's arithmetic: negative counts, any float, any int."""
+    """Clients that do not keep to the protocol: negative counts, any float, any int."""
     measurement = measurement_of_model(logistic_regression(4, 3), NUM_DOMAINS)
     training = build("agnostic_fed_avg").exchanges[0]
     rng = np.random.default_rng(7)

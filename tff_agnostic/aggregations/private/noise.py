@@ -67,8 +67,8 @@ def gaussian(key: tf.Tensor, place: Place, release: tf.Tensor, shape: Sequence[i
 class TreeResidual:
     """Tree aggregation: the noise of the prefix sum up to a release, less that of the one before.
 
-    With t = m 2^j, m odd, the nodes that cover 1 to t are those that cover 1 to t - 1 with j of them
-    replaced by one, of level j.
+    With t = m 2^j, m odd, the nodes that cover 1 to t are those that cover 1 to t - 1 with j of
+    them replaced by one, of level j.
 
     Attributes:
         restart_every: Releases of one tree, after which a new one begins; None for a single tree.

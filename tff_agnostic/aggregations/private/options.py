@@ -4,7 +4,6 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic.aggregations.limits import ClientLimits
-from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
@@ -71,15 +70,15 @@ class PrivacyOptions(ClientLimits):
     )
     update_share: float = setting(
         0.8,
-        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have the "
-        "rest.",
+        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
+        "the rest.",
         positive=True,
         below=1.0,
     )
     absent_below: float = setting(
         2.0,
-        "Standard deviations of its noise below which a sum counts as zero if others are divided by "
-        "it, as a domain's number of examples.",
+        "Standard deviations of its noise below which a sum counts as zero if others are divided "
+        "by it, as a domain's number of examples.",
         at_least=0.0,
     )
     noise_seed: Optional[int] = setting(
@@ -87,15 +86,6 @@ class PrivacyOptions(ClientLimits):
         "For experiments: seeds the noise, which is then no secret; every report says so.",
         at_least=0,
     )
-
-    def __post_init__(self) -> None:
-        """Checks that the noise is given in one way; see `Settings`."""
-        super().__post_init__()
-        if (self.noise_multiplier is None) == (self.target_epsilon is None):
-            found = "none" if self.noise_multiplier is None else "both"
-            raise UserError(
-                "--privacy: expected one of --noise_multiplier and --target_epsilon, found " + found
-            )
 
 
 @dataclasses.dataclass(frozen=True)

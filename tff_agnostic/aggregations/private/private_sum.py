@@ -30,6 +30,8 @@ from tff_agnostic.settings import part_of
 
 # An indicator less one half: what a client can change by joining.
 _WITHIN = Bound(0.5, signed=True)
+# Of whole numbers that float64 and int64 both hold.
+_LARGEST = 2.0**62
 
 
 class Released(NamedTuple):
@@ -196,10 +198,7 @@ class PrivateSum:
         flat_bounds = tf.nest.flatten(bounds)
         answer, within = values[: len(flat_bounds)], values[len(flat_bounds) :]
         answer = without_noise_below(answer, deviations, flat_bounds, self.options.absent_below)
-        answer = [
-            tf.cast(tf.round(value), tf.int64) if bound.integer else tf.cast(value, tf.float32)
-            for value, bound in zip(answer, flat_bounds)
-        ]
+        answer = [_of_its_type(value, bound) for value, bound in zip(answer, flat_bounds)]
         next_state = state._replace(
             releases=state.releases + 1, clip_norms=self._moved(state.clip_norms, within)
         )
@@ -235,3 +234,9 @@ class PrivateSum:
     def _released_bounds(self, bounds: Any) -> Released:
         is_adaptive = CLIPPINGS[self.options.clipping]
         return Released(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
+
+
+def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
+    if not bound.integer:
+        return tf.cast(value, tf.float32)
+    return tf.cast(tf.clip_by_value(tf.round(value), -_LARGEST, _LARGEST), tf.int64)
