@@ -3,7 +3,8 @@
 import dataclasses
 import typing
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, Optional
 
 from absl import flags
 
@@ -71,6 +72,19 @@ def given_values(settings: Iterable[Setting]) -> dict[str, Any]:
         for setting in settings
         if values.get(setting.flag) is not None
     }
+
+
+def path_flag(name: str) -> Optional[Path]:
+    """Returns the path that a flag gives, None if it was not given.
+
+    Raises:
+        UserError: If it is empty, as where a variable of the shell is: it would be the current
+            folder.
+    """
+    text = flags.FLAGS[name].value
+    if text == "":
+        raise UserError(f"--{name}: expected a path, found an empty one")
+    return None if text is None else Path(text)
 
 
 def parsed(setting: Setting, value: Any) -> Any:

@@ -33,6 +33,7 @@ SHORTENED = {
     "import_data": ["--max_records=3000"],
     "evaluate": [],
     "export": [],
+    "privacy": [],
     "run_plan": [],
 }
 # Run by .ci/run, or by tests/setup; a test that runs all tests would not end.

@@ -53,16 +53,16 @@ class BudgetSplit:
         names = [group.name for group in self.groups]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UserError(f"privacy shares: expected different groups, found {twice!r} twice")
+            raise UserError(f"--privacy_shares: expected different groups, found {twice!r} twice")
         for group in self.groups:
             if not (math.isfinite(group.share) and group.share > 0):
                 raise UserError(
-                    f"privacy shares: expected numbers above 0, found {group.share:g} of "
+                    f"--privacy_shares: expected numbers above 0, found {group.share:g} of "
                     f"{group.name!r}"
                 )
         total = math.fsum(group.share for group in self.groups)
         if abs(total - 1) > _TOLERANCE:
-            raise UserError(f"privacy shares: expected to add up to 1, found {total:g}")
+            raise UserError(f"--privacy_shares: expected to add up to 1, found {total:g}")
 
     def noise_multipliers(self, noise_multiplier: float) -> dict[str, float]:
         """Returns z_g of each group: noise of z_g times the group's sensitivity is to be added.
@@ -90,13 +90,13 @@ class BudgetSplit:
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise UserError(
-                f"privacy shares: expected a group of {', '.join(known)} to clip adaptively, found "
-                f"{unknown!r}"
+                f"--privacy_shares: expected a group of {', '.join(known)} to clip adaptively, "
+                f"found {unknown!r}"
             )
         rest = 1 - share * len(names)
         if not (share > 0 and rest > 0):
             raise UserError(
-                f"privacy shares: expected {len(names)} clip bits to leave something of 1 to the "
+                f"--privacy_shares: expected {len(names)} clip bits to leave something of 1 to the "
                 f"groups, found a share of {share:g} each"
             )
         scaled = [dataclasses.replace(group, share=group.share * rest) for group in self.groups]
@@ -104,12 +104,11 @@ class BudgetSplit:
         return BudgetSplit((*scaled, *bits))
 
 
-def parse_shares(texts: Sequence[str], flag: str = "--privacy_shares") -> BudgetSplit:
+def parse_shares(texts: Sequence[str]) -> BudgetSplit:
     """Returns the split that NAME:SHARE texts say.
 
     Args:
-        texts: The texts.
-        flag: What they were given as, for messages.
+        texts: The texts, as --privacy_shares has them.
 
     Raises:
         UserError: If a text has another form, or the shares are no split.
@@ -123,15 +122,13 @@ def parse_shares(texts: Sequence[str], flag: str = "--privacy_shares") -> Budget
             share = math.nan
         if not name or not 0 < share <= 1:
             raise UserError(
-                f"{flag}: expected GROUP:SHARE with shares above 0 that add up to 1, found {text!r}"
+                f"--privacy_shares: expected GROUP:SHARE with shares above 0 that add up "
+                f"to 1, found {text!r}"
             )
         groups.append(Group(name, share))
     if not groups:
-        raise UserError(f"{flag}: expected GROUP:SHARE,..., found nothing")
-    try:
-        return BudgetSplit(tuple(groups))
-    except UserError as e:
-        raise UserError(f"{flag}: {e}") from None
+        raise UserError("--privacy_shares: expected GROUP:SHARE,..., found nothing")
+    return BudgetSplit(tuple(groups))
 
 
 def effective_noise_multiplier(noise_multipliers: Iterable[float]) -> float:

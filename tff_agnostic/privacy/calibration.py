@@ -15,7 +15,8 @@ from tff_agnostic.privacy.sampling import RDP
 _LEAST_NOISE, _MOST_NOISE = 2.0**-6, 2.0**20
 # Of the noise multiplier, of itself.
 _TOLERANCE = 1e-5
-_MAX_ROUNDS = 2**31 - 1
+# More than any run has.
+_MAX_ROUNDS = 2**20
 
 # What is released at a noise multiplier.
 Mechanisms = Callable[[float], Sequence[Mechanism]]
@@ -33,8 +34,8 @@ def check_delta(delta: float, clients: int) -> None:
     """
     if not 0 < delta < 1 / clients:
         raise UserError(
-            f"--delta: expected more than 0 and less than {1 / clients:.3g}, one over the number of "
-            f"clients, found {delta:g}"
+            f"--delta: expected more than 0 and less than {1 / clients:.3g}, one over the number "
+            f"of clients, found {delta:g}"
         )
 
 
@@ -62,9 +63,12 @@ def noise_for_epsilon(
     def epsilon(noise_multiplier: float, by: str = name) -> float:
         return PrivacyAccountant(mechanisms(noise_multiplier), delta, by).epsilon(*counts)
 
-    # Renyi divergences are quicker and ask for more noise, so that they bound what is looked for.
+    # Renyi divergences are quicker, and ask for no less noise.
     high = _first_power(lambda z: epsilon(z, RDP) <= target_epsilon, _LEAST_NOISE)
     if high is None or epsilon(high) > target_epsilon:
+        # Of very small ones the two differ in what they round.
+        high = _first_power(lambda z: epsilon(z) <= target_epsilon, 1.0)
+    if high is None:
         raise UserError(
             f"--target_epsilon: expected one that some noise reaches, found {target_epsilon:g}: "
             f"{epsilon(_MOST_NOISE):.6g} is left with a noise multiplier of {_MOST_NOISE:g}"
@@ -131,7 +135,7 @@ def rounds_for_budget(
 
 
 def _first_power(is_enough: Callable[[float], bool], least: float) -> Optional[float]:
-    """Returns the first power of 2 that is enough, from 1 on or from `least`; None if none is."""
+    """Returns the least power of 2 that is enough, from `least` to `_MOST_NOISE`, or None."""
     noise = 1.0
     while noise > least and is_enough(noise / 2):
         noise /= 2

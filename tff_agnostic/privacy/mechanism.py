@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation, SelfComposedDpEvent
@@ -15,7 +15,8 @@ from tff_agnostic.privacy.integer_noise import INTEGER_NOISES, rounded_sensitivi
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
-PrivacyLoss = privacy_loss_distribution.PrivacyLossDistribution
+# `privacy_loss_distribution.PrivacyLossDistribution`: dp-accounting has no types.
+PrivacyLoss = Any
 
 # Losses are rounded up to multiples of it, so that epsilon is never too small: it was at most 4e-4
 # of itself too large for the settings of tests/privacy. A smaller one takes seconds a round.
@@ -25,17 +26,15 @@ _COARSE_BELOW = 0.7
 
 
 class Mechanism(Protocol):
-    """A release that is made again and again, each time about other clients of one fleet.
+    """A release that is made again and again, each time about other clients of one fleet."""
 
-    Attributes:
-        accountants: Names of the accountants that apply, the default first.
-    """
-
-    accountants: tuple[str, ...]
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """Names of the accountants that apply, the default first."""
 
     @property
     def noise_multiplier(self) -> float:
-        """z of the whole release: standard deviation of the noise per clip norm."""
+        """Z of the whole release: standard deviation of the noise per clip norm."""
 
     @property
     def adjacency(self) -> str:

@@ -37,7 +37,7 @@ class AccountingOptions(Settings):
     privacy: str = setting(
         "central",
         "Who adds noise: central, a trusted server; distributed, clients before a secure sum; "
-        "tree, a trusted server to a tree of sums over the rounds, for cohorts that nobody samples.",
+        "tree, a trusted server to a tree of sums over the rounds, for cohorts nobody samples.",
     )
     noise_multiplier: Optional[float] = setting(
         None, "z: standard deviation of a round's noise per clip norm.", positive=True

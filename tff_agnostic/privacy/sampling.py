@@ -16,28 +16,38 @@ REPLACE_ONE = "replace one client by another"
 
 
 class CohortSampling(Protocol):
-    """How cohorts are drawn, as accountants need it.
-
-    Attributes:
-        relation: Which fleets are neighbours.
-        adjacency: The same for people.
-        assumption: What the claimed epsilon takes for granted, a sentence without full stop.
-        rate: The largest chance of any client to be in a round's cohort.
-        sensitivity: By how much neighbours may differ in a sum, in clip norms.
-        accountants: What can account for it, the default first.
-    """
-
-    relation: NeighboringRelation
-    adjacency: str
-    accountants: tuple[str, ...]
-    sensitivity: float
+    """How cohorts are drawn, as accountants need it."""
 
     @property
-    def rate(self) -> float: ...  # noqa: D102
+    def relation(self) -> NeighboringRelation:
+        """Which fleets are neighbours."""
+
     @property
-    def assumption(self) -> str: ...  # noqa: D102
+    def adjacency(self) -> str:
+        """The same in words."""
+
+    @property
+    def assumption(self) -> str:
+        """What an epsilon takes for granted, a sentence without full stop."""
+
+    @property
+    def rate(self) -> float:
+        """The largest chance of any client to be in a round's cohort."""
+
+    @property
+    def sensitivity(self) -> float:
+        """By how much neighbours may differ in a sum, in clip norms."""
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """What can account for it, the default first."""
+
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release, of the noise's standard deviation per clip norm."""
+        """Returns one round's release.
+
+        Args:
+            noise_multiplier: Standard deviation of the noise per clip norm.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +126,8 @@ class FixedSizeCohorts:
     def assumption(self) -> str:
         """Returns what has to hold."""
         return (
-            f"each round draws {self.clients_per_round} of {self.clients} clients uniformly without "
-            "replacement, and who took part stays secret"
+            f"each round draws {self.clients_per_round} of {self.clients} clients uniformly "
+            "without replacement, and who took part stays secret"
         )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:

@@ -14,6 +14,8 @@ import numpy as np
 
 from tff_agnostic.errors import UserError
 
+# More participations than a run has rounds.
+_UNBOUNDED = 2**31
 # Of rounds that are free of a client, where what is asked for cannot be.
 _IMPOSSIBLE = -1
 
@@ -81,15 +83,20 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     """
     if rounds == 0:
         return 0.0
-    separation = min(participations.min_separation, rounds)
-    most = -(-rounds // separation)
-    if participations.max_participations is not None:
-        most = min(most, participations.max_participations)
-    sizes = tuple(_block_sizes(rounds, participations.restart_every))
-    if separation == 1 and most == rounds:
+    per_tree = min(participations.restart_every or rounds, rounds)
+    most = participations.max_participations or _UNBOUNDED
+    if most == 1 or participations.min_separation >= rounds:
+        return float(per_tree.bit_length())
+    # As good as any larger one, and for most numbers of rounds the same as for the one before.
+    separation = min(participations.min_separation, 1 << rounds.bit_length())
+    num_whole, rest = divmod(rounds, per_tree)
+    if separation == 1 and most >= rounds:
         # In every round: the only pattern, which a search would take long to find.
-        return float(sum(_with_all_rounds(size) for size in sizes))
-    return float(max(np.max(options.sums) for options in _after(sizes, most, separation)))
+        return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
+    known = _Forest(per_tree, most, separation).after(num_whole)
+    for size in _block_sizes(rest):
+        known = _with_block(known, size, most, separation)
+    return float(max(np.max(options.sums) for options in known))
 
 
 class _Options(NamedTuple):
@@ -106,31 +113,52 @@ class _Options(NamedTuple):
     free: np.ndarray
 
 
-def _block_sizes(rounds: int, restart_every: Optional[int]) -> Iterator[int]:
-    """Yields the sizes of the largest complete subtrees, powers of 2, in the order of rounds."""
-    per_tree = rounds if restart_every is None else restart_every
+@functools.lru_cache(maxsize=32)
+class _Forest:
+    """What can be had after trees of a size, each worked out once from the one before."""
+
+    def __init__(self, per_tree: int, most: int, separation: int) -> None:
+        self._sizes = tuple(_block_sizes(per_tree))
+        self._most, self._separation = most, separation
+        # No rounds have to be free before the first one, so `free` is [options, 1].
+        self._known = [(_Options(np.zeros(1), np.full((1, 1), separation - 1)),)]
+        self._is_final = False
+
+    def after(self, num_trees: int) -> tuple[_Options, ...]:
+        """Returns what can be had after that many trees, by the participations, from 0."""
+        while len(self._known) <= num_trees and not self._is_final:
+            last = following = self._known[-1]
+            for size in self._sizes:
+                following = _with_block(following, size, self._most, self._separation)
+            self._known.append(following)
+            # Everything that clients may do is done: later trees add nothing.
+            self._is_final = _are_equal(last, following)
+        return self._known[min(num_trees, len(self._known) - 1)]
+
+
+def _are_equal(first: Sequence[_Options], second: Sequence[_Options]) -> bool:
+    return len(first) == len(second) and all(
+        np.array_equal(a.sums, b.sums) and np.array_equal(a.free, b.free)
+        for a, b in zip(first, second)
+    )
+
+
+def _block_sizes(rounds: int) -> Iterator[int]:
+    """Yields the sizes of a tree's largest complete subtrees, powers of 2, in their order."""
     while rounds > 0:
-        left = min(per_tree, rounds)
-        rounds -= left
-        while left > 0:
-            size = 1 << (left.bit_length() - 1)
-            yield size
-            left -= size
+        size = 1 << (rounds.bit_length() - 1)
+        yield size
+        rounds -= size
 
 
-def _with_all_rounds(size: int) -> int:
-    return sum((size >> h) * (1 << h) ** 2 for h in range(size.bit_length()))
+def _with_all_rounds(rounds: int) -> int:
+    return sum((rounds >> h) * (1 << h) ** 2 for h in range(rounds.bit_length()))
 
 
-@functools.lru_cache(maxsize=4096)
-def _after(sizes: tuple[int, ...], most: int, separation: int) -> tuple[_Options, ...]:
-    """Returns what can be had after blocks of rounds, by the number of participations, from 0.
-
-    No rounds have to be free before the first block, so `free` is [options, 1].
-    """
-    if not sizes:
-        return (_Options(np.zeros(1), np.full((1, 1), separation - 1)),)
-    before, size = _after(sizes[:-1], most, separation), sizes[-1]
+def _with_block(
+    before: tuple[_Options, ...], size: int, most: int, separation: int
+) -> tuple[_Options, ...]:
+    """Returns what can be had when a complete subtree follows, by the participations, from 0."""
     inside = _complete_tree(size.bit_length() - 1, most, separation)
     found = []
     for k in range(min(most, len(before) - 1 + len(inside)) + 1):
@@ -139,7 +167,10 @@ def _after(sizes: tuple[int, ...], most: int, separation: int) -> tuple[_Options
             parts.append(_with_rounds_after(before[k], size, separation))
         for right in range(max(1, k - len(before) + 1), min(k, len(inside)) + 1):
             parts.append(_joined(before[k - right], inside[right - 1]))
-        found.append(_best_of(parts))
+        best = _best_of(parts)
+        if not len(best.sums):
+            break  # So many are impossible.
+        found.append(best)
     return tuple(found)
 
 

@@ -22,6 +22,7 @@ from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions, check_options
 from tff_agnostic.setting_flags import Setting, define, given_values, parsed, settings_in
+from tff_agnostic.setting_flags import path_flag as path_flag
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
 
@@ -207,19 +208,6 @@ def given_task_options(task: str) -> dict[str, Any]:
                 raise UserError(f"--{flag} has no effect with --task={task}")
             options[field.name] = value
     return options
-
-
-def path_flag(name: str) -> Optional[Path]:
-    """Returns the path that a flag gives, None if it was not given.
-
-    Raises:
-        UserError: If it is empty, as where a variable of the shell is: it would be the current
-            folder.
-    """
-    text = flags.FLAGS[name].value
-    if text == "":
-        raise UserError(f"--{name}: expected a path, found an empty one")
-    return None if text is None else Path(text)
 
 
 def _help(setting: Setting) -> str:

@@ -1,6 +1,5 @@
 """The figures of a run, most of them drawn from the columns of metrics.csv."""
 
-import io
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from tff_agnostic.files import atomic_file, make_folder
+from tff_agnostic.files import make_folder
 from tff_agnostic.program.reporting.columns import ROUND, Column
+from tff_agnostic.program.reporting.image import save as save
 from tff_agnostic.quantities import Quantity, Unit
 from tff_agnostic.tasks.task import Task
 
@@ -26,7 +25,6 @@ _MAX_BESIDE = 20
 _MAX_LEGEND = 120
 _LEGEND_COLUMNS = 6
 _INCHES_PER_ROW = 0.17
-_DPI = 120
 
 
 def draw_run(
@@ -58,16 +56,6 @@ def draw_run(
         save(draw_further(), folder / f"{_as_file_name(name)}.png")
     for file_name, draw in task.figures.items():
         save(draw(task, values), folder / f"{file_name}.png")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure in PNG format; equal figures have equal files."""
-    content = io.BytesIO()
-    figure.set_dpi(_DPI)
-    # `savefig` writes the same bytes, and draws twice for them.
-    FigureCanvasAgg(figure).print_png(content, metadata={"Software": None})
-    with atomic_file(path) as file:
-        file.write(content.getbuffer())
 
 
 def figure_of(quantity: Quantity, columns: Sequence[Column], values: Values) -> Figure:

@@ -1,0 +1,172 @@
+"""`privacy`: three questions, what it writes, and what it refuses."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from binaries import privacy
+from tests.binaries.harness import Caller
+from tests.program.harness import is_png
+
+_WRITERS = ("--clients=539", "--clients_per_round=50", "--delta=1e-3")
+_TREE = ("--privacy=tree", "--clients=1000000", "--delta=1e-10", "--rounds=2000")
+_QUICK = ("--privacy_accountant=rdp",)
+
+
+@pytest.fixture
+def call() -> Caller:
+    """Calls that start nothing."""
+    return Caller(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ([*_WRITERS, "--rounds=120", "--noise_multiplier=2"], "epsilon is 1.5673"),
+        ([*_WRITERS, "--rounds=120", "--noise_multiplier=2", *_QUICK], "epsilon is 1.8227"),
+        (
+            [*_WRITERS, "--rounds=120", "--noise_multiplier=4", "--cohort_sampling=fixed_size"],
+            "epsilon is 4.0582",
+        ),
+        (
+            [*_TREE, "--noise_multiplier=7", "--max_participations=6", "--min_separation=313"],
+            "epsilon is 8.8986",
+        ),
+        (
+            # 15 trees of 128 rounds and one of 80, composed as dp-accounting's events.
+            [
+                *_TREE,
+                "--noise_multiplier=7",
+                "--min_separation=128",
+                "--tree_restart_every=128",
+            ],
+            "epsilon is 11.6096",
+        ),
+    ],
+)
+def test_epsilon_of_settings(call, arguments, answer):
+    outcome = call(privacy, *arguments)
+    assert outcome.status == 0, outcome
+    assert outcome.out.startswith(answer)
+    assert "not covered" in outcome.out
+
+
+def test_noise_that_is_told_has_the_epsilon(call):
+    """And rounds, of which one more would be too many."""
+    settings = [*_WRITERS, *_QUICK]
+    told = call(privacy, *settings, "--rounds=120", "--target_epsilon=2").out
+    noise = re.match(r"the noise multiplier is ([\d.]+)\n", told)[1]
+    again = call(privacy, *settings, "--rounds=120", f"--noise_multiplier={noise}").out
+    assert again.startswith("epsilon is 2.0000")
+    rounds = call(privacy, *settings, "--target_epsilon=2", f"--noise_multiplier={noise}").out
+    assert rounds.startswith("the budget lasts for 120 rounds")
+
+
+def test_distributed_noise_costs_more_with_fewer_clients(call):
+    settings = [*_WRITERS, "--privacy=distributed", "--rounds=120", "--noise_multiplier=2"]
+    all_clients = call(privacy, *settings).out
+    fewer = call(privacy, *settings, "--privacy_min_clients=25").out
+    found = [float(re.match(r"epsilon is ([\d.]+)", out)[1]) for out in (all_clients, fewer)]
+    assert 1.8 < found[0] < 3 < found[1]
+
+
+def test_what_it_writes(call, tmp_path):
+    settings = [*_WRITERS, *_QUICK, "--rounds=120", "--noise_multiplier=2"]
+    outcome = call(privacy, *settings, f"--output_dir={tmp_path / 'out'}")
+    assert outcome.status == 0, outcome
+    found = json.loads((tmp_path / "out" / "privacy.json").read_text())
+    assert found["epsilon"] == pytest.approx(1.8227, rel=1e-4)
+    assert found["settings"]["clients_per_round"] == 50
+    assert found["split"] == pytest.approx({"update": 2.1082, "statistics": 6.3246}, abs=1e-4)
+    rows = list(csv.DictReader((tmp_path / "out" / "privacy.csv").open(newline="")))
+    assert list(rows[0]) == ["rounds", "epsilon/1.0", "epsilon/2.0", "epsilon/4.0"]
+    assert [int(rows[0]["rounds"]), int(rows[-1]["rounds"])] == [1, 480]
+    for row in rows:
+        of_noise = [float(value) for name, value in row.items() if name != "rounds"]
+        assert of_noise == sorted(of_noise, reverse=True)
+    assert is_png((tmp_path / "out" / "privacy.png").read_bytes())
+
+
+_TWO = ("--rounds=120", "--noise_multiplier=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (_TWO, "--clients: expected the number of clients of the fleet, found none"),
+        (["--clients=9", *_TWO], "--clients_per_round: expected the clients of a round for "),
+        (
+            ["--clients=9", "--clients_per_round=10", *_TWO],
+            "--clients_per_round: expected more than 0 and at most 9, the number of clients, found "
+            "10",
+        ),
+        (
+            [*_WRITERS, "--rounds=120"],
+            "privacy: expected two of --noise_multiplier, --target_epsilon and --rounds, of which "
+            "the third is the answer, found --rounds",
+        ),
+        ([*_WRITERS, *_TWO, "--target_epsilon=3"], "privacy: expected two of --noise_multiplier"),
+        (
+            [*_WRITERS, *_TWO, "--delta=0.002"],
+            "--delta: expected more than 0 and less than 0.00186",
+        ),
+        ([*_WRITERS, *_TWO, "--noise_multiplier=0"], "--noise_multiplier: expected a positive "),
+        (
+            [*_WRITERS, *_TWO, "--privacy=local"],
+            "--privacy: unknown privacy 'local': did you mean central?",
+        ),
+        (
+            [*_WRITERS, *_TWO, "--cohort_sampling=poison"],
+            "--cohort_sampling: unknown cohort sampling 'poison': did you mean poisson",
+        ),
+        (
+            [*_WRITERS, *_TWO, "--cohort_sampling=fixed_size", "--privacy_accountant=pld"],
+            "--privacy_accountant: expected rdp for these mechanisms and cohorts, found pld",
+        ),
+        (
+            [*_WRITERS, *_TWO, "--privacy_shares=update:0.9,statistics:0.2"],
+            "--privacy_shares: expected to add up to 1, found 1.1",
+        ),
+        (
+            [*_WRITERS, *_TWO, "--max_participations=3"],
+            "--max_participations has no effect with --privacy=central: it needs --privacy=tree",
+        ),
+        (
+            [*_TREE, "--noise_multiplier=1"],
+            "--privacy=tree: expected a bound on how often a client takes part, found none; give "
+            "--max_participations or --min_separation",
+        ),
+        (
+            [*_TREE, "--noise_multiplier=1", "--max_participations=1", "--clients_per_round=5"],
+            "--clients_per_round has no effect with --privacy=tree",
+        ),
+        (
+            [*_WRITERS, *_TWO, "--privacy=distributed", "--privacy_min_clients=51"],
+            "--privacy_min_clients: expected at most --clients_per_round=50, found 51",
+        ),
+        (
+            [*_WRITERS, "--target_epsilon=0.1", "--noise_multiplier=1"],
+            "--target_epsilon: expected at least 0.599146, which one round costs",
+        ),
+        (
+            [*_WRITERS, "--target_epsilon=1e9", "--rounds=1", *_QUICK],
+            "--target_epsilon: expected less than ",
+        ),
+        (
+            [
+                *("--privacy=distributed", "--clients=100000", "--clients_per_round=1000"),
+                *("--distributed_noise=discrete_gaussian", "--integer_clip=2"),
+                *("--target_epsilon=0.0001", "--rounds=500"),
+            ],
+            "--target_epsilon: expected one that some noise reaches, found 0.0001: ",
+        ),
+        (
+            [*_WRITERS, *_TWO, *_QUICK, "--output_dir="],
+            "--output_dir: expected a path, found an empty one",
+        ),
+    ],
+)
+def test_what_is_refused(call, tmp_path, arguments, message):
+    assert call.refused(tmp_path, privacy, *arguments).startswith(message)

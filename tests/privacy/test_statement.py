@@ -1,0 +1,61 @@
+"""What is said of a guarantee."""
+
+import json
+
+import pytest
+
+from tff_agnostic.privacy import (
+    CentralNoise,
+    Participations,
+    PoissonCohorts,
+    PrivacyAccountant,
+    TreeNoise,
+    parse_shares,
+    statement,
+)
+
+
+def _statement(z, **more):
+    training = CentralNoise(z, PoissonCohorts(539, 50))
+    split = parse_shares(["update:0.9", "statistics:0.1"]).noise_multipliers(z)
+    return statement(PrivacyAccountant([training], 1e-3), [120], split, **more)
+
+
+def test_everything_a_reader_needs_is_in_the_file():
+    found = json.loads(json.dumps(_statement(1.0, remarks=["--noise_seed=3 was given"]).to_dict()))
+    assert found.pop("epsilon") == pytest.approx(4.8576, rel=1e-4)
+    assert found.pop("split") == pytest.approx({"update": 1.0541, "statistics": 3.1623}, abs=1e-4)
+    assert (
+        "each of 539 clients takes part by itself with probability 0.0927644" in found["sampling"]
+    )
+    assert any("tuning" in text for text in found["not_covered"])
+    assert (found["delta"], found["rounds"], found["noise_multiplier"]) == (1e-3, 120, 1.0)
+    assert (found["unit"], found["adjacency"]) == ("client", "add or remove one client")
+    assert (found["accountant"], found["remarks"]) == ("pld", ["--noise_seed=3 was given"])
+
+
+def test_no_noise_is_no_number_in_json():
+    found = json.loads(json.dumps(_statement(0.0).to_dict(), allow_nan=False))
+    assert found["epsilon"] is None
+
+
+def test_rows_of_a_table():
+    rows = _statement(1.0).rows()
+    assert rows[0] == (
+        "guarantee",
+        "(4.858, 0.001)-differential privacy of each client after 120 rounds",
+    )
+    assert ("of each group", "update 1.054, statistics 3.162") in rows
+
+
+def test_evaluation_adds_what_it_takes_for_granted():
+    training = TreeNoise(4.0, Participations(6, 20, 100))
+    evaluation = TreeNoise(9.0, Participations(1))
+    accountant = PrivacyAccountant([training, evaluation], 1e-6)
+    found = statement(accountant, [400, 2], {"update": 4.0})
+    assert found.sampling == (
+        "a client takes part at most 6 times and a client that took part waits until at least 20 "
+        "rounds later, however clients are chosen; a new tree every 100 rounds; a client takes "
+        "part at most once, however clients are chosen; one tree"
+    )
+    assert found.epsilon == accountant.epsilon(400, 2)

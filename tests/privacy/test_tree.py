@@ -1,0 +1,80 @@
+"""The sensitivity of trees against every pattern of participations, and against TensorFlow's."""
+
+import itertools
+
+import pytest
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.privacy import Participations, squared_sensitivity
+
+
+def _nodes(rounds, restart_every):
+    """The complete nodes of all trees, as ranges of rounds."""
+    per_tree = restart_every or max(rounds, 1)
+    for start in range(0, rounds, per_tree):
+        length = min(per_tree, rounds - start)
+        size = 1
+        while size <= length:
+            for i in range(length // size):
+                yield range(start + i * size, start + (i + 1) * size)
+            size *= 2
+
+
+def _largest(participations, rounds):
+    nodes = list(_nodes(rounds, participations.restart_every))
+    most = min(participations.max_participations or rounds, rounds)
+    patterns = itertools.chain.from_iterable(
+        itertools.combinations(range(rounds), k) for k in range(most + 1)
+    )
+    return max(
+        sum(sum(t in node for t in pattern) ** 2 for node in nodes)
+        for pattern in patterns
+        if all(b - a >= participations.min_separation for a, b in zip(pattern, pattern[1:]))
+    )
+
+
+_CASES = [
+    (Participations(*case), rounds)
+    for case in [(1,), (2,), (3, 2), (None, 2), (2, 5), (None, 3, 4), (4, 2, 3), (2, 1, 6), (3, 4)]
+    for rounds in (0, 1, 2, 5, 7, 8, 11, 12)
+]
+
+
+@pytest.mark.parametrize(("participations", "rounds"), _CASES, ids=str)
+def test_no_pattern_moves_more_and_one_moves_as_much(participations, rounds):
+    assert squared_sensitivity(participations, rounds) == _largest(participations, rounds)
+
+
+@pytest.mark.parametrize(("most", "apart", "rounds"), [(4, 9, 60), (3, 7, 64), (5, 1, 33)])
+def test_trees_without_restart_are_tensorflow_privacys(most, apart, rounds):
+    from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
+
+    # It counts the rounds between two participations.
+    rho = tree_aggregation_accountant.compute_zcdp_single_tree(1.0, rounds, most, apart - 1)
+    assert squared_sensitivity(Participations(most, apart), rounds) == 2 * rho
+
+
+def test_a_client_in_every_round():
+    # 8 leaves, 4 nodes of 2, 2 of 4, and the root.
+    assert squared_sensitivity(Participations(8), 8) == 8 + 4 * 4 + 2 * 16 + 64
+
+
+def test_rounds_by_the_thousand():
+    assert squared_sensitivity(Participations(6, 313), 2000) == 79
+    # Not more than once in each of 40 trees of 100 rounds, and six times at all.
+    assert squared_sensitivity(Participations(6, 313, 100), 4000) == 6 * 7
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((), "--privacy=tree: expected a bound on how often a client takes part, found none"),
+        ((None, 1, 10), "--privacy=tree: expected a bound"),
+        ((0,), "--max_participations: expected at least 1, found 0"),
+        ((1, 0), "--min_separation: expected at least 1, found 0"),
+        ((1, 1, 0), "--tree_restart_every: expected at least 1, found 0"),
+    ],
+)
+def test_what_bounds_nothing_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        Participations(*values)
