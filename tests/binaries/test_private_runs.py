@@ -161,7 +161,7 @@ _BAD = [
     (["--noise_multiplier=1"], "--noise_multiplier has no effect with --privacy=none: it needs "),
     (
         ["--privacy=central", "--noise_multiplier=1", "--delta=0.2"],
-        "--delta: expected more than 0 and less than 0.0",
+        "--delta: expected more than 0 and less than 0.125, one over the number of clients, found ",
     ),
     (
         ["--privacy=tree", "--noise_multiplier=1"],
