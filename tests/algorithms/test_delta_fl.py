@@ -16,6 +16,7 @@ from tests.algorithms.references import delta_fl as reference
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss
 from tests.computations.harness import random_client
+from tests.selection import usually
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
@@ -96,21 +97,30 @@ def _assert_follows(training: Any, algorithm: Algorithm, case: _Case, level: int
 
 
 # To put clients in step takes TensorFlow longer than to run them one by one.
-@pytest.mark.parametrize("case", list(_CASES))
+@pytest.mark.parametrize(
+    "case",
+    usually(
+        [
+            *("survey .5", "survey .3, clients alike", "survey .5, smooth", "lagged .5"),
+            *("tracked .5", "lagged .3, clients alike, as printed"),
+        ],
+        _CASES,
+    ),
+)
 def test_rounds_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     training = streaming_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, _CASES[case])
 
 
-@pytest.mark.parametrize("case", ["survey .5", "lagged .5", "tracked .5"])
+@pytest.mark.parametrize("case", usually(["survey .5"], ["survey .5", "lagged .5", "tracked .5"]))
 def test_rounds_of_clients_in_step_are_those_of_the_reference(cohort_runtime, case):
     algorithm = _CASES[case].build()
     training = cohort_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, _CASES[case])
 
 
-@pytest.mark.parametrize("case", ["survey .5", "tracked .5"])
+@pytest.mark.parametrize("case", usually(["tracked .5"], ["survey .5", "tracked .5"]))
 def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     _assert_follows(streaming_runtime.training(algorithm, SECURE), algorithm, _CASES[case])
@@ -122,7 +132,7 @@ def test_rounds_in_tff_are_those_of_the_reference(tff_runtime, case):
     _assert_follows(tff_runtime.training(algorithm, PlainSum()), algorithm, _CASES[case])
 
 
-@pytest.mark.parametrize("threshold", ["survey", "lagged"])
+@pytest.mark.parametrize("threshold", usually(["survey"], ["survey", "lagged"]))
 def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtime, threshold):
     levels = (0.1, 0.5, 1.0)
     algorithm = _Case(levels[0], threshold).build(conformity=levels)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binaries import train
+from binaries import export, train
 from tests.binaries.harness import TOY, Caller, Process, python_module
 from tff_agnostic.program.checkpoints import CheckpointFolder
 
@@ -150,6 +150,12 @@ def test_a_run_is_not_resumed_with_other_privacy(call: Caller, tmp_path):
         flag = change.partition("=")[0].removeprefix("--")
         assert "holds another run" in outcome.error
         assert flag in outcome.error
+
+
+def test_an_export_would_publish_the_key(call: Caller, folder):
+    assert call(train, *_PRIVATE, "--rounds=1", "--output_dir=run").status == 0
+    message = call.refused(folder, export, "--checkpoint=run", "--output_dir=plan")
+    assert message.startswith("--privacy: expected none for an export, found central: the key of")
 
 
 _BAD = [

@@ -1,5 +1,6 @@
 """AgnosticFedAvg against the NumPy transcription of Algorithm 1, over random rounds."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.computations import reference
 from tests.computations.harness import EagerTraining, random_client
+from tests.selection import usually
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import Algorithm, PlainSum
@@ -115,7 +117,10 @@ def _assert_pure_functions_follow(options: AgnosticFedAvgOptions, seed: int = 0)
 
 
 @pytest.mark.parametrize(
-    ("window", "normalizer"), [(1, "client"), (2, "batch"), (3, "client"), (4, "batch")]
+    ("window", "normalizer"),
+    usually(
+        [(1, "client"), (4, "batch")], [(1, "client"), (2, "batch"), (3, "client"), (4, "batch")]
+    ),
 )
 def test_windows_and_normalizers(window, normalizer):
     _assert_pure_functions_follow(_options(window=window, batch_normalizer=normalizer))
@@ -127,14 +132,23 @@ def test_several_epochs(epochs, normalizer):
     _assert_pure_functions_follow(options, seed=1)
 
 
-@pytest.mark.parametrize("freeze_absent", [False, True])
-@pytest.mark.parametrize("update", ["exponentiated_gradient", "projected_gradient", "fixed"])
+@pytest.mark.parametrize(
+    ("update", "freeze_absent"),
+    usually(
+        [
+            ("exponentiated_gradient", True),
+            ("projected_gradient", False),
+            ("fixed", False),
+        ],
+        itertools.product(["exponentiated_gradient", "projected_gradient", "fixed"], [False, True]),
+    ),
+)
 def test_updates_of_the_domain_weights(update, freeze_absent):
     options = _options(domain_weight_update=update, freeze_absent_domains=freeze_absent)
     _assert_pure_functions_follow(options, seed=2)
 
 
-@pytest.mark.parametrize("theta", [0.1, 0.4, 0.8, 1.0])
+@pytest.mark.parametrize("theta", usually([0.1, 0.8], [0.1, 0.4, 0.8, 1.0]))
 def test_cvar_over_domains(theta, monkeypatch):
     # The problem knows no counts: the domains' shares are equal.
     monkeypatch.setitem(
@@ -146,7 +160,7 @@ def test_cvar_over_domains(theta, monkeypatch):
     _assert_pure_functions_follow(options, seed=2)
 
 
-@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("window", usually([3], [1, 3]))
 def test_server_adam(window):
     options = _options("adam", window=window, batch_normalizer="batch")
     _assert_pure_functions_follow(options, seed=3)

@@ -23,6 +23,7 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.models import keras_zoo
+from tests.selection import usually
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import ExecutionError
@@ -155,7 +156,7 @@ def test_an_exception_in_a_round_leaves_the_runtime_usable(runtime, training):
     assert_identical(training.next(state, cohort), expected)
 
 
-@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize("mode", usually(["vectorised"], _MODES))
 def test_memory_does_not_grow_with_the_rounds(mode):
     """Leaking a round's state would be 12 MB in each part of these rounds, its data 29 MB.
 

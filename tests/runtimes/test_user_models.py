@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.computations.harness import run_rounds
 from tests.runtimes.user_models import USER_MODELS
+from tests.selection import usually
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum
@@ -37,7 +38,19 @@ def _cohorts(name: str) -> list[list[dict[str, Any]]]:
     return [[draw(size=size) for size in sizes] for sizes in ((5, 1, 3), (2, 4))]
 
 
-@pytest.mark.parametrize("name", USER_MODELS)
+@pytest.mark.parametrize(
+    "name",
+    usually(
+        [
+            "fast LSTM of next words",
+            "bidirectional GRU of texts",
+            "two classes of embedded categories",
+            "images and numbers",
+            "a subclass",
+        ],
+        USER_MODELS,
+    ),
+)
 def test_two_rounds_are_the_same_in_every_client_mode(
     tmp_path: Path,
     name: str,

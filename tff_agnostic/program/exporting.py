@@ -8,6 +8,7 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.private.registry import PRIVACIES
 from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.deployment.conformance import column_ranges
@@ -24,6 +25,7 @@ from tff_agnostic.tasks.task import Task
 OF_SIMULATIONS = (
     "runtime",
     "aggregation",
+    "privacy",
     "rounds",
     "cohort_sampling",
     "evaluate_every",
@@ -59,6 +61,11 @@ def export_request(
     config, aggregation = spec.config, spec.build_aggregation()
     if not collection_uri.startswith(_OF_THE_APP):
         raise UserError(f"--collection_uri: expected {_OF_THE_APP}..., found {collection_uri!r}")
+    if PRIVACIES[config.privacy].noise is not None:
+        raise UserError(
+            f"--privacy: expected none for an export, found {config.privacy}: the key of the noise "
+            "is in the server's state, which an export publishes with its conformance rounds"
+        )
     algorithm = build_algorithm(spec, task)
     ids = task.train.client_ids
     chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))

@@ -4,6 +4,7 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Optional
 
 import numpy as np
@@ -79,6 +80,8 @@ class RunPrivacy:
             )
         self._account = self._accountant(self._noise_multiplier)
         self._split: Mapping[str, float] = {}
+        self._pool = ThreadPoolExecutor(1, "privacy-accountant")
+        self._ahead: dict[int, Future[float]] = {}
 
     def aggregation(self, inner: Aggregation) -> Aggregation:
         """Returns the sums of training over the ones without noise."""
@@ -96,11 +99,19 @@ class RunPrivacy:
 
     def report(self, report: Report, rounds: int) -> Report:
         """Returns the report of a round with what was spent up to it."""
-        return OrderedDict(report, privacy=OrderedDict(epsilon=self._account.epsilon(rounds)))
+        epsilon = self._ahead.pop(rounds, None) or self._submitted(rounds)
+        if rounds < self._spec.config.rounds:
+            # While the next round runs: privacy losses take longer than a small model's rounds.
+            self._ahead = {rounds + 1: self._submitted(rounds + 1)}
+        return OrderedDict(report, privacy=OrderedDict(epsilon=epsilon.result()))
+
+    def _submitted(self, rounds: int) -> "Future[float]":
+        return self._pool.submit(self._account.epsilon, rounds)
 
     def go_on_from(self, state: RunState) -> None:
         """Accounts for the noise that a state has, which may be worked out for fewer rounds."""
         self._noise_multiplier = float(state.aggregations[0].noise_multiplier)
+        self._ahead = {}
         self._account = self._accountant(self._noise_multiplier)
 
     def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
