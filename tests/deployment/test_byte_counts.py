@@ -8,6 +8,7 @@ from plan_runner.export import open_export
 from plan_runner.rounds import run_rounds
 from plan_runner.verify import conformance_clients
 from tests.deployment.kinds import NUM_DOMAINS
+from tests.selection import usually
 
 
 def _counts(folder):
@@ -20,7 +21,9 @@ def _measured(folder):
     return result
 
 
-@pytest.mark.parametrize("kind", ["logistic", "convolutional", "lstm"])
+@pytest.mark.parametrize(
+    "kind", usually(["logistic", "convolutional"], ["logistic", "convolutional", "lstm"])
+)
 def test_checkpoints_have_the_size_foretold(exported, kind):
     folder = exported("daf", kind=kind)
     counts, measured = _counts(folder), _measured(folder)
