@@ -1,5 +1,6 @@
 """Noise for an epsilon, rounds for a budget, and which delta."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Optional
 
@@ -15,6 +16,10 @@ from tff_agnostic.privacy.sampling import RDP
 _LEAST_NOISE, _MOST_NOISE = 2.0**-6, 2.0**20
 # Of the noise multiplier, of itself.
 _TOLERANCE = 1e-5
+# Steps in which less noise is tried, of the noise before.
+_NEARLY = 0.8
+# The epsilons that are calibrated know their delta.
+_NO_DELTA = 0.0
 # More than any run has.
 _MAX_ROUNDS = 2**20
 
@@ -60,11 +65,14 @@ def noise_for_epsilon(
     """
     name = accountant_name(mechanisms(1.0), accountant)
 
+    @functools.cache
     def epsilon(noise_multiplier: float, by: str = name) -> float:
         return PrivacyAccountant(mechanisms(noise_multiplier), delta, by).epsilon(*counts)
 
-    # Renyi divergences are quicker, and ask for no less noise.
     high = _first_power(lambda z: epsilon(z, RDP) <= target_epsilon, _LEAST_NOISE)
+    if name != RDP and high is not None:
+        # Renyi divergences are quicker, and ask for little more noise.
+        high = _calibrated(lambda z: epsilon(z, RDP), high / 2, high, target_epsilon)
     if high is None or epsilon(high) > target_epsilon:
         # Of very small ones the two differ in what they round.
         high = _first_power(lambda z: epsilon(z) <= target_epsilon, 1.0)
@@ -73,20 +81,29 @@ def noise_for_epsilon(
             f"--target_epsilon: expected one that some noise reaches, found {target_epsilon:g}: "
             f"{epsilon(_MOST_NOISE):.6g} is left with a noise multiplier of {_MOST_NOISE:g}"
         )
-    low = high / 2
+    low = _NEARLY * high
     while epsilon(low) <= target_epsilon:
-        low, high = low / 2, low
+        low, high = _NEARLY * low, low
         if high <= _LEAST_NOISE:
             raise UserError(
                 f"--target_epsilon: expected less than {epsilon(high):.6g}, which a noise "
                 f"multiplier of {high:g} has already, found {target_epsilon:g}"
             )
+    return _calibrated(epsilon, low, high, target_epsilon)
+
+
+def _calibrated(
+    epsilon: Callable[[float], float], low: float, high: float, target_epsilon: float
+) -> float:
+    """Returns the least noise that is enough, between one that may be and one that is enough."""
+    if epsilon(low) <= target_epsilon:
+        return low
     try:
         found: float = calibrate_dp_mechanism(
             _Fresh,
             lambda noise_multiplier: epsilon(float(noise_multiplier)),
             target_epsilon,
-            delta,
+            _NO_DELTA,
             ExplicitBracketInterval(low, high),
             tol=_TOLERANCE * high,
         )

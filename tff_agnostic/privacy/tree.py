@@ -121,7 +121,9 @@ class _Forest:
         self._sizes = tuple(_block_sizes(per_tree))
         self._most, self._separation = most, separation
         # No rounds have to be free before the first one, so `free` is [options, 1].
-        self._known = [(_Options(np.zeros(1), np.full((1, 1), separation - 1)),)]
+        self._known: list[tuple[_Options, ...]] = [
+            (_Options(np.zeros(1), np.full((1, 1), separation - 1)),)
+        ]
         self._is_final = False
 
     def after(self, num_trees: int) -> tuple[_Options, ...]:
