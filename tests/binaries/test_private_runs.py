@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binaries import export, train
+from binaries import compare, export, train
 from tests.binaries.harness import TOY, Caller, Process, python_module
 from tff_agnostic.program.checkpoints import CheckpointFolder
 
@@ -204,3 +204,12 @@ def test_what_cannot_be_promised_is_one_line(call: Caller, folder, flags, messag
     assert outcome.status != 0
     assert outcome.error.startswith(message), outcome.error
     assert not (folder / "run").exists()
+
+
+def test_a_comparison_says_which_rows_are_private(call: Caller, tmp_path):
+    shared = ("--cohort_sampling=poisson", "--rounds=2", "--trials=1", "--evaluate_every=2")
+    arms = "plain=fed_avg;private=fed_avg:privacy=central,noise_multiplier=1.5"
+    outcome = call(compare, *TOY, *shared, f"--arms={arms}", f"--output_dir={tmp_path / 'both'}")
+    assert outcome.status == 0, outcome
+    (line,) = [text for text in outcome.out.splitlines() if "differentially private" in text]
+    assert line.startswith("private: each trial is (")

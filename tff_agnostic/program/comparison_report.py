@@ -108,11 +108,19 @@ def over_clients_title(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Returns a line that says which domains are not counted, if any are not."""
-    if not comparison.not_counted:
-        return []
-    what = f"{comparison.split} examples in every trial"
-    return [not_counted_line(comparison.not_counted, comparison.worst_min_examples, what)]
+    """Returns lines that say which domains are not counted, and which rows are private."""
+    lines = []
+    if comparison.not_counted:
+        what = f"{comparison.split} examples in every trial"
+        lines.append(not_counted_line(comparison.not_counted, comparison.worst_min_examples, what))
+    for row, trials in comparison.trials.items():
+        if trials.privacy:
+            epsilon, delta = max(trials.privacy)
+            lines.append(
+                f"{comparison.label(row)}: each trial is ({epsilon:.4g}, {delta:.3g})-"
+                "differentially private towards its training clients; all trials together are not"
+            )
+    return lines
 
 
 def figure(comparison: Comparison, measure: str) -> Figure:

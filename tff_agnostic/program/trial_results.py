@@ -36,6 +36,7 @@ class Trials:
         over_clients: over_clients[STATISTIC][MEASURE] is one number per trial, of all domains
             together; NaN of a trial whose evaluation did not report it. See `statistic_names`.
         client_values: The clients' values of each measure in each trial that reported them.
+        privacy: What each private trial promised: (epsilon, delta).
     """
 
     values: Mapping[str, Mapping[str, np.ndarray]]
@@ -43,6 +44,7 @@ class Trials:
     not_counted: Collection[str] = ()
     over_clients: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
     client_values: Mapping[str, Sequence[ClientValues]] = dataclasses.field(default_factory=dict)
+    privacy: Sequence[tuple[float, float]] = ()
 
     def mean(self, domain: str, measure: str) -> float:
         """Returns the mean over the trials."""
@@ -114,6 +116,11 @@ def collect(
         client_values={
             name: [of for of in by_trial if of is not None] for name, by_trial in drawn.items()
         },
+        privacy=[
+            (_epsilon(r["privacy"]["epsilon"]), r["privacy"]["delta"])
+            for r in results
+            if "privacy" in r
+        ],
     )
 
 
@@ -165,3 +172,8 @@ def std_of(values: np.ndarray) -> float:
 
 def _number(value: Any) -> float:
     return math.nan if value is None else value
+
+
+def _epsilon(value: Optional[float]) -> float:
+    # JSON has no infinity, which is the epsilon of no noise.
+    return math.inf if value is None else value
