@@ -55,6 +55,9 @@ class _HalvingNorm:
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
         return (self,) * len(bounds)
 
+    def on_clients(self) -> Any:
+        return self
+
     def secrets(self, state: _State) -> list[Any]:
         del state
         return []

@@ -73,6 +73,9 @@ class Aggregation(Protocol):
             bounds: Of the answer of each exchange.
         """
 
+    def on_clients(self) -> "Aggregation":
+        """Returns it as clients have it: without what only the server may know."""
+
     def initialize(self, bounds: Any) -> Any:
         """Returns the state before the first sum."""
 
@@ -122,6 +125,10 @@ class PlainSum:
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Aggregation, ...]:
         """Returns itself for each."""
         return (self,) * len(bounds)
+
+    def on_clients(self) -> Aggregation:
+        """Returns itself."""
+        return self
 
     def initialize(self, bounds: Any) -> Any:
         """Returns no state."""

@@ -44,6 +44,10 @@ class AggregatedExchange:
         """Bounds of a client's answer, in its structure."""
         return self.exchange.bounds(self.aggregation.limits)
 
+    def on_clients(self) -> "AggregatedExchange":
+        """Returns it as clients have it: without what only the server may know."""
+        return dataclasses.replace(self, aggregation=self.aggregation.on_clients())
+
     def initialize(self) -> Any:
         """Returns the state of the aggregation before the first sum."""
         return self.aggregation.initialize(self.bounds)

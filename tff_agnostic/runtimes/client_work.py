@@ -66,7 +66,9 @@ def client_work_of(
         message_spec: Tensor specs of the message that every client is sent.
         client_spec: Tensor specs of one client's examples.
     """
-    return ClientWork(exchange.key, exchange.client_work, message_spec, client_spec)
+    # It may travel to other processes.
+    of_clients = exchange.on_clients()
+    return ClientWork(of_clients.key, of_clients.client_work, message_spec, client_spec)
 
 
 @dataclasses.dataclass(frozen=True)

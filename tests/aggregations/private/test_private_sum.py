@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,6 +23,7 @@ from tff_agnostic.algorithms import Problem
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.runtimes.client_work import client_work_of
 
 
 @pytest.mark.parametrize("name", usually(["q_ffl", "delta_fl"], CASES))
@@ -221,3 +223,16 @@ def test_noisy_sums_may_be_sent_in_a_later_exchange(streaming_runtime, name):
     training = streaming_runtime.training(build("above_mean"), private_sum(name))
     state, _ = run_rounds(training, cohorts(2))
     assert state.round_num == 2
+
+
+def test_processes_that_run_clients_do_not_get_the_key():
+    """Ray's workers get what clients do as a pickle."""
+    key = (0x1A2B3C4D5E6F7788, 0x1122334455667799)
+    aggregation = private_sum(noise_multiplier=1.0, noise_key=key)
+    (exchange,) = AggregatedRound(build("agnostic_fed_avg"), aggregation).exchanges
+    specs = (tf.TensorSpec([], tf.float32), {})
+    on_clients: Any = client_work_of(exchange, *specs).fn
+    for side, is_there in ((on_clients.__self__, False), (exchange, True)):
+        pickled = cloudpickle.dumps(side.aggregation)
+        for number in key:
+            assert (number.to_bytes(8, "little") in pickled) == is_there

@@ -116,6 +116,11 @@ class PrivateSum:
             for k, of_exchange in enumerate(groups)
         )
 
+    def on_clients(self) -> Aggregation:
+        """Returns it without the key, which processes that run clients need not have."""
+        inner = self.inner.on_clients()
+        return dataclasses.replace(self, inner=inner, noise_key=(0, 0), noise_multiplier=0.0)
+
     def groups(self, bounds: Any) -> tuple[Group, ...]:
         """Returns what is clipped and noised together; an adaptive clip norm's bits come last."""
         groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
