@@ -246,3 +246,21 @@ def test_bad_levels_are_told(levels, message):
     with pytest.raises(UserError) as error:
         build("delta_fl", conformity=levels)
     assert str(error.value) == message
+
+
+def test_examples_that_are_kept_out_decide_who_trains_and_train_nobody(streaming_runtime):
+    """Half of the examples are measured, the other half trained on."""
+    algorithm = build("delta_fl", conformity=(0.01,), domain_loss_share=0.5)
+    training = streaming_runtime.training(algorithm, PlainSum())
+    client = {key: np.concatenate([column] * 8) for key, column in COHORTS[0][0].items()}
+    state, report = training.next(_start(training, algorithm), [client])
+    counts = report["client_work"]["train"]
+    assert sum(counts["num_kept_out"]) == sum(counts["num_examples"]) == len(client["y"]) / 2
+    assert report["levels"]["conformity_0.01"]["kept_share"] > 0
+    # A client of a single example trains on it and measures nothing: it has no place in the tail.
+    single = {key: column[:1] for key, column in client.items()}
+    alone, report = training.next(_start(training, algorithm), [single])
+    assert report["clients"]["zero_weight"] == 1
+    for found, wanted in zip(alone.algorithm.levels[0].weights.trainable, W_0.trainable):
+        np.testing.assert_array_equal(found, wanted)
+    assert not np.array_equal(state.algorithm.levels[0].weights.trainable[0], W_0.trainable[0])

@@ -15,12 +15,13 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.computations.kept_out_split import SHARE
+from tests.selection import usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.kept_out import DomainLossOptions
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
-_ALGORITHMS = ("agnostic_fed_avg", "q_ffl", "stochastic_afl", "term")
+_ALGORITHMS = ("agnostic_fed_avg", "delta_fl", "q_ffl", "stochastic_afl", "term")
 
 
 def _everywhere(name: str) -> Any:
@@ -52,7 +53,16 @@ def _assert_same(found: Any, expected: Any, rtol: float = 1e-4) -> None:
 
 @pytest.mark.parametrize(
     ("name", "group"),
-    [("agnostic_fed_avg", 2), ("q_ffl", 5), ("stochastic_afl", 2), ("term", 5)],
+    usually(
+        [("agnostic_fed_avg", 2), ("delta_fl", 2)],
+        [
+            ("agnostic_fed_avg", 2),
+            ("delta_fl", 2),
+            ("q_ffl", 5),
+            ("stochastic_afl", 2),
+            ("term", 5),
+        ],
+    ),
 )
 def test_clients_in_step_do_the_same(streamed_rounds, name, group):
     options = RuntimeOptions(client_mode="vectorised", max_clients_in_step=group)

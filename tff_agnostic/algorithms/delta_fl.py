@@ -19,6 +19,7 @@ from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
 from tff_agnostic.computations.client_weighting import ClientWeightingOptions
 from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.kept_out import DomainLossOptions
 from tff_agnostic.computations.local_training import LocalTrainingOptions
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
@@ -26,8 +27,8 @@ from tff_agnostic.computations.server_update import (
     as_tensors,
     average_and_apply,
     client_counts_bounds,
-    domain_sums_bounds,
     initial_training_state,
+    measured_sums_bounds,
     training_quantities,
     training_report,
 )
@@ -92,7 +93,9 @@ THRESHOLDS: Registry[_Way] = Registry(
 
 
 @dataclasses.dataclass(frozen=True)
-class DeltaFlOptions(LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions):
+class DeltaFlOptions(
+    LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions, DomainLossOptions
+):
     """Settings of Delta-FL.
 
     Attributes:
@@ -181,6 +184,7 @@ def delta_fl(problem: Problem, options: DeltaFlOptions) -> Algorithm:
     optimizer = options.build_server_optimizer()
     thresholds = options.thresholds()
     surveys = THRESHOLDS[options.threshold].surveys
+    split = options.example_split(problem.seed)
 
     def initialize() -> DeltaFlState:
         def level(threshold: Threshold) -> Level:
@@ -243,13 +247,14 @@ def delta_fl(problem: Problem, options: DeltaFlOptions) -> Algorithm:
             thresholds,
             options.client_weighting,
             states=not surveys,
+            split=split,
         ),
         bounds=functools.partial(_output_bounds, model, options, thresholds, not surveys),
     )
     survey = Exchange(
         name="survey",
         prepare=lambda state, sums: tuple(level.weights for level in state.levels),
-        client=SurveyClient(*shared, thresholds, options.client_weighting),
+        client=SurveyClient(*shared, thresholds, options.client_weighting, split),
         bounds=lambda limits: Survey(
             tuple(t.bounds(options.largest_weight(limits), limits.max_loss) for t in thresholds)
         ),
@@ -292,13 +297,14 @@ def _output_bounds(
 
     return TailOutput(
         levels=tuple(level(k, threshold) for k, threshold in enumerate(thresholds)),
-        sums=domain_sums_bounds(model, limits),
+        sums=measured_sums_bounds(model, limits, options.domain_loss_share > 0),
         clients=client_counts_bounds(),
     )
 
 
 def _quantities(model: Model, options: DeltaFlOptions) -> "OrderedDict[str, Any]":
-    quantities = training_quantities(model, domain_weights={})
+    is_apart = options.domain_loss_share > 0
+    quantities = training_quantities(model, domain_weights={}, is_apart=is_apart)
     of_levels = OrderedDict()
     for theta in options.conformity:
         suffix = "" if len(options.conformity) == 1 else f"/{_name(theta)}"

@@ -9,10 +9,9 @@ import tensorflow as tf
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, zeros_unless
 from tff_agnostic.computations.client_weighting import CLIENT_WEIGHTINGS
-from tff_agnostic.computations.domain_pass import domain_pass
-from tff_agnostic.computations.kept_out import mean_loss
+from tff_agnostic.computations.kept_out import ExampleSplit, mean_loss, measured
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.structures import ClientCounts, DomainSums, all_finite
+from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts, all_finite
 from tff_agnostic.computations.tails.thresholds import Threshold
 from tff_agnostic.models.functional import Model, ModelWeights
 
@@ -60,7 +59,7 @@ class TailOutput(NamedTuple):
     """
 
     levels: tuple[LevelOutput, ...]
-    sums: DomainSums
+    sums: AnyDomainSums
     clients: ClientCounts
 
 
@@ -73,12 +72,14 @@ class SurveyClient:
         num_domains: p.
         thresholds: Of each level.
         client_weighting: Member of `CLIENT_WEIGHTINGS`.
+        split: Which examples losses are measured on.
     """
 
     model: Model
     num_domains: int
     thresholds: tuple[Threshold, ...]
     client_weighting: str
+    split: ExampleSplit = ExampleSplit()
 
     def __call__(
         self,
@@ -103,9 +104,9 @@ class SurveyClient:
         clients: ClientGroup,
         per_client: PerClient,
     ) -> Any:
-        sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
+        sums, _ = measured(self.model, self.num_domains, self.split, weights, clients, per_client)
 
-        def statement(sums: DomainSums) -> tuple[Any, tf.Tensor]:
+        def statement(sums: AnyDomainSums) -> tuple[Any, tf.Tensor]:
             loss = _loss(sums)
             said = threshold.statement((), loss, _whole_weight(self.client_weighting, sums))
             return said, tf.math.is_finite(loss)
@@ -125,6 +126,7 @@ class TailClient:
         thresholds: Of each level.
         client_weighting: Member of `CLIENT_WEIGHTINGS`.
         states: Whether it sends statements of its losses, too.
+        split: Which examples losses are measured on, and which are trained on.
     """
 
     model: Model
@@ -133,22 +135,25 @@ class TailClient:
     thresholds: tuple[Threshold, ...]
     client_weighting: str
     states: bool
+    split: ExampleSplit = ExampleSplit()
 
     def __call__(
         self, broadcast: TailBroadcast, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
     ) -> TailOutput:
         """Returns what each client sends."""
-        measured = [
-            domain_pass(self.model, self.num_domains, weights, clients, per_client)
+        at_levels = [
+            measured(self.model, self.num_domains, self.split, weights, clients, per_client)
             for weights, _ in broadcast.levels
         ]
         outputs, are_finite = zip(
             *(
-                self._level(threshold, message, sums, clients, seed, per_client)
-                for threshold, message, sums in zip(self.thresholds, broadcast.levels, measured)
+                self._level(threshold, message, *at_level, seed, per_client)
+                for threshold, message, at_level in zip(
+                    self.thresholds, broadcast.levels, at_levels
+                )
             )
         )
-        sums = zeros_unless(are_finite[0], measured[0])
+        sums = zeros_unless(are_finite[0], at_levels[0].sums)
         is_empty = tf.equal(clients.num_examples, 0)
         is_finite = functools.reduce(tf.logical_and, are_finite) | is_empty
         trains = functools.reduce(tf.logical_or, [output.weight > 0 for output in outputs])
@@ -168,7 +173,7 @@ class TailClient:
         self,
         threshold: Threshold,
         message: LevelMessage,
-        sums: DomainSums,
+        sums: AnyDomainSums,
         clients: ClientGroup,
         seed: tf.Tensor,
         per_client: PerClient,
@@ -179,14 +184,14 @@ class TailClient:
         share = threshold.share(eta, per_client(_loss, sums))
         training = _only(share > 0, clients, per_client)
         alpha = tf.ones([self.num_domains])
-        n = per_client(lambda s: client_weight(alpha, s.counts), sums)
+        n = per_client(lambda s: client_weight(alpha, s.trained), sums)
         # w_k: n_local steps of SGD from w_t.
         trained, _ = local_training(
             self.model, self.options, weights, training, alpha, n, seed, per_client
         )
 
         def weighted(
-            trained: list[tf.Tensor], sums: DomainSums, share: tf.Tensor
+            trained: list[tf.Tensor], sums: AnyDomainSums, share: tf.Tensor
         ) -> tuple[LevelOutput, tf.Tensor]:
             loss, whole = _loss(sums), _whole_weight(self.client_weighting, sums)
             weight = share * tf.cast(whole, tf.float32)
@@ -199,14 +204,20 @@ class TailClient:
         return zeros_unless(is_finite & (clients.num_examples > 0), output), is_finite
 
 
-def _loss(sums: DomainSums) -> tf.Tensor:
-    """Returns F_k; of a client without examples 0, and it has no weight."""
+def _loss(sums: AnyDomainSums) -> tf.Tensor:
+    """Returns F_k; of a client that measures nothing 0, and it has no weight."""
     return mean_loss(sums, otherwise=tf.constant(0.0))
 
 
-def _whole_weight(client_weighting: str, sums: DomainSums) -> tf.Tensor:
-    """Returns alpha_k, up to a factor of all clients, int64."""
-    return tf.cast(CLIENT_WEIGHTINGS[client_weighting](tf.reduce_sum(sums.counts)), tf.int64)
+def _whole_weight(client_weighting: str, sums: AnyDomainSums) -> tf.Tensor:
+    """Returns alpha_k, up to a factor of all clients, int64.
+
+    A client that measures nothing, as one whose only example is trained on, has no place in the
+    tail, and none of the weight.
+    """
+    whole = CLIENT_WEIGHTINGS[client_weighting](tf.reduce_sum(sums.trained))
+    measures = tf.cast(tf.reduce_sum(sums.counts) > 0, tf.int64)
+    return tf.cast(whole, tf.int64) * measures
 
 
 def _floats(structure: Any) -> list[tf.Tensor]:
