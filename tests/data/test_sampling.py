@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.data.sampling import check_cohort_size, domain_strata, sample_cohort
+from tff_agnostic.data.sampling import (
+    COHORT_SAMPLINGS,
+    check_cohort_size,
+    domain_strata,
+    num_turns,
+    poisson_cohort,
+    sample_cohort,
+    turns,
+)
 from tff_agnostic.errors import UserError
 
 _IDS = [f"client_{k}" for k in range(7)]
@@ -112,3 +120,49 @@ def test_a_clients_stratum_is_the_domain_of_most_of_its_examples():
 
     clients = InMemoryClients({"a": client(2, 2, 0), "b": client(1), "c": client(0, 1, 1, 1)})
     np.testing.assert_array_equal(domain_strata(clients, 3), [2, 1, 1])
+
+
+def test_poisson_cohorts_are_independent_coins():
+    ids = [f"{k:03d}" for k in range(200)]
+    rounds = 3000
+    took_part = np.zeros([rounds, len(ids)])
+    for t in range(rounds):
+        took_part[t, [int(k) for k in poisson_cohort(ids, 30, seed=1, round_num=t + 1)]] = 1
+    sizes, q = took_part.sum(axis=1), 30 / 200
+    # Mean q N, variance q (1 - q) N.
+    assert np.mean(sizes) == pytest.approx(30, abs=4 * np.sqrt(q * (1 - q) * 200 / rounds))
+    assert np.var(sizes) == pytest.approx(q * (1 - q) * 200, rel=0.1)
+    shares = took_part.mean(axis=0)
+    assert np.max(np.abs(shares - q)) < 4.5 * np.sqrt(q * (1 - q) / rounds)
+    # Neither clients nor rounds have to do with each other.
+    assert abs(np.corrcoef(took_part[:, 0], took_part[:, 1])[0, 1]) < 0.08
+    assert abs(np.corrcoef(took_part[:-1, 0], took_part[1:, 0])[0, 1]) < 0.08
+
+
+def test_poisson_cohorts_may_be_empty_and_are_drawn_again_in_a_resumed_run():
+    sizes = {len(poisson_cohort(_IDS, 1, seed=0, round_num=t)) for t in range(60)}
+    assert {0, 1, 2} <= sizes
+    assert poisson_cohort(_IDS, 3, 5, 9) == poisson_cohort(list(_IDS), 3, 5, 9)
+    assert poisson_cohort(_IDS, 7, 5, 9) != poisson_cohort(_IDS, 7, 5, 10)
+    assert sorted(poisson_cohort(_IDS, 7, seed=3, round_num=1)) == _IDS
+
+
+@pytest.mark.parametrize(("num_clients", "size"), [(10, 2), (11, 2), (7, 7), (9, 5)])
+def test_turns_give_every_client_one_place_and_keep_its_rounds_apart(num_clients, size):
+    ids = [f"{k:02d}" for k in range(num_clients)]
+    cohorts = turns(ids, size, seed=4)
+    assert len(cohorts) == num_turns(num_clients, size) == num_clients // size
+    assert sorted(client for cohort in cohorts for client in cohort) == ids
+    assert {len(cohort) for cohort in cohorts} <= {size + k for k in range(size)}
+    draw = COHORT_SAMPLINGS["turns"](_clients_called(ids), 1, size, 4)
+    rounds = [draw(t) for t in range(1, 3 * len(cohorts) + 1)]
+    for client in ids:
+        turns_of_client = [t for t, cohort in enumerate(rounds) if client in cohort]
+        assert len(turns_of_client) == 3
+        assert set(np.diff(turns_of_client)) == {len(cohorts)}
+
+
+def _clients_called(ids: list[str]) -> InMemoryClients:
+    x = np.zeros([1, 1], np.float32)
+    zero = np.zeros([1], np.int32)
+    return InMemoryClients({k: {"x": x, "y": zero, "domain_id": zero} for k in ids})
