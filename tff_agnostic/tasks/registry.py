@@ -22,6 +22,7 @@ from tff_agnostic.tasks import (
     text_classifier,
     toy_regression,
     two_domain_lm,
+    unigram,
 )
 from tff_agnostic.tasks.divided import divided
 from tff_agnostic.tasks.stored import SplitOptions
@@ -42,6 +43,7 @@ TASKS: Registry[TaskSpec] = Registry(
         "spanish_keyboard": spanish_keyboard.TASK,
         "fashion_mnist": fashion_mnist.TASK,
         "two_domain_lm": two_domain_lm.TASK,
+        "unigram": unigram.TASK,
     },
 )
 

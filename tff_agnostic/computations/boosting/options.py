@@ -46,6 +46,12 @@ class EnsembleOptions(Settings):
         choices=MIXTURE_LOSSES,
     )
 
+    def __post_init__(self) -> None:
+        """Refuses paths that are empty too; see `Settings`."""
+        super().__post_init__()
+        if self.base_predictors is not None and not all(self.base_predictors):
+            raise UserError("--base_predictors: expected paths, found an empty one")
+
 
 @dataclasses.dataclass(frozen=True)
 class BoostOptions(EnsembleOptions):
