@@ -50,10 +50,11 @@ def define_flags() -> None:
         "data that the server may see.",
     )
     flags.DEFINE_float(
-        "smoothing",
+        "smoothing_share",
         0.01,
         "s: a predictor is 1 - s times the shares of its outcomes, and s times the uniform "
-        "distribution; in (0, 1].",
+        "distribution; in [0, 1]. With 0 some outcomes have a probability of 0, of which only the "
+        "squared loss is finite.",
     )
     flags.DEFINE_string("output", None, "File to write, .npz, for --base_predictors of train.")
 
@@ -61,7 +62,7 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> None:
     """Counts the outcomes of the training clients, and writes a predictor of each group."""
     del argv
-    output, smoothing = path_flag("output"), flags.FLAGS.smoothing
+    output, smoothing = path_flag("output"), flags.FLAGS.smoothing_share
     _check(output, smoothing)
     assert output is not None
     grouping = Registry("value of --group_by", dict(GROUPINGS))[flags.FLAGS.group_by]
@@ -110,11 +111,8 @@ def _check(output: Optional[Path], smoothing: float) -> None:
     check_can_be_made(output.parent, "output")
     if output.exists():
         raise UserError(f"--output: {output} is there already: it is not overwritten")
-    if not 0 < smoothing <= 1:
-        raise UserError(
-            f"--smoothing: expected a number in (0, 1], found {smoothing:g}: what is never among a "
-            "group's examples would have a probability of 0, and an infinite log loss"
-        )
+    if not 0 <= smoothing <= 1:
+        raise UserError(f"--smoothing_share: expected a number from 0 to 1, found {smoothing:g}")
 
 
 def entry_point() -> None:

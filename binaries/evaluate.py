@@ -131,9 +131,7 @@ def main(argv: Sequence[str]) -> None:
         write_json(output, {**description, **reports_to_json(reports), **of_choice})
 
 
-def _chosen_models(
-    models: Mapping[str, ModelWeights], model: Model
-) -> Mapping[str, ModelWeights]:
+def _chosen_models(models: Mapping[str, ModelWeights], model: Model) -> Mapping[str, ModelWeights]:
     """Returns the models that --models names, in its order; of an ensemble its predictors, too.
 
     Raises:

@@ -135,9 +135,7 @@ def _assert_follows(training: Any, case: _Case) -> None:
         for r in range(case.repetitions):
             if any(examples):
                 iterates.append(alpha)
-            gamma = reference.gammas(
-                case.sampling, alpha, 2, case.settings()["uniform_share"]
-            )
+            gamma = reference.gammas(case.sampling, alpha, 2, case.settings()["uniform_share"])
             mask = _mask(steps, alpha, case.repetitions * t + r)
             how = (case.loss, case.estimator, case.mirror_map, _ETA)
             if case.algorithm == "fed_boost":
@@ -191,7 +189,7 @@ def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, lo
     spec = ALGORITHMS["fed_boost"]
     options = spec.options(predictor_sampling="none", alpha_learning_rate=4.0)
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
-    state, reports = run_rounds(training, [[_words(c) for c in counts]] * 150)
+    state, _ = run_rounds(training, [[_words(c) for c in counts]] * 150)
     alpha = state.algorithm.weights.trainable[0]
     best = counts.sum(axis=1) / counts.sum()
     cohort = [

@@ -2,9 +2,9 @@
 
 As in FedBoost, a round sends C predictors and moves the weights alpha of the ensemble; beside it,
 lambda climbs along the losses of the domains. Lines 4 and 5 as printed weigh clients by m_j / m,
-which is not the objective (11), sum_k lambda_k L_k with the mean loss L_k of each domain: here, as in
-Stochastic-AFL, an example of domain k counts lambda_k / N_k, where N_k are the examples of it that a
-round is expected to have.
+which is not the objective (11), sum_k lambda_k L_k with the mean loss L_k of each domain: here, as
+in Stochastic-AFL, an example of domain k counts lambda_k / N_k, where N_k are the examples of it
+that a round is expected to have.
 """
 
 import dataclasses

@@ -1,10 +1,9 @@
-"""FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient Algorithms for Federated
-Learning", figure 1.
+"""FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient [...]", figure 1.
 
-Trained predictors h_1 to h_q are mixed, and only their weights alpha are learned: a round sends C of
-them to its clients, whatever q is, and each client answers with the gradient by their weights. What
-the figure leaves open is a setting: which predictors are sent, and what is made of a gradient that
-was taken at a part of the ensemble.
+Trained predictors h_1 to h_q are mixed, and only their weights alpha are learned: a round sends C
+of them to its clients, whatever q is, and each client answers with the gradient by their weights.
+What the figure leaves open is a setting: which predictors are sent, and what is made of a gradient
+that was taken at a part of the ensemble.
 """
 
 from typing import NamedTuple

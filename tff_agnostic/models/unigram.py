@@ -47,27 +47,15 @@ def unigram_model(num_outcomes: int) -> Model:
     )
 
 
-def seen_by(log_h: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Returns what a distribution predicts of outcomes: log h(x) and |h|^2, float32 [n, 2].
-
-    Args:
-        log_h: The distribution, float32 [outcomes].
-        x: int32 [n].
-    """
-    norm = tf.reduce_sum(tf.exp(2.0 * log_h))
-    of_each = tf.gather(log_h, x)
-    return tf.stack([of_each, tf.fill(tf.shape(of_each), norm)], axis=1)
-
-
 def unigram_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Returns -log h(x), float32 [n]; see `seen_by`."""
+    """Returns -log h(x), float32 [n], of predictions whose first column is log h(x)."""
     del labels
     return -predictions[:, 0]
 
 
 def _predict(weights: ModelWeights, x: tf.Tensor, training: bool, seed: tf.Tensor) -> tf.Tensor:
     del training, seed
-    return seen_by(tf.nn.log_softmax(weights.trainable[0]), x)
+    return tf.gather(tf.nn.log_softmax(weights.trainable[0]), x)[:, tf.newaxis]
 
 
 def _cross_entropy(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

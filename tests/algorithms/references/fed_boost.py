@@ -95,7 +95,7 @@ def entropy_step(alpha: np.ndarray, gradient: np.ndarray, rate: float) -> np.nda
 
 
 def euclidean_step(alpha: np.ndarray, gradient: np.ndarray, rate: float) -> np.ndarray:
-    """A step with F = |x|^2 / 2: the point of the simplex nearest to alpha - eta g, by bisection."""
+    """A step with F = |x|^2 / 2: the nearest point of the simplex, by bisection."""
     point = alpha - rate * gradient
     low, high = point.min() - 1.0, point.max()
     for _ in range(200):

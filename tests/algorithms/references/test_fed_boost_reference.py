@@ -1,4 +1,4 @@
-"""The golden values of FedBoost and AFLBoost: of the reference that the package is compared with."""
+"""The golden values of FedBoost and AFLBoost, of the reference that others are compared with."""
 
 import numpy as np
 import pytest

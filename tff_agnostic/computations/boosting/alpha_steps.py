@@ -117,7 +117,7 @@ class AlphaSteps:
     def next(
         self, alpha: tf.Tensor, gradient: tf.Tensor, weight: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        """Returns alpha_{t+1} (lines 4 and 5); alpha_t where nothing was sampled or weighs anything.
+        """Returns alpha_{t+1} (lines 4 and 5); alpha_t where nothing was sampled or weighs.
 
         Args:
             alpha: alpha_t, float32 [q].
@@ -135,7 +135,9 @@ class AlphaSteps:
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 
-    def report(self, alpha: tf.Tensor, step: tf.Tensor, num_domains: int) -> "OrderedDict[str, Any]":
+    def report(
+        self, alpha: tf.Tensor, step: tf.Tensor, num_domains: int
+    ) -> "OrderedDict[str, Any]":
         """Returns what a round says of its predictors; of the first of its repetitions.
 
         Bytes are those of all repetitions.
@@ -168,5 +170,3 @@ def last_and_mean(weights: ModelWeights, mean_alpha: Any) -> dict[str, ModelWeig
 def exchange_names(repetitions: int) -> list[str]:
     """Returns the name of the exchange of each repetition."""
     return ["training"] if repetitions == 1 else [f"repetition_{r + 1}" for r in range(repetitions)]
-
-

@@ -36,13 +36,13 @@ class EnsembleOptions(Settings):
 
     base_predictors: Optional[tuple[str, ...]] = setting(
         None,
-        "What is mixed, comma-separated: folders of runs of this task, and files of base_predictors.",
+        "What is mixed, comma-separated: folders of runs of this task, files of base_predictors.",
         is_path=True,
     )
     ensemble_loss: Optional[str] = setting(
         None,
-        "Loss of the mixture: log, of classes the cross-entropy of mixed probabilities, or squared; "
-        "if not given, log of distributions, and squared of numbers.",
+        "Loss of the mixture: log, of classes the cross-entropy of mixed probabilities, or "
+        "squared; if not given, log of distributions, and squared of numbers.",
         choices=MIXTURE_LOSSES,
     )
 
@@ -139,7 +139,8 @@ class BoostOptions(EnsembleOptions):
         q = model.num_predictors
         if self.budget is not None and self.budget > q:
             raise UserError(
-                f"--budget: expected at most {q}, the number of base predictors, found {self.budget}"
+                f"--budget: expected at most {q}, the number of base predictors, found "
+                f"{self.budget}"
             )
         wanted = GRADIENT_ESTIMATORS[self.gradient_estimator].loss
         if wanted not in (None, model.mixture_loss):

@@ -54,9 +54,7 @@ class EnsembleModel(Model):
 class _Predict:
     members: Members
 
-    def __call__(
-        self, weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor
-    ) -> tf.Tensor:
+    def __call__(self, weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
         del training, seed
         outputs = self.members.outputs(weights.non_trainable, x)
         return self.members.predictions(outputs, weights.trainable[0], x)
@@ -95,10 +93,12 @@ def ensemble(
     if loss is None:
         loss = "log" if members.are_densities else "squared"
     mixture_loss = MIXTURE_LOSSES[loss]
+    if isinstance(members, DiscreteMembers):
+        members = DiscreteMembers(with_norm=not mixture_loss.needs_densities)
     if mixture_loss.needs_densities and not members.are_densities:
         raise UserError(
-            f"--ensemble_loss: expected squared, found {loss}: the predictions of this task's model "
-            "are numbers, whose mixture is no distribution"
+            f"--ensemble_loss: expected squared, found {loss}: what this task's model predicts are "
+            "numbers, whose mixture is no distribution"
         )
     stacks = members.stacked(predictors)
     names = tuple(names) or tuple(map(str, range(len(predictors))))
@@ -162,6 +162,6 @@ def _members_of(model: Model) -> Members:
     raise UserError(
         "--base_predictors: expected a task whose model has class scores, class probabilities or "
         "numbers with the loss sparse_cross_entropy, Keras' SparseCategoricalCrossentropy or "
-        f"MeanSquaredError, or one of words, found the loss {name}: of what it is not known to be a "
-        "distribution or a number, a mixture means nothing"
+        f"MeanSquaredError, or one of words, found the loss {name}: of what it is not known to be "
+        "a distribution or a number, a mixture means nothing"
     )

@@ -17,7 +17,6 @@ from tff_agnostic.models.mixtures.outputs import (
     as_columns,
     mixed,
 )
-from tff_agnostic.models.unigram import seen_by
 
 # Arrays that hold predictors one after the other, along their first axis.
 Stacks = Sequence[tf.Tensor]
@@ -52,8 +51,12 @@ class DiscreteMembers:
     """Distributions over outcomes without any input, such as unigram models.
 
     They are held by their probabilities; their models have scores, as `models.unigram`.
+
+    Attributes:
+        with_norm: Whether predictions say |h|^2, which takes all of h.
     """
 
+    with_norm: bool = True
     are_densities = True
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
@@ -68,12 +71,18 @@ class DiscreteMembers:
         return SharedOutputs(stacks[0])
 
     def predictions(self, outputs: SharedOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x) and |h|^2, float32 [n, 2], as a unigram model does."""
-        return seen_by(tf.math.log(tf.linalg.matvec(outputs.rows, weights, transpose_a=True)), x)
+        """Returns log h(x) and perhaps |h|^2, float32 [n, 1 or 2], as a unigram model does."""
+        columns = [tf.math.log(tf.linalg.matvec(outputs.agreements(x), weights))]
+        if self.with_norm:
+            norm = tf.reduce_sum(outputs.products(weights) * weights)
+            columns.append(tf.fill(tf.shape(x), norm))
+        return tf.stack(columns, axis=1)
 
     def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
         """See `Members`."""
-        return Fit(tf.exp(predictions[:, 0]), predictions[:, 1], tf.ones(tf.shape(labels)))
+        agreement = tf.exp(predictions[:, 0])
+        norm = predictions[:, 1] if self.with_norm else tf.zeros_like(agreement)
+        return Fit(agreement, norm, tf.ones(tf.shape(labels)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +106,9 @@ class ModelMembers:
         # Unrolled: C is small, and a loop would have no vectorised form in every model.
         predictions = [
             self.model.predict(
-                ModelWeights([s[k] for s in stacks[:num_trainable]], [s[k] for s in stacks[num_trainable:]]),
+                ModelWeights(
+                    [s[k] for s in stacks[:num_trainable]], [s[k] for s in stacks[num_trainable:]]
+                ),
                 x,
                 False,
                 tf.zeros([2], tf.int32),

@@ -41,8 +41,9 @@ class SharedOutputs(NamedTuple):
 
     def products(self, weights: tf.Tensor) -> tf.Tensor:
         """See `Outputs`."""
-        mixed = tf.linalg.matvec(self.rows, weights, transpose_a=True)
-        return tf.linalg.matvec(self.rows, mixed)[tf.newaxis]
+        # Sums of products: TFLite's converter crashes on a matrix product that no example is in.
+        mixture = tf.reduce_sum(self.rows * weights[:, tf.newaxis], axis=0)
+        return tf.reduce_sum(self.rows * mixture, axis=1)[tf.newaxis]
 
     def squared_norms(self) -> tf.Tensor:
         """See `Outputs`."""

@@ -39,9 +39,7 @@ def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> GroupCo
     Domains of fewer clients than the aggregation asks for are left out.
     """
     num_outcomes, p = outcomes_of(task), task.num_domains
-    measure = runtime.measurement(
-        measurement_of_outcomes(task.model, p, num_outcomes), aggregation
-    )
+    measure = runtime.measurement(measurement_of_outcomes(task.model, p, num_outcomes), aggregation)
     clients = (task.train.read(client_id) for client_id in task.train.client_ids)
     summed: OutcomeCounts = measure(np.int32(0), in_parts(clients)).output
     counts = np.asarray(summed.counts).reshape(p, num_outcomes)
@@ -99,7 +97,8 @@ def smoothed_scores(counts: np.ndarray, smoothing: float) -> np.ndarray:
 
     Args:
         counts: n_i, at least one positive.
-        smoothing: s, in (0, 1].
+        smoothing: s, in [0, 1]; with 0, what is not among the examples has minus infinity.
     """
     shares = counts / counts.sum()
-    return np.log((1 - smoothing) * shares + smoothing / len(counts)).astype(np.float32)
+    with np.errstate(divide="ignore"):
+        return np.log((1 - smoothing) * shares + smoothing / len(counts)).astype(np.float32)

@@ -108,9 +108,7 @@ def _described(arrays: Sequence[Any]) -> list[str]:
     return [f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays)]
 
 
-def single_predictors(
-    model: Model, models: Mapping[str, ModelWeights]
-) -> dict[str, ModelWeights]:
+def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[str, ModelWeights]:
     """Returns each predictor of an ensemble as an ensemble in which the others weigh nothing.
 
     Args:

@@ -78,12 +78,13 @@ def read_predictors(path: Path) -> PredictorFile:
     if not is_predictor_file(arrays):
         raise UserError(f"{path}: expected a file of base predictors, found other arrays")
     header = json.loads(str(arrays[_HEADER]))
+    file_format = header.get("format")
+    if not isinstance(file_format, int) or file_format > _FORMAT:
+        raise UserError(
+            f"{path}: expected format {_FORMAT} at most, found {file_format}: it was written by a "
+            "later release"
+        )
     try:
-        if header["format"] > _FORMAT:
-            raise UserError(
-                f"{path}: expected format {_FORMAT} at most, found {header['format']}: it was "
-                "written by a later release"
-            )
         found = PredictorFile(
             tuple(map(str, header["names"])),
             tuple(arrays[f"array_{i:05d}"] for i in range(header["arrays"])),
