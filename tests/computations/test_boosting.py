@@ -28,7 +28,7 @@ def _gamma(sampling: str, alpha: Any, budget: int, uniform_share: float = 0.0) -
 def _estimated(estimator: str, loss: str, gamma: np.ndarray, mask: np.ndarray) -> np.ndarray:
     if not mask.any():
         return np.zeros(3)
-    outputs = SharedOutputs(tf.constant(_H))
+    outputs = SharedOutputs(tf.constant(_H.T))
     found = MIXTURE_LOSSES[loss].at(
         outputs, tf.constant((mask * _ALPHA / gamma).astype(np.float32)), tf.constant([0])
     )

@@ -82,14 +82,14 @@ def test_predictors_of_files_and_runs_are_mixed(task, tmp_path):
     mixed = _mixed(task, _file(task, tmp_path / "p.npz"), run)
     assert isinstance(mixed.model, EnsembleModel)
     assert mixed.model.names == ("a", "b", "run")
-    rows = mixed.model.initial_weights.non_trainable[0]
+    rows = mixed.model.initial_weights.non_trainable[0].T
     np.testing.assert_allclose(rows[:2], [[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]], rtol=1e-6)
     raised = np.exp([1.0, 2, 3, 4])
     np.testing.assert_allclose(rows[2], raised / raised.sum(), rtol=1e-6)
     # One checkpoint of a run is as good.
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert_all_close(
-        _mixed(task, checkpoint).model.initial_weights.non_trainable[0], rows[2:], rtol=0, atol=0
+        _mixed(task, checkpoint).model.initial_weights.non_trainable[0].T, rows[2:], rtol=0, atol=0
     )
 
 

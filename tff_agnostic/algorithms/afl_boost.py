@@ -76,7 +76,7 @@ class AflBoostState(NamedTuple):
     """What the server remembers.
 
     Attributes:
-        weights: alpha_t, and the arrays [q, ...] of the predictors.
+        weights: alpha_t, and the arrays of the predictors.
         mean_alpha: alpha^A, the mean of alpha_1 to alpha_t, float32 [q].
         lambda_: lambda_t, by its coordinates in Lambda.
         mean_lambda: lambda^A, the mean of lambda_1 to lambda_t, float32 [p].

@@ -36,7 +36,7 @@ class FedBoostState(NamedTuple):
     """What the server remembers.
 
     Attributes:
-        weights: alpha_t, and the arrays [q, ...] of the predictors.
+        weights: alpha_t, and the arrays of the predictors.
         mean_alpha: alpha^A, the mean of alpha_1 to alpha_t, float32 [q].
         taken: Steps that had examples, int32 scalar.
         steps: All steps, int32 scalar: what draws are made from.

@@ -25,8 +25,10 @@ from tff_agnostic.tasks import (
     unigram,
 )
 from tff_agnostic.tasks.divided import divided
-from tff_agnostic.tasks.stored import SplitOptions
+from tff_agnostic.tasks.stored import TRAIN_SPLIT, SplitOptions
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
+
+_TRAINED_ON = "train_clients"
 
 TASKS: Registry[TaskSpec] = Registry(
     "task",
@@ -71,7 +73,10 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     task = spec.load(chosen, context)
     # What tasks on stores have in common: who trains, and who is evaluated.
     if isinstance(chosen, SplitOptions):
-        task = dataclasses.replace(task, test_split=chosen.test_split)
+        # Columns of the cohort are called "train": those of an evaluation on the same clients, as
+        # of an estimate of their own distribution, have another name.
+        name_of_split = _TRAINED_ON if chosen.test_split == TRAIN_SPLIT else chosen.test_split
+        task = dataclasses.replace(task, test_split=name_of_split)
         task = divided(task, name, chosen, context.seed)
     return task
 

@@ -21,7 +21,7 @@ class BoostBroadcast(NamedTuple):
     """What the server sends: the sampled predictors, and no others.
 
     Attributes:
-        weights: alpha~ [C], and the arrays [C, ...] of the predictors.
+        weights: alpha~ [C], and the arrays of these predictors.
         sent: What is known of these.
         scale: What an example of each domain counts, float32 [p].
     """
@@ -70,13 +70,14 @@ class BoostClient:
     ) -> _Pass:
         (alpha,), stacks = broadcast.weights.trainable, broadcast.weights.non_trainable
         members, loss = self.model.members, MIXTURE_LOSSES[self.model.mixture_loss]
-        estimate = GRADIENT_ESTIMATORS[self.estimator].estimate
+        estimator = GRADIENT_ESTIMATORS[self.estimator]
         assert members is not None
 
         def of_client(batch: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
             outputs = members.outputs(stacks, batch["x"])
             losses, gradients = loss.at(outputs, alpha, batch["y"])
-            estimates = estimate(gradients, outputs.squared_norms(), broadcast.sent)
+            norms = outputs.squared_norms() if estimator.uses_norms else tf.zeros([1, 1])
+            estimates = estimator.estimate(gradients, norms, broadcast.sent)
             step = tf.linalg.matvec(estimates, scale, transpose_a=True)
             predictions = members.predictions(outputs, alpha, batch["x"])
             return gradient + step, measure_examples(self.model, batch, losses, predictions)

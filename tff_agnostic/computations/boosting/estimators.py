@@ -36,10 +36,13 @@ class GradientEstimator(NamedTuple):
     Attributes:
         estimate: The estimate.
         loss: Of which it is one; None for every loss.
+        uses_norms: Whether it reads |h_k|^2, which of large distributions takes longer than the
+            rest.
     """
 
     estimate: Estimate
     loss: Optional[str] = None
+    uses_norms: bool = False
 
 
 def masked(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
@@ -78,7 +81,7 @@ GRADIENT_ESTIMATORS: Registry[GradientEstimator] = Registry(
     {
         "masked": GradientEstimator(masked),
         "divided": GradientEstimator(divided),
-        "unbiased": GradientEstimator(unbiased, loss="squared"),
+        "unbiased": GradientEstimator(unbiased, loss="squared", uses_norms=True),
         "centred": GradientEstimator(centred, loss="log"),
     },
 )

@@ -1,7 +1,7 @@
 """An ensemble as a model: its trained weights are alpha, its predictors never change.
 
 Source: Hamer, Mohri, Suresh 2020, section 2.2: h_alpha = sum_k alpha_k h_k with alpha on the
-simplex. The predictors are the model's other weights, arrays [q, ...] of one array each.
+simplex. The predictors are the model's other weights, an array for each array of a predictor.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class EnsembleModel(Model):
     def predictor_bytes(self) -> int:
         """S, the bytes of one predictor as it is sent."""
         arrays = map(np.asarray, self.initial_weights.non_trainable)
-        return sum(a.nbytes // len(a) for a in arrays)
+        return sum(a.nbytes for a in arrays) // self.num_predictors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +120,13 @@ def _check(
     members: Members, stacks: Sequence[np.ndarray], names: Sequence[str], loss: MixtureLoss
 ) -> None:
     for k, name in enumerate(names):
-        if not all(np.all(np.isfinite(stack[k])) for stack in stacks):
+        arrays = [np.take(stack, k, axis=members.axis) for stack in stacks]
+        if not all(np.all(np.isfinite(array)) for array in arrays):
             raise UserError(f"--base_predictors: {name}: expected finite numbers, found others")
     if isinstance(members, DiscreteMembers) and loss.needs_densities:
         lost = np.argwhere(stacks[0] <= 0)
         if len(lost):
-            k, outcome = lost[0]
+            outcome, k = lost[0]
             raise UserError(
                 f"--base_predictors: {names[k]}: expected positive probabilities, found 0 of "
                 f"outcome {outcome}, of which the log loss is infinite: smooth it, or take "

@@ -18,7 +18,7 @@ from tff_agnostic.models.mixtures.outputs import (
     mixed,
 )
 
-# Arrays that hold predictors one after the other, along their first axis.
+# Arrays that hold predictors, along an axis that their form says.
 Stacks = Sequence[tf.Tensor]
 
 
@@ -27,17 +27,22 @@ class Members(Protocol):
 
     Attributes:
         are_densities: Whether outputs are distributions, and so their mixtures.
+        axis: Of the arrays, along which predictors lie.
     """
 
     @property
     def are_densities(self) -> bool:
         """See above."""
 
+    @property
+    def axis(self) -> int:
+        """See above."""
+
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """Returns the arrays [q, ...] that hold q predictors, from the weights of each."""
+        """Returns the arrays that hold q predictors, from the weights of each."""
 
     def outputs(self, stacks: Stacks, x: Any) -> Outputs:
-        """Returns what the predictors of arrays [C, ...] say of n examples; C is static."""
+        """Returns what C predictors, held by arrays, say of n examples; C is static."""
 
     def predictions(self, outputs: Any, weights: tf.Tensor, x: Any) -> tf.Tensor:
         """Returns what the mixture predicts, as the model's metrics read it."""
@@ -50,7 +55,8 @@ class Members(Protocol):
 class DiscreteMembers:
     """Distributions over outcomes without any input, such as unigram models.
 
-    They are held by their probabilities; their models have scores, as `models.unigram`.
+    They are held by their probabilities, [outcomes, q]: what all of them say of an outcome lies
+    together in memory. Their models have scores, as `models.unigram`.
 
     Attributes:
         with_norm: Whether predictions say |h|^2, which takes all of h.
@@ -58,12 +64,14 @@ class DiscreteMembers:
 
     with_norm: bool = True
     are_densities = True
+    axis = 1
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
         """See `Members`."""
         scores = np.stack([np.asarray(p.trainable[0], np.float64) for p in predictors])
         raised = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return [(raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)]
+        shares = (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)
+        return [np.ascontiguousarray(shares.T)]
 
     def outputs(self, stacks: Stacks, x: Any) -> SharedOutputs:
         """See `Members`."""
@@ -94,6 +102,7 @@ class ModelMembers:
     """
 
     model: Model
+    axis = 0
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
         """See `Members`: trainable and other weights, in their order."""

@@ -30,24 +30,24 @@ class SharedOutputs(NamedTuple):
     """Distributions that do not depend on the example.
 
     Attributes:
-        rows: h_k, float32 [C, outcomes].
+        table: h_k(y) in row y and column k, float32 [outcomes, C].
     """
 
-    rows: tf.Tensor
+    table: tf.Tensor
 
     def agreements(self, labels: tf.Tensor) -> tf.Tensor:
         """See `Outputs`; labels are outcomes, int [n]."""
-        return tf.transpose(tf.gather(self.rows, labels, axis=1))
+        return tf.gather(self.table, labels)
 
     def products(self, weights: tf.Tensor) -> tf.Tensor:
         """See `Outputs`."""
         # Sums of products: TFLite's converter crashes on a matrix product that no example is in.
-        mixture = tf.reduce_sum(self.rows * weights[:, tf.newaxis], axis=0)
-        return tf.reduce_sum(self.rows * mixture, axis=1)[tf.newaxis]
+        mixture = tf.reduce_sum(self.table * weights, axis=1, keepdims=True)
+        return tf.reduce_sum(self.table * mixture, axis=0, keepdims=True)
 
     def squared_norms(self) -> tf.Tensor:
         """See `Outputs`."""
-        return tf.reduce_sum(tf.square(self.rows), axis=1)[tf.newaxis]
+        return tf.reduce_sum(tf.square(self.table), axis=0, keepdims=True)
 
     def target_norms(self, labels: tf.Tensor) -> tf.Tensor:
         """See `Outputs`."""
