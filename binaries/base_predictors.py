@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-import numpy as np
 from absl import flags
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_can_be_made, make_folder
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.ensembles.counting import GROUPINGS, outcomes_of, smoothed_scores
-from tff_agnostic.program.ensembles.predictor_files import PredictorFile, write_predictors
+from tff_agnostic.program.ensembles.counting import GROUPINGS, outcomes_of, unigram_predictors
+from tff_agnostic.program.ensembles.predictor_files import write_predictors
 from tff_agnostic.program.flags import (
     define_run_flags,
     define_runtime_flags,
@@ -25,7 +24,6 @@ from tff_agnostic.program.flags import (
 )
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
-from tff_agnostic.tasks.task import DATA
 
 _SETTINGS = (
     "seed",
@@ -65,41 +63,22 @@ def main(argv: Sequence[str]) -> None:
     output, smoothing = path_flag("output"), flags.FLAGS.smoothing_share
     _check(output, smoothing)
     assert output is not None
-    grouping = Registry("value of --group_by", dict(GROUPINGS))[flags.FLAGS.group_by]
+    group_by = flags.FLAGS.group_by
+    _ = Registry("value of --group_by", dict(GROUPINGS))[group_by]
     spec = run_spec_from_flags()
     task = spec.load_task()
     num_outcomes, aggregation = outcomes_of(task), spec.build_aggregation()
     options = runtime_options(spec.config.runtime)
     with RUNTIMES[spec.config.runtime](options) as runtime:
-        found = grouping(task, runtime, aggregation)
-    if not found.counts:
-        raise UserError(
-            f"--secure_min_clients: expected groups of at least {aggregation.min_clients} clients, "
-            "found none"
-        )
+        made, left_out = unigram_predictors(task, runtime, aggregation, group_by, smoothing)
     make_folder(output.parent)
-    scores = np.stack([smoothed_scores(counts, smoothing) for counts in found.counts.values()])
-    write_predictors(
-        output,
-        PredictorFile(
-            names=tuple(found.counts),
-            arrays=(scores,),
-            fingerprint={name: v for name, v in task.fingerprint.items() if name != DATA},
-            about={
-                "task": spec.task,
-                "group_by": flags.FLAGS.group_by,
-                "smoothing": smoothing,
-                "aggregation": spec.config.aggregation,
-                "examples": [int(counts.sum()) for counts in found.counts.values()],
-            },
-        ),
-    )
-    for name, num_clients in found.left_out.items():
+    write_predictors(output, made)
+    for name, num_clients in left_out.items():
         print(f"note: {name} is left out: {num_clients} clients with examples are too few")
-    total = sum(int(counts.sum()) for counts in found.counts.values())
     print(
-        f"{len(found.counts)} base predictors over {num_outcomes} outcomes, of {total} examples by "
-        f"{flags.FLAGS.group_by}, smoothed by {smoothing:g} of uniform: {output}"
+        f"{len(made.names)} base predictors over {num_outcomes} outcomes, of "
+        f"{sum(made.about['examples'])} examples by {group_by}, smoothed by {smoothing:g} of "
+        f"uniform: {output}"
     )
 
 

@@ -284,5 +284,7 @@ def test_a_model_that_is_no_ensemble_is_refused(name):
 
 
 def test_steps_of_cvar_are_refused():
+    spec = ALGORITHMS["afl_boost"]
+    problem = Problem.of_numbered_domains(_ensemble("log"), 3)
     with pytest.raises(UserError, match="--domain_weight_update: AFLBoost steps along estimates"):
-        ALGORITHMS["afl_boost"].options(domain_weight_update="cvar")
+        spec.build(problem, spec.options(domain_weight_update="cvar"))

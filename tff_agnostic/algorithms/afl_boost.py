@@ -24,7 +24,7 @@ from tff_agnostic.computations.boosting.alpha_steps import (
 from tff_agnostic.computations.boosting.client import BoostBroadcast, BoostClient
 from tff_agnostic.computations.boosting.options import BoostOptions
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, Sums
-from tff_agnostic.computations.minimax.game_estimates import DOMAIN_LOSSES
+from tff_agnostic.computations.minimax.game_estimates import DOMAIN_LOSSES, DomainLossesOptions
 from tff_agnostic.computations.minimax.game_steps import running_mean
 from tff_agnostic.computations.minimax.lambda_steps import (
     LAMBDA_QUANTITIES,
@@ -41,35 +41,14 @@ from tff_agnostic.computations.server_update import (
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.quantities import Quantity
-from tff_agnostic.settings import setting
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
 _MAX_BETA = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class AflBoostOptions(BoostOptions, LambdaOptions):
-    """Settings of AFLBoost.
-
-    Attributes:
-        domain_losses: Member of `DOMAIN_LOSSES`.
-    """
-
-    domain_losses: str = setting(
-        "unbiased",
-        "What sums of losses are divided by in Stochastic-AFL and AFLBoost: counts that are "
-        "expected (unbiased), or those of the round (ratio).",
-        choices=DOMAIN_LOSSES,
-    )
-
-    def __post_init__(self) -> None:
-        """Refuses CVaR too, which is no step along estimates of losses."""
-        super().__post_init__()
-        if self.domain_weight_update == "cvar":
-            raise UserError(
-                "--domain_weight_update: AFLBoost steps along estimates of the losses, and cvar "
-                "has no step: expected another, or --algorithm=agnostic_fed_avg"
-            )
+class AflBoostOptions(BoostOptions, LambdaOptions, DomainLossesOptions):
+    """Settings of AFLBoost: those of both players, and how losses of domains are estimated."""
 
 
 class AflBoostState(NamedTuple):
@@ -98,6 +77,11 @@ def afl_boost(problem: Problem, options: AflBoostOptions) -> Algorithm:
     Raises:
         UserError: If the model is no ensemble, or the settings do not fit it or the domains.
     """
+    if options.domain_weight_update == "cvar":
+        raise UserError(
+            "--domain_weight_update: AFLBoost steps along estimates of the losses, and cvar has no "
+            "step: expected another, or --algorithm=agnostic_fed_avg"
+        )
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
     lambdas = lambda_steps(options, problem.domain_names, problem.expected_counts)

@@ -5,6 +5,7 @@ from tff_agnostic.experiments.delta_fl import DELTA_FL
 from tff_agnostic.experiments.emnist import EMNIST, MNIST_BY_WRITER
 from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.experiments.fashion_mnist import FASHION_MNIST
+from tff_agnostic.experiments.fed_boost import SHAKESPEARE
 from tff_agnostic.experiments.spanish_keyboard import SPANISH_KEYBOARD
 from tff_agnostic.experiments.stackoverflow import STACKOVERFLOW
 from tff_agnostic.experiments.two_domain_lm import TWO_DOMAIN_LM
@@ -16,6 +17,7 @@ EXPERIMENTS: Registry[Experiment] = Registry(
         "emnist": EMNIST,
         "mnist_by_writer": MNIST_BY_WRITER,
         "delta_fl": DELTA_FL,
+        "fedboost_shakespeare": SHAKESPEARE,
         "stackoverflow": STACKOVERFLOW,
         "spanish_keyboard": SPANISH_KEYBOARD,
         "adult": ADULT,

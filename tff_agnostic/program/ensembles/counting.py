@@ -10,10 +10,11 @@ from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.outcome_counts import OutcomeCounts, measurement_of_outcomes
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.unigram import unigram_loss
+from tff_agnostic.program.ensembles.predictor_files import PredictorFile
 from tff_agnostic.program.evaluator import in_parts
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.tasks.task import Task
+from tff_agnostic.tasks.task import DATA, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,46 @@ def outcomes_of(task: Task) -> int:
             "predictors are runs of train"
         )
     return len(task.model.initial_weights.trainable[0])
+
+
+def unigram_predictors(
+    task: Task,
+    runtime: Runtime,
+    aggregation: Aggregation,
+    group_by: str,
+    smoothing: float,
+) -> tuple[PredictorFile, Mapping[str, int]]:
+    """Returns a predictor of each group, and how many clients groups have that are left out.
+
+    Args:
+        task: A task of distributions.
+        runtime: Where clients count.
+        aggregation: How they are summed.
+        group_by: Member of `GROUPINGS`.
+        smoothing: See `smoothed_scores`.
+
+    Raises:
+        UserError: If the task is another one, or no group is large enough.
+    """
+    found = GROUPINGS[group_by](task, runtime, aggregation)
+    if not found.counts:
+        raise UserError(
+            f"--secure_min_clients: expected groups of at least {aggregation.min_clients} clients, "
+            "found none"
+        )
+    scores = np.stack([smoothed_scores(counts, smoothing) for counts in found.counts.values()])
+    predictors = PredictorFile(
+        names=tuple(found.counts),
+        arrays=(scores,),
+        fingerprint={name: v for name, v in task.fingerprint.items() if name != DATA},
+        about={
+            "group_by": group_by,
+            "smoothing_share": smoothing,
+            "aggregation": aggregation.name,
+            "examples": [int(counts.sum()) for counts in found.counts.values()],
+        },
+    )
+    return predictors, found.left_out
 
 
 def smoothed_scores(counts: np.ndarray, smoothing: float) -> np.ndarray:
