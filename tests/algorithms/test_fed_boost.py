@@ -241,6 +241,17 @@ def _answer(algorithm: Any, message: Any) -> Any:
     return algorithm.exchanges[0].client(message, clients, tf.constant(0, tf.int64), one_client)
 
 
+def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):
+    """A comparison has arms of several budgets in one runtime."""
+    sampled = []
+    for budget in (1, 2, 3):
+        algorithm = build("fed_boost", budget=budget, predictor_sampling="uniform")
+        training = streaming_runtime.training(algorithm, PlainSum())
+        _, report = training.next(training.initialize(), _COHORTS[0])
+        sampled.append(int(report["predictors"]["sampled"]))
+    assert sampled == [1, 2, 3]
+
+
 def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streaming_runtime):
     case = _CASES["unbiased"]._replace(sampling="uniform")
     spec = ALGORITHMS["fed_boost"]

@@ -161,7 +161,7 @@ def afl_boost(problem: Problem, options: AflBoostOptions) -> Algorithm:
             Exchange(
                 name=name,
                 prepare=prepare,
-                client=BoostClient(model, p, options.gradient_estimator),
+                client=BoostClient(model, p, options.gradient_estimator, alphas.room),
                 bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
             )
             for name in exchange_names(repetitions)

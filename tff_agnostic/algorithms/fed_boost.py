@@ -107,7 +107,7 @@ def fed_boost(problem: Problem, options: BoostOptions) -> Algorithm:
             Exchange(
                 name=name,
                 prepare=prepare,
-                client=BoostClient(model, p, options.gradient_estimator),
+                client=BoostClient(model, p, options.gradient_estimator, alphas.room),
                 bounds=lambda limits: training_output_bounds(
                     model, limits, float(limits.max_examples)
                 ),

@@ -45,11 +45,7 @@ SHAKESPEARE = Experiment(
         "full": _arm("all predictors", "none"),
         "uniform": _arm("uniform, masked", "uniform"),
         "weighted": _arm("weighted, masked", "weighted"),
-        "uniform_centred": _arm("uniform, centred", "uniform", "centred"),
         "weighted_centred": _arm("weighted, centred", "weighted", "centred"),
-        "weighted_systematic": _arm(
-            "weighted, masked, C at most", "weighted", predictor_draw="systematic"
-        ),
     },
     paper=PaperTable(source="Hamer et al. 2020, figure 5 (no numbers)", cells={}),
     measures=("loss", "perplexity"),

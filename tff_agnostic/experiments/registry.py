@@ -17,11 +17,11 @@ EXPERIMENTS: Registry[Experiment] = Registry(
         "emnist": EMNIST,
         "mnist_by_writer": MNIST_BY_WRITER,
         "delta_fl": DELTA_FL,
-        "fedboost_shakespeare": SHAKESPEARE,
         "stackoverflow": STACKOVERFLOW,
         "spanish_keyboard": SPANISH_KEYBOARD,
         "adult": ADULT,
         "fashion_mnist": FASHION_MNIST,
         "two_domain_lm": TWO_DOMAIN_LM,
+        "fedboost_shakespeare": SHAKESPEARE,
     },
 )

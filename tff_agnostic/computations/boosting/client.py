@@ -44,12 +44,14 @@ class BoostClient:
         model: The ensemble.
         num_domains: p.
         estimator: Member of `GRADIENT_ESTIMATORS`.
+        room: How many predictors a message has: what is traced for one number serves no other.
         batch_size: Examples of a client per step; bounds the memory only.
     """
 
     model: EnsembleModel
     num_domains: int
     estimator: str
+    room: int
     batch_size: int = _BATCH_SIZE
 
     def __call__(
