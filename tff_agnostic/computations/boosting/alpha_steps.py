@@ -110,8 +110,9 @@ class AlphaSteps:
         # alpha~_k = alpha_k / gamma_k, 0 for what was not sampled. Of a round without any predictor
         # there is no step, but losses that clients can measure.
         mixed = tf.where(tf.reduce_any(is_sampled > 0), of_each / gamma * is_sampled, of_each)
-        axis = self.model.members.axis
-        stacks = [tf.gather(stack, indices, axis=axis) for stack in weights.non_trainable]
+        members = self.model.members
+        assert members is not None
+        stacks = [tf.gather(stack, indices, axis=members.axis) for stack in weights.non_trainable]
         sent = Sent(of_each, gamma, is_sampled)
         return BoostBroadcast(ModelWeights([mixed], stacks), sent, scale)
 
