@@ -13,10 +13,11 @@ from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.lambda_sets import LambdaSet
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.program.choice import check_choice, choice_table, evaluate_choice
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.enough_clients import check_test_clients
+from tff_agnostic.program.ensembles.loading import single_predictors
 from tff_agnostic.program.evaluator import Evaluator
 from tff_agnostic.program.flags import (
     data,
@@ -60,7 +61,10 @@ def define_flags() -> None:
     define_run_flags(_SETTINGS)
     define_runtime_flags()
     flags.DEFINE_list(
-        "models", None, "Names of the models of a family to evaluate, such as conformity_0.5. [all]"
+        "models",
+        None,
+        "Names of the models of a family to evaluate, such as conformity_0.5, or of the base "
+        "predictors of an ensemble, each by itself. [all that were trained]",
     )
     flags.DEFINE_float(
         "adaptation_share",
@@ -90,7 +94,9 @@ def main(argv: Sequence[str]) -> None:
     check_test_clients(task, aggregation)
     options = runtime_options(config.runtime)
     # The task may have other domains than the one that was trained on.
-    models = _chosen_models(checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint))
+    models = _chosen_models(
+        checkpoint.models(task.model.initial_weights, flags.FLAGS.checkpoint), task.model
+    )
     choice, share = None, flags.FLAGS.adaptation_share
     if share is not None:
         check_choice(task.test, models, share)
@@ -125,8 +131,8 @@ def main(argv: Sequence[str]) -> None:
         write_json(output, {**description, **reports_to_json(reports), **of_choice})
 
 
-def _chosen_models(models: Mapping[str, ModelWeights]) -> Mapping[str, ModelWeights]:
-    """Returns the models that --models names, in its order.
+def _chosen_models(models: Mapping[str, ModelWeights], model: Model) -> Mapping[str, ModelWeights]:
+    """Returns the models that --models names, in its order; of an ensemble its predictors, too.
 
     Raises:
         UserError: If there is none of such a name.
@@ -136,7 +142,9 @@ def _chosen_models(models: Mapping[str, ModelWeights]) -> Mapping[str, ModelWeig
         return models
     if not names:
         raise UserError(f"--models: expected some of {', '.join(models)}, found none")
-    known = Registry(f"model of {flags.FLAGS.checkpoint}", models)
+    known = Registry(
+        f"model of {flags.FLAGS.checkpoint}", {**single_predictors(model, models), **models}
+    )
     return {name: known[name] for name in names}
 
 

@@ -17,7 +17,14 @@ from absl import flags
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import Experiment
-from tff_agnostic.experiments.prepare import STORE_NAME, data_lines, prepare, store_path
+from tff_agnostic.experiments.prepare import (
+    PREDICTORS_NAME,
+    STORE_NAME,
+    data_lines,
+    prepare,
+    prepare_predictors,
+    store_path,
+)
 from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
@@ -46,7 +53,7 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 
 _RUNS = Path("runs")
 # What stands in the folder beside a comparison's own files.
-_OTHER_FILES = (STORE_NAME, "page.md", "images", "seconds.json")
+_OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json")
 # Set by the experiment and its arms.
 _NOT_FLAGS = ("algorithm", "target_domain")
 # Evaluations in the course of a run: enough for a curve.
@@ -95,7 +102,7 @@ def main(argv: Sequence[str]) -> None:
 def _reproduce(experiment: Experiment, trials: int, folder: Path) -> None:
     page = path_flag("page")
     store = store_path(experiment, data_dir(), data(), folder)
-    specs = trial_specs(experiment, trials, store)
+    specs = trial_specs(experiment, trials, store, folder / PREDICTORS_NAME)
     # Before anything is imported: what is wrong with a flag or the folder is better found now.
     check_folder(specs, folder, flags.FLAGS.resume, _OTHER_FILES)
     names = ", ".join(experiment.arms)
@@ -105,6 +112,9 @@ def _reproduce(experiment: Experiment, trials: int, folder: Path) -> None:
     options = runtime_options(runtime_name)
     started = time.monotonic()
     with StopRequest() as stop, RUNTIMES[runtime_name](options) as runtime:
+        prepare_predictors(
+            experiment, next(iter(specs.values())), runtime, folder / PREDICTORS_NAME
+        )
         try:
             # The folder was checked, and may hold the store by now: that is nothing to refuse.
             comparison = run_trials(
@@ -125,9 +135,15 @@ def _reproduce(experiment: Experiment, trials: int, folder: Path) -> None:
 
 
 def trial_specs(
-    experiment: Experiment, trials: int, store: Optional[Path]
+    experiment: Experiment, trials: int, store: Optional[Path], predictors: Path
 ) -> dict[str, list[RunSpec]]:
     """Returns the runs of each arm that the flags describe.
+
+    Args:
+        experiment: What is reproduced.
+        trials: Runs of each arm.
+        store: The data, if the task reads a store.
+        predictors: File of base predictors, for the arms that mix some.
 
     Raises:
         UserError: If a flag is out of range, or has no effect on any of the arms.
@@ -138,6 +154,8 @@ def trial_specs(
     specs = {}
     for arm, row in experiment.arms.items():
         shared = {**_shortened(experiment, row.settings), **given}
+        if experiment.base_predictors is not None:
+            shared["base_predictors"] = (str(predictors),)
         chosen = {**{k: v for k, v in row.settings.items() if k not in given}, **own[arm]}
         seed = shared.get("seed", 0)
         specs[arm] = [

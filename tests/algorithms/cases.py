@@ -1,6 +1,7 @@
 """Algorithms for tests: every registered one, and one of two exchanges; built with any settings."""
 
 import dataclasses
+import functools
 from typing import Any, Optional
 
 import numpy as np
@@ -9,7 +10,10 @@ from tests.algorithms import two_exchanges
 from tests.computations.harness import make_client, random_client
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
 from tff_agnostic.computations import Algorithm
+from tff_agnostic.computations.boosting.options import EnsembleOptions
 from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
 
 NUM_DOMAINS = 3
 CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_exchanges.NAME: two_exchanges.ALGORITHM}
@@ -27,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "tilt": 1.5,
     "cohort_share": 0.8,
     "conformity": (0.8,),
+    "alpha_learning_rate": 0.02,
 }
 
 
@@ -42,7 +47,23 @@ def build(
     fields = {field.name for field in dataclasses.fields(spec.options)}
     chosen = {key: value for key, value in {**SETTINGS, **settings}.items() if key in fields}
     model = logistic_regression(4, 3) if model is None else model
+    if issubclass(spec.options, EnsembleOptions):
+        model = random_ensemble(model)
     return spec.build(Problem.of_numbered_domains(model, num_domains, seed), spec.options(**chosen))
+
+
+@functools.cache
+def random_ensemble(model: Model, q: int = 4, loss: Optional[str] = None) -> EnsembleModel:
+    """Returns an ensemble of random predictors of a model; one for all callers that ask for it."""
+    rng = np.random.default_rng(6)
+    predictors = [
+        ModelWeights(
+            [w + rng.normal(size=w.shape).astype(w.dtype) for w in model.initial_weights.trainable],
+            model.initial_weights.non_trainable,
+        )
+        for _ in range(q)
+    ]
+    return ensemble(model, predictors, loss=loss)
 
 
 def cohort(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 1, 13)) -> list[dict[str, np.ndarray]]:

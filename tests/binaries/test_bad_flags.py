@@ -21,7 +21,7 @@ _UNKNOWN = [
     (
         ["--algorithm=agnostic_fedavg"],
         "--algorithm: unknown algorithm 'agnostic_fedavg': did you mean agnostic_fed_avg or "
-        "fed_avg? valid names: agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, ",
+        "fed_avg? valid names: afl_boost, agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, ",
     ),
     (
         ["--runtime=tf"],

@@ -9,7 +9,16 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
 
-from binaries import compare, evaluate, export, frontier, privacy, reproduce, train
+from binaries import (
+    base_predictors,
+    compare,
+    evaluate,
+    export,
+    frontier,
+    privacy,
+    reproduce,
+    train,
+)
 from tests.binaries.harness import TOY, Caller, defined_flags
 from tests.program.harness import is_png
 from tff_agnostic.program.config import RunConfig
@@ -169,7 +178,7 @@ def test_every_flag_can_be_given():
 
 def test_flags_of_commands_that_are_no_settings_are_known():
     """A user's algorithm may not have a setting that is called so, whatever the command."""
-    commands = (train, compare, evaluate, export, frontier, privacy, reproduce)
+    commands = (train, compare, evaluate, export, frontier, privacy, reproduce, base_predictors)
     names = set().union(*map(defined_flags, commands))
     assert names - _settings() == FLAGS_OF_BINARIES
 

@@ -68,6 +68,15 @@ def _fashion_mnist(source: Path, target: Path) -> None:
             small.write(start[:4] + _GARMENTS.to_bytes(4, "big") + start[8:] + items)
 
 
+def _tinyshakespeare(source: Path, target: Path) -> None:
+    """The first speech of each speaker: an experiment mixes as many models as there are."""
+    target.mkdir(parents=True)
+    first: dict[str, str] = {}
+    for speech in (source / "input.txt").read_text(encoding="utf-8").split("\n\n"):
+        first.setdefault(speech.partition("\n")[0], speech)
+    (target / "input.txt").write_text("\n\n".join(first.values()), encoding="utf-8")
+
+
 _KEYS = ("x", "y", "hsf", "writer")
 _COPIES: dict[str, Callable[[Path, Path], None]] = {
     "activ_es": _spanish,
@@ -75,6 +84,7 @@ _COPIES: dict[str, Callable[[Path, Path], None]] = {
     "fashion_mnist": _fashion_mnist,
     "mnist_by_writer": _mnist_by_writer,
     "stackexchange": _stackexchange,
+    "tinyshakespeare": _tinyshakespeare,
 }
 
 

@@ -31,6 +31,7 @@ SHORTENED = {
     "reproduce": ["--rounds=2", "--trials=1", *_FEW_CLIENTS, _STREAMED],
     "frontier": ["--rounds=2", "--trials=1", "--grid_points=2", _STREAMED],
     "import_data": ["--max_records=3000"],
+    "base_predictors": [],
     "evaluate": [],
     "export": [],
     "privacy": [],

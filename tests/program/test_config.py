@@ -120,7 +120,7 @@ def test_numbers_below_their_range(flag):
 
 def test_ranges_with_an_upper_end():
     assert {flag for flag in _BY_FLAG if _with(flag, "below")} == {
-        *("server_momentum", "domain_loss_share", "delta", "update_share"),
+        *("server_momentum", "domain_loss_share", "delta", "update_share", "uniform_share"),
     }
     _made("server_momentum", 0.0)
     assert _error("server_momentum", 1.0) == "--server_momentum: expected less than 1.0, found 1.0"

@@ -7,6 +7,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
+from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.flags import (
@@ -115,7 +116,12 @@ def test_help_names_choices_and_defaults():
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
     assert text("shuffle").endswith("[True]")
     assert text("q").endswith("Of: q_ffl. [1.0]")
-    assert f"Of: {', '.join(ALGORITHMS)}." in text("server_optimizer")
+    with_optimizer = [
+        name
+        for name, spec in ALGORITHMS.items()
+        if issubclass(spec.options, ServerOptimizerOptions)
+    ]
+    assert f"Of: {', '.join(with_optimizer)}." in text("server_optimizer")
     assert "stochastic_afl" not in text("shuffle")
     assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
     assert "Of: secure." in text("secure_bits")

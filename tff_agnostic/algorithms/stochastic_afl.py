@@ -23,6 +23,7 @@ from tff_agnostic.computations.minimax.game_estimates import (
     DOMAIN_LOSSES,
     LAMBDA_GRADIENTS,
     WEIGHTS_GRADIENTS,
+    DomainLossesOptions,
 )
 from tff_agnostic.computations.minimax.game_steps import (
     STEP_DECAYS,
@@ -62,7 +63,9 @@ _OF_WEIGHTS, _OF_LAMBDA = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
-class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOptions):
+class StochasticAflOptions(
+    ServerOptimizerOptions, LambdaOptions, DomainLossesOptions, DomainLossOptions
+):
     """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
@@ -71,9 +74,6 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
             the round.
         lambda_gradient: Member of `LAMBDA_GRADIENTS`. "every_domain": the losses of all domains;
             "one_domain": p times that of one domain, drawn uniformly, and 0 for the others.
-        domain_losses: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
-            round is expected to have; "ratio": over those that it has. An absent domain counts as 0
-            in both.
         sample_size: Examples that each client draws; all if None.
         step_decay: Member of `STEP_DECAYS`, for both players.
         optimistic: Steps along 2 g_{t-1} - g_{t-2} in place of g_{t-1}, of both players.
@@ -92,12 +92,6 @@ class StochasticAflOptions(ServerOptimizerOptions, LambdaOptions, DomainLossOpti
         "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
         "that is drawn uniformly.",
         choices=LAMBDA_GRADIENTS,
-    )
-    domain_losses: str = setting(
-        "unbiased",
-        "What sums of losses are divided by in Stochastic-AFL: counts that are expected "
-        "(unbiased), or those of the round (ratio).",
-        choices=DOMAIN_LOSSES,
     )
     sample_size: Optional[int] = setting(
         None, "Examples that each client draws for its gradient; all if not given.", at_least=1

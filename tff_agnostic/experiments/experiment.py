@@ -51,6 +51,19 @@ class PaperTable:
 
 
 @dataclasses.dataclass(frozen=True)
+class UnigramPredictors:
+    """What arms mix that mix predictors; see `program.ensembles.counting`.
+
+    Attributes:
+        group_by: Of whom each is.
+        smoothing: Share of the uniform distribution.
+    """
+
+    group_by: str
+    smoothing: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
     """An experiment: a task, what is compared on it, and the paper's numbers.
 
@@ -69,6 +82,7 @@ class Experiment:
         task_options: Options of the task.
         raw_data: How a folder of raw files becomes a client store; None if the task reads the
             folder itself, or none.
+        base_predictors: What arms mix that mix predictors; None if none do.
     """
 
     title: str
@@ -83,6 +97,7 @@ class Experiment:
     trials: int = 3
     task_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     raw_data: Optional[ImportOptions] = None
+    base_predictors: Optional[UnigramPredictors] = None
 
     def import_options(self, data_dir: Path, output: Path) -> ImportOptions:
         """Returns the import that makes the experiment's store of a folder of raw files."""

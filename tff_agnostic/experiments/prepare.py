@@ -1,17 +1,24 @@
 """The data of an experiment: a client store, made of raw files where there is none yet."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.files import make_folder
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.records.reading import ReadLog
+from tff_agnostic.program.ensembles.counting import unigram_predictors
+from tff_agnostic.program.ensembles.predictor_files import write_predictors
+from tff_agnostic.program.run_spec import RunSpec
+from tff_agnostic.runtimes.runtime import Runtime
 
 STORE_NAME = "clients.sqlite"
+PREDICTORS_NAME = "base_predictors.npz"
 
 
 def store_path(
@@ -59,6 +66,28 @@ def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Pa
     print(f"importing {data_dir} into {store}")
     options = experiment.import_options(data_dir, store)
     print(checked_import(options, given=()).run(ReadLog()).text())
+
+
+def prepare_predictors(
+    experiment: Experiment, specs: Sequence[RunSpec], runtime: Runtime, path: Path
+) -> None:
+    """Makes the base predictors of an experiment, if it has some and they are not there yet.
+
+    Args:
+        experiment: What is reproduced.
+        specs: Runs of its task.
+        runtime: Where clients count.
+        path: The file to write.
+    """
+    recipe = experiment.base_predictors
+    if recipe is None or path.exists():
+        return
+    (spec, *_) = specs
+    # The task's own model: the file that others mix is only being made.
+    task = dataclasses.replace(spec, algorithm=None).load_task()
+    predictors, _ = unigram_predictors(task, runtime, PlainSum(), recipe.group_by, recipe.smoothing)
+    write_predictors(path, predictors)
+    print(f"{len(predictors.names)} base predictors by {recipe.group_by}: {path}")
 
 
 def data_lines(path: Optional[Path]) -> Sequence[str]:

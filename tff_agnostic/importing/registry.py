@@ -7,6 +7,7 @@ from tff_agnostic.importing.formats import (
     leaf,
     npz,
     parquet,
+    plays,
     stackexchange,
     text_folders,
 )
@@ -18,6 +19,7 @@ FORMATS: Registry[Format] = Registry(
     {
         "stackexchange": stackexchange.FORMAT,
         "text_folders": text_folders.FORMAT,
+        "plays": plays.FORMAT,
         "leaf": leaf.FORMAT,
         "csv": csv_table.FORMAT,
         "jsonl": jsonl.FORMAT,

@@ -181,6 +181,21 @@ def _largest_label(data: ModelData) -> int:
     return (largest or 1) - 1
 
 
+@dataclasses.dataclass(frozen=True)
+class LossOfColumns:
+    """A Keras loss of labels and outputs that are one number each, given to it as columns.
+
+    Attributes:
+        keras_loss: The loss.
+    """
+
+    keras_loss: tf.keras.losses.Loss
+
+    def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each example."""
+        return self.keras_loss(labels[:, tf.newaxis], tf.reshape(predictions, [-1, 1]))
+
+
 def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
     """Returns a loss that takes labels [n] and one output each as columns, if Keras' needs them.
 
@@ -189,10 +204,7 @@ def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
     if not isinstance(loss, tf.keras.losses.Loss) or data.y_shape or not _is_one(output):
         return loss
 
-    def of_columns(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        return loss(labels[:, tf.newaxis], tf.reshape(predictions, [-1, 1]))
-
-    return of_columns
+    return LossOfColumns(loss)
 
 
 def _default_metrics(data: ModelData, output: Any, loss: Any) -> Sequence[Metric]:

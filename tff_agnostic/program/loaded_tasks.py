@@ -3,6 +3,7 @@
 import collections
 from typing import Any
 
+from tff_agnostic.computations.boosting.options import EnsembleOptions
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.tasks.task import Task
 
@@ -29,6 +30,7 @@ class LoadedTasks:
         wanted = (
             (spec.task, spec.task_options, spec.data_dir, spec.data),
             (spec.config.seed, spec.config.precision, spec.config.max_examples),
+            _mixed(spec),
         )
         for kept, task in self._kept:
             if kept == wanted:
@@ -36,3 +38,11 @@ class LoadedTasks:
         task = spec.load_task()
         self._kept.append((wanted, task))
         return task
+
+
+def _mixed(spec: RunSpec) -> Any:
+    """Returns what the model depends on beside the task, where it is an ensemble."""
+    options = spec.algorithm
+    if not isinstance(options, EnsembleOptions):
+        return None
+    return options.base_predictors, options.ensemble_loss

@@ -20,6 +20,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.precision import computing_in
 from tff_agnostic.program.config import RunConfig
+from tff_agnostic.program.ensembles.loading import with_base_predictors
 from tff_agnostic.program.run_parts import (
     algorithm_of_flag,
     algorithm_options,
@@ -88,18 +89,22 @@ class RunSpec:
         Args:
             task: Its task, loaded.
         """
+        paths = {f.name: getattr(self.algorithm, f.name) for f in path_fields(self.algorithm)}
+        # What several paths name is part of the task: what is in them, and not how.
         of_files = {
-            field.name: file_digest(Path(getattr(self.algorithm, field.name)))
-            for field in path_fields(self.algorithm)
-            if getattr(self.algorithm, field.name) is not None
+            name: file_digest(Path(path)) for name, path in paths.items() if isinstance(path, str)
         }
         return {**task.fingerprint, **algorithm_fingerprint(self.config.algorithm), **of_files}
 
     def load_task(self) -> Task:
-        """Loads the task; see `tasks.registry.load_task`."""
+        """Loads the task, with the ensemble as its model if the algorithm mixes predictors.
+
+        See `tasks.registry.load_task`.
+        """
         context = TaskContext(self.config.seed, _path(self.data_dir), _path(self.data))
         with computing_in(self.config.precision):
             task = load_task(self.task, self.task_options, context)
+            task = with_base_predictors(task, self.algorithm)
         if self.config.max_examples is None:
             return task
         return dataclasses.replace(task, train=FirstExamples(task.train, self.config.max_examples))
@@ -251,8 +256,14 @@ def path_fields(options: Any) -> list[dataclasses.Field]:
 
 
 def _with_absolute_paths(options: Any) -> Any:
-    paths = {f.name: _absolute(_path(getattr(options, f.name))) for f in path_fields(options)}
+    paths = {f.name: _absolute_of(getattr(options, f.name)) for f in path_fields(options)}
     return dataclasses.replace(options, **paths) if paths else options
+
+
+def _absolute_of(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_absolute(Path(text)) for text in value)
+    return _absolute(_path(value))
 
 
 def _path(text: Optional[str]) -> Optional[Path]:

@@ -12,9 +12,11 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS, check_cohort_size
 from tff_agnostic.files import read_json, write_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.measures import measures_of
+from tff_agnostic.models.mixtures.ensemble import EnsembleModel
 from tff_agnostic.program.checkpoints import CheckpointFolder
 from tff_agnostic.program.divergence import diverged, skipped_rounds
 from tff_agnostic.program.enough_clients import check_test_clients
+from tff_agnostic.program.ensembles.alpha_report import alpha_table, alphas, write_alphas
 from tff_agnostic.program.evaluator import (
     Evaluator,
     Reports,
@@ -156,14 +158,14 @@ class TrainingRun:
             self._folder.write_config(self.spec, self._fingerprint, self._execution)
             if self._privacy is not None:
                 self._begin_private(self._privacy, state)
-            reports = self._rounds(state, reports, stop, show_progress)
-            self._finish(reports)
+            state, reports = self._rounds(state, reports, stop, show_progress)
+            self._finish(state, reports)
         return next(iter(reports.values()))
 
     def _rounds(
         self, state: RunState, reports: Optional[Reports], stop: StopRequest, show_progress: bool
-    ) -> Reports:
-        """Runs the rounds that are left; returns the evaluation after the last one."""
+    ) -> tuple[RunState, Reports]:
+        """Runs the rounds that are left; returns the state and its evaluation after the last."""
         config, names = self.spec.config, self.task.domain_names
         total, completed = config.rounds, int(state.round_num)
         clients, sampling = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
@@ -194,7 +196,7 @@ class TrainingRun:
                     stop.check(f"round {round_num}")
         # The last round is always evaluated.
         assert reports is not None
-        return reports
+        return state, reports
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of this run.
@@ -267,7 +269,7 @@ class TrainingRun:
         models = self._algorithm.models(state.algorithm)
         self._checkpoints.save(int(state.round_num), state, models)
 
-    def _finish(self, reports: Reports) -> None:
+    def _finish(self, state: RunState, reports: Reports) -> None:
         values = self._history.values()
         num_skipped = int(np.nansum(values["skipped"]))
         if num_skipped:
@@ -276,6 +278,10 @@ class TrainingRun:
         plots.draw_run(
             self._folder.plots, self.task, self._history.columns, values, client_figures(reports)
         )
+        if isinstance(self.task.model, EnsembleModel):
+            by_model = alphas(self._algorithm.models(state.algorithm))
+            write_alphas(self._folder.path, self.task.model, by_model)
+            print(alpha_table(self.task.model, by_model))
         config, weights = self.spec.config, self.domain_weights()
         (_, report), *further = reports.items()
         # Last: where it is, the run is complete.

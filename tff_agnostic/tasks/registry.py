@@ -22,10 +22,13 @@ from tff_agnostic.tasks import (
     text_classifier,
     toy_regression,
     two_domain_lm,
+    unigram,
 )
 from tff_agnostic.tasks.divided import divided
-from tff_agnostic.tasks.stored import SplitOptions
+from tff_agnostic.tasks.stored import TRAIN_SPLIT, SplitOptions
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
+
+_TRAINED_ON = "train_clients"
 
 TASKS: Registry[TaskSpec] = Registry(
     "task",
@@ -42,6 +45,7 @@ TASKS: Registry[TaskSpec] = Registry(
         "spanish_keyboard": spanish_keyboard.TASK,
         "fashion_mnist": fashion_mnist.TASK,
         "two_domain_lm": two_domain_lm.TASK,
+        "unigram": unigram.TASK,
     },
 )
 
@@ -69,7 +73,10 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     task = spec.load(chosen, context)
     # What tasks on stores have in common: who trains, and who is evaluated.
     if isinstance(chosen, SplitOptions):
-        task = dataclasses.replace(task, test_split=chosen.test_split)
+        # Columns of the cohort are called "train": those of an evaluation on the same clients, as
+        # of an estimate of their own distribution, have another name.
+        name_of_split = _TRAINED_ON if chosen.test_split == TRAIN_SPLIT else chosen.test_split
+        task = dataclasses.replace(task, test_split=name_of_split)
         task = divided(task, name, chosen, context.seed)
     return task
 

@@ -3,6 +3,7 @@
 Source: Mohri, Sivek, Suresh 2019, section 4.2. Pure functions on float32 vectors [p].
 """
 
+import dataclasses
 from typing import Callable
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tff_agnostic.computations.server_update import mean_domain_losses
 from tff_agnostic.computations.structures import AnyDomainSums
 from tff_agnostic.registry import Registry
+from tff_agnostic.settings import Settings, setting
 
 # (lambda, seed, int32 [2]) -> by what the gradient of each domain's loss counts, in expectation
 # lambda.
@@ -68,3 +70,21 @@ LAMBDA_GRADIENTS: Registry[LambdaGradient] = Registry(
 DOMAIN_LOSSES: Registry[DomainLosses] = Registry(
     "estimate of domain losses", {"unbiased": _over_expected, "ratio": _over_counted}
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainLossesOptions(Settings):
+    """How losses of domains are estimated.
+
+    Attributes:
+        domain_losses: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
+            round is expected to have; "ratio": over those that it has. An absent domain counts as 0
+            in both.
+    """
+
+    domain_losses: str = setting(
+        "unbiased",
+        "What sums of losses are divided by in the games of weights and lambda: counts that are "
+        "expected (unbiased), or those of the round (ratio).",
+        choices=DOMAIN_LOSSES,
+    )

@@ -11,10 +11,16 @@ _WORD = re.compile(r"</?\w+>|\w+(?:['\u2019-]\w+)*|(\S)\1*")
 _LITERAL = re.compile(r"</?\w+>")
 _END = re.compile("[.?!\u2026]+")
 
+
+def _letters(word: str) -> str:
+    return "".join(filter(str.isalpha, word))
+
+
 _CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
 _TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
     "spaces": str.split,
     "words": lambda text: [match.group() for match in _WORD.finditer(text)],
+    "letters": lambda text: list(filter(None, map(_letters, text.split()))),
 }
 
 

@@ -13,7 +13,7 @@ SPLIT_NAMES = ("train", "heldout", "test")
 
 _TABLES = ("csv", "jsonl", "parquet")
 _NAMED_COLUMNS = ("npz", *_TABLES)
-_MAY_BE_TEXT = ("stackexchange", "text_folders", "leaf", *_TABLES)
+_MAY_BE_TEXT = ("stackexchange", "text_folders", "plays", "leaf", *_TABLES)
 
 # Values of flags that choose one of few; the entries are what help texts say of them.
 SPLIT_BY: Registry[str] = Registry(
@@ -43,6 +43,7 @@ TOKENIZERS: Registry[str] = Registry(
     {
         "spaces": "the text is tokenised: words are what stands between spaces",
         "words": "punctuation is taken apart, except apostrophes and hyphens inside words",
+        "letters": "words are what stands between spaces, letters only: know't is knowt",
     },
 )
 SENTENCES: Registry[str] = Registry(
@@ -143,7 +144,7 @@ class ImportOptions:
     domain_name: Optional[str] = setting(
         None,
         "Name of the only domain, where the source has none.",
-        only_with=_formats("leaf", "idx", "text_folders", *_NAMED_COLUMNS),
+        only_with=_formats("leaf", "idx", "text_folders", "plays", *_NAMED_COLUMNS),
     )
     domains_file: Optional[str] = setting(
         None, "CSV with a line CLIENT,DOMAIN for each client.", only_with=_formats("leaf")
@@ -262,19 +263,19 @@ class ImportOptions:
         None,
         "How text becomes words. [text_folders: spaces, otherwise words]",
         choices=TOKENIZERS,
-        only_with=_formats("text_folders", "leaf", *_TABLES),
+        only_with=_formats("text_folders", "plays", "leaf", *_TABLES),
     )
     case: str = setting(
         "keep",
         "Case of words.",
         choices=CASES,
-        only_with=_formats("text_folders", "leaf", *_TABLES),
+        only_with=_formats("text_folders", "plays", "leaf", *_TABLES),
     )
     punctuation: str = setting(
         "keep",
         "Words without a letter or digit.",
         choices=PUNCTUATION,
-        only_with=_formats("text_folders", "leaf", *_TABLES),
+        only_with=_formats("text_folders", "plays", "leaf", *_TABLES),
     )
 
     @property

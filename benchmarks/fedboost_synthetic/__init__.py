@@ -1,0 +1,1 @@
+"""FedBoost on point masses: the synthetic experiment of Hamer et al. 2020."""

@@ -1,0 +1,301 @@
+"""FedBoost and AFLBoost: random rounds against NumPy, exact optima, and what is sent."""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, random_ensemble, spoiled_client
+from tests.algorithms.random_rounds import SECURE
+from tests.algorithms.references import fed_boost as reference
+from tests.computations.harness import assert_all_close, random_client, run_rounds
+from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.computations.boosting.alpha_steps import AlphaSteps, alpha_steps
+from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
+from tff_agnostic.models.unigram import unigram_model
+
+_ROUNDS = 30
+_SEED = 7
+_ETA, _ETA_LAMBDA = 0.05, 0.02
+# N_k that a round is expected to have.
+_EXPECTED = (9.0, 12.0, 7.5)
+
+
+class _Case(NamedTuple):
+    """Settings of an algorithm."""
+
+    sampling: str
+    estimator: str
+    mirror_map: str
+    loss: str
+    draw: str = "systematic"
+    repetitions: int = 1
+    algorithm: str = "fed_boost"
+
+    def settings(self) -> dict[str, Any]:
+        """Returns them by name."""
+        return {
+            "predictor_sampling": self.sampling,
+            "budget": None if self.sampling == "none" else 2,
+            "gradient_estimator": self.estimator,
+            "mirror_map": self.mirror_map,
+            "predictor_draw": self.draw,
+            "repetitions": self.repetitions,
+            "uniform_share": 0.1 if self.sampling == "weighted" else 0.0,
+            "alpha_learning_rate": _ETA,
+        }
+
+
+# Every sampling, estimator, map, loss, draw and algorithm, in few compilations.
+_CASES = {
+    "figure 1": _Case("weighted", "masked", "entropy", "log"),
+    "all": _Case("none", "divided", "euclidean", "log"),
+    "unbiased": _Case("uniform", "unbiased", "euclidean", "squared", "independent"),
+    "centred": _Case("weighted", "centred", "entropy", "log", "independent"),
+    "repeated": _Case("uniform", "divided", "entropy", "squared", repetitions=2),
+    "figure 2": _Case("weighted", "divided", "euclidean", "squared", algorithm="afl_boost"),
+    "figure 2 repeated": _Case("uniform", "masked", "entropy", "log", "systematic", 2, "afl_boost"),
+}
+
+
+def _cohorts() -> list[list[dict[str, np.ndarray]]]:
+    rng = np.random.default_rng(23)
+    cohorts = []
+    for k in range(_ROUNDS):
+        sizes = rng.integers(1, 15, size=rng.integers(2, 6))
+        cohort = [random_client(rng, size, range(NUM_DOMAINS)) for size in sizes]
+        if k % 4 == 1:
+            cohort.insert(1, empty_client())
+        if k % 5 == 2:
+            cohort.append(spoiled_client(np.nan))
+        cohorts.append(cohort)
+    cohorts[7] = [empty_client()]
+    return cohorts
+
+
+_COHORTS = _cohorts()
+
+
+def _ensemble(loss: str) -> EnsembleModel:
+    return random_ensemble(logistic_regression(4, 3), 4, loss)
+
+
+@functools.cache
+def _examples(round_num: int, loss: str) -> list[list[reference.Example]]:
+    """The examples of a cohort for the reference; of clients that are not finite none."""
+    kernel, bias = _ensemble(loss).initial_weights.non_trainable
+    clients = []
+    for client in _COHORTS[round_num]:
+        if not np.all(np.isfinite(client["x"])):
+            continue
+        scores = np.einsum("nf,qfc->nqc", client["x"].astype(float), kernel) + bias
+        h = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True)
+        rows = zip(h, client["y"].tolist(), client["domain_id"].tolist())
+        clients.append([reference.Example(*row) for row in rows])
+    return clients
+
+
+def _built(case: _Case) -> Any:
+    spec = ALGORITHMS[case.algorithm]
+    settings = case.settings()
+    if case.algorithm == "afl_boost":
+        settings["domain_learning_rate"] = _ETA_LAMBDA
+    names = tuple(map(str, range(NUM_DOMAINS)))
+    problem = Problem(_ensemble(case.loss), names, _SEED, _EXPECTED)
+    return spec.build(problem, spec.options(**settings))
+
+
+def _steps(case: _Case) -> AlphaSteps:
+    options = ALGORITHMS["fed_boost"].options(**case.settings())
+    return alpha_steps(_ensemble(case.loss), options, _SEED)
+
+
+def _mask(steps: AlphaSteps, alpha: np.ndarray, step: int) -> np.ndarray:
+    drawn = steps.drawn(tf.constant(alpha, tf.float32), tf.constant(step))
+    mask = np.zeros(len(alpha))
+    mask[np.asarray(drawn.indices)] = np.asarray(drawn.is_sampled)
+    return mask
+
+
+def _assert_follows(training: Any, case: _Case) -> None:
+    """Each round from the state that the package has come to, all of them from the first one."""
+    steps, state = _steps(case), training.initialize()
+    alpha, lambda_ = np.full(4, 0.25), np.full(NUM_DOMAINS, 1 / NUM_DOMAINS)
+    iterates = []
+    for t, cohort in enumerate(_COHORTS):
+        state, report = training.next(state, cohort)
+        examples = _examples(t, case.loss)
+        for r in range(case.repetitions):
+            if any(examples):
+                iterates.append(alpha)
+            gamma = reference.gammas(case.sampling, alpha, 2, case.settings()["uniform_share"])
+            mask = _mask(steps, alpha, case.repetitions * t + r)
+            how = (case.loss, case.estimator, case.mirror_map, _ETA)
+            if case.algorithm == "fed_boost":
+                alpha = reference.fed_boost_round(alpha, examples, gamma, mask, *how)
+            else:
+                alpha, lambda_ = reference.afl_boost_round(
+                    alpha, lambda_, examples, gamma, mask, *how, _ETA_LAMBDA, np.array(_EXPECTED)
+                )
+        found = state.algorithm.weights.trainable[0]
+        np.testing.assert_allclose(found, alpha, rtol=2e-5, atol=1e-5)
+        if any(examples):
+            np.testing.assert_allclose(
+                state.algorithm.mean_alpha, np.mean(iterates, axis=0), rtol=2e-5, atol=1e-5
+            )
+        if case.algorithm == "afl_boost":
+            np.testing.assert_allclose(state.algorithm.lambda_, lambda_, rtol=2e-5, atol=1e-5)
+        assert report["predictors"]["sampled"] <= steps.room
+    assert np.ptp(alpha) > 0.05
+
+
+@pytest.mark.parametrize("case", list(_CASES))
+def test_thirty_rounds_are_those_of_the_reference(streaming_runtime, case):
+    training = streaming_runtime.training(_built(_CASES[case]), PlainSum())
+    _assert_follows(training, _CASES[case])
+
+
+def test_rounds_of_secure_sums_are_those_of_the_reference(streaming_runtime):
+    case = _CASES["figure 2"]
+    _assert_follows(streaming_runtime.training(_built(case), SECURE), case)
+
+
+_H = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
+
+
+def _of_distributions(rows: np.ndarray, loss: str = "log") -> EnsembleModel:
+    scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in rows]
+    return ensemble(unigram_model(rows.shape[1]), scores, loss=loss)
+
+
+def _words(counts: np.ndarray, domain: int = 0) -> dict[str, np.ndarray]:
+    words = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
+    return {"x": words, "y": words, "domain_id": np.full(len(words), domain, np.int32)}
+
+
+@pytest.mark.parametrize("loss", ["log", "squared"])
+def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, loss):
+    """Lemma 1: alpha_k = m_k / m, with all predictors in every round."""
+    counts = np.array([[7, 3, 1, 9], [2, 30, 4, 4], [1, 1, 5, 3]])
+    rows = counts / counts.sum(axis=1, keepdims=True)
+    problem = Problem(_of_distributions(rows, loss), ("0",), _SEED)
+    spec = ALGORITHMS["fed_boost"]
+    options = spec.options(predictor_sampling="none", alpha_learning_rate=4.0)
+    training = streaming_runtime.training(spec.build(problem, options), PlainSum())
+    state, _ = run_rounds(training, [[_words(c) for c in counts]] * 150)
+    alpha = state.algorithm.weights.trainable[0]
+    best = counts.sum(axis=1) / counts.sum()
+    cohort = [
+        [reference.Example(rows, k) for k, n in enumerate(client) for _ in range(n)]
+        for client in counts
+    ]
+    excess = reference.mean_loss(loss, alpha, cohort) - reference.mean_loss(loss, best, cohort)
+    assert -1e-6 < excess < 1e-4
+    np.testing.assert_allclose(alpha, best, atol=0.02)
+
+
+def test_the_agnostic_optimum_of_cross_entropies(streaming_runtime):
+    """The domains' own distributions: h at which every domain has the loss log 3."""
+    counts = (_H * 10).round().astype(int)
+    names = tuple("012")
+    problem = Problem(_of_distributions(_H), names, _SEED, (10.0,) * 3)
+    spec = ALGORITHMS["afl_boost"]
+    options = spec.options(
+        predictor_sampling="none", alpha_learning_rate=0.3, domain_learning_rate=0.3
+    )
+    training = streaming_runtime.training(spec.build(problem, options), PlainSum())
+    cohort = [_words(c, domain) for domain, c in enumerate(counts)]
+    state, _ = run_rounds(training, [cohort] * 1000)
+    mean = state.algorithm.mean_alpha
+    losses = -_H @ np.log(mean @ _H)
+    # min over alpha of the worst domain, as worked out beforehand
+    assert abs(losses.max() - 1.098612) < 1e-3
+    np.testing.assert_allclose(mean, (0.311111, 0.222222, 0.466667), atol=0.02)
+
+
+def test_only_the_sampled_predictors_travel():
+    model = _ensemble("log")
+    for q_sent, settings in ((2, {"budget": 2}), (4, {"predictor_sampling": "none"})):
+        algorithm = build("fed_boost", **settings)
+        state = algorithm.initialize()
+        (exchange,) = algorithm.exchanges
+        message = exchange.prepare(state, ())
+        assert [w.shape[0] for w in message.weights.non_trainable] == [q_sent] * 2
+        num_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(message))
+        sums = tf.nest.map_structure(tf.zeros_like, _answer(algorithm, message))
+        _, report = algorithm.finish(state, (sums,))
+        assert report["predictors"]["bytes_sent"] == num_bytes
+        whole = sum(np.asarray(w).nbytes for w in tf.nest.flatten(model.initial_weights))
+        assert report["predictors"]["bytes_of_ensemble"] == whole
+
+
+def _answer(algorithm: Any, message: Any) -> Any:
+    clients = group_of_one(tf.nest.map_structure(tf.constant, _COHORTS[0][0]))
+    return algorithm.exchanges[0].client(message, clients, tf.constant(0, tf.int64), one_client)
+
+
+def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):
+    """A comparison has arms of several budgets in one runtime."""
+    sampled = []
+    for budget in (1, 2, 3):
+        algorithm = build("fed_boost", budget=budget, predictor_sampling="uniform")
+        training = streaming_runtime.training(algorithm, PlainSum())
+        _, report = training.next(training.initialize(), _COHORTS[0])
+        sampled.append(int(report["predictors"]["sampled"]))
+    assert sampled == [1, 2, 3]
+
+
+def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streaming_runtime):
+    case = _CASES["unbiased"]._replace(sampling="uniform")
+    spec = ALGORITHMS["fed_boost"]
+    settings = {**case.settings(), "budget": 1}
+    problem = Problem(_ensemble("squared"), tuple("012"), _SEED)
+    options = spec.options(**settings)
+    algorithm, steps = spec.build(problem, options), alpha_steps(problem.model, options, _SEED)
+    training = streaming_runtime.training(algorithm, PlainSum())
+    state, empty = training.initialize(), 0
+    for t in range(12):
+        before = state
+        state, report = training.next(state, _COHORTS[0])
+        assert report["clients"]["contributed"] == len(_COHORTS[0])
+        alpha = before.algorithm.weights.trainable[0]
+        if not _mask(steps, alpha, t).any():
+            empty += 1
+            assert report["predictors"]["sampled"] == 0
+            assert_all_close(state.algorithm.weights, before.algorithm.weights, rtol=0, atol=0)
+    # (1 - 1/4)^4 = .32 of them
+    assert 0 < empty < 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": 5}, "--budget: expected at most 4, the number of base predictors, found 5"),
+        ({"gradient_estimator": "unbiased"}, "unbiased is one of the squared loss"),
+    ],
+)
+def test_settings_that_do_not_fit_the_ensemble_are_refused(settings, message):
+    spec = ALGORITHMS["fed_boost"]
+    with pytest.raises(UserError, match=message):
+        spec.build(Problem.of_numbered_domains(_ensemble("log"), 3), spec.options(**settings))
+
+
+@pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
+def test_a_model_that_is_no_ensemble_is_refused(name):
+    spec = ALGORITHMS[name]
+    with pytest.raises(UserError, match=f"--base_predictors: --algorithm={name} learns how to mix"):
+        spec.build(Problem.of_numbered_domains(logistic_regression(4, 3), 3), spec.options())
+
+
+def test_steps_of_cvar_are_refused():
+    spec = ALGORITHMS["afl_boost"]
+    problem = Problem.of_numbered_domains(_ensemble("log"), 3)
+    with pytest.raises(UserError, match="--domain_weight_update: AFLBoost steps along estimates"):
+        spec.build(problem, spec.options(domain_weight_update="cvar"))

@@ -1,0 +1,163 @@
+"""`base_predictors`, and what is trained, evaluated and compared with what it makes."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import base_predictors, compare, evaluate, train
+from tests.binaries.harness import Caller
+from tests.data.stores import sentence, write_store
+from tff_agnostic.program.reporting.history import read_history
+
+_WORDS = {f"w{k}": 30 - k for k in range(8)}
+_TASK = ("--task=unigram", "--data=texts.sqlite", "--clients_per_round=3", "--rounds=3")
+_BOOST = (*_TASK, "--algorithm=fed_boost", "--base_predictors=p.npz", "--budget=1")
+
+
+@pytest.fixture(scope="module")
+def files(call: Caller, tmp_path_factory) -> Path:
+    """A store of two domains, their predictors, and a run of FedBoost."""
+    folder = tmp_path_factory.mktemp("boost")
+    rng = np.random.default_rng(0)
+    records = []
+    for split in ("train", "test"):
+        for k in range(4):
+            words = rng.integers(8, size=6) if k % 2 else rng.integers(3, size=12)
+            text = " ".join(f"w{w}" for w in words)
+            records.append((split, sentence(f"{split}{k}", "ab"[k % 2], text)))
+    write_store(folder / "texts.sqlite", records, "text", vocabulary=_WORDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made = call(base_predictors, "--data=texts.sqlite", "--output=p.npz")
+        assert made.status == 0, made
+        assert (
+            "2 base predictors over 9 outcomes, of 36 examples by domain, smoothed by 0.01 of "
+            "uniform: p.npz" in made.out
+        )
+        trained = call(train, *_BOOST, "--output_dir=run")
+        assert trained.status == 0, trained
+        assert "base predictor" in trained.out
+    return folder
+
+
+@pytest.fixture
+def there(files, monkeypatch) -> Path:
+    """That folder, entered."""
+    monkeypatch.chdir(files)
+    return files
+
+
+def test_a_run_tells_what_it_sent_and_what_it_learned(there):
+    columns = read_history(there / "run" / "metrics.csv")
+    # A row of 9 outcomes, four numbers beside it, and the scales of 2 domains.
+    assert set(columns["predictors/bytes_sent"]) == {4 * (9 + 4) + 4 * 2}
+    assert set(columns["predictors/bytes_of_ensemble"]) == {2 * 4 * (9 + 1)}
+    assert set(columns["predictors/sampled"]) == {1}
+    rows = list(csv.DictReader((there / "run" / "alpha.csv").open()))
+    assert [row["predictor"] for row in rows] == ["a", "b"]
+    assert sum(float(row["alpha (model)"]) for row in rows) == pytest.approx(1)
+    assert (there / "run" / "plots" / "alpha.png").exists()
+    assert list(json.loads((there / "run" / "result.json").read_text())["models"]) == ["mean"]
+
+
+def test_it_goes_on_to_the_same_bytes_wherever_the_predictors_are(call, there):
+    shorter = [*_BOOST, "--rounds=2", "--output_dir=short"]
+    assert call(train, *shorter).status == 0
+    (there / "moved.npz").write_bytes((there / "p.npz").read_bytes())
+    more = ("--resume", "--rounds=3", "--output_dir=short", "--base_predictors=moved.npz")
+    outcome = call(train, *more)
+    assert outcome.status == 0, outcome
+    for name in ("metrics.csv", "result.json", "alpha.csv"):
+        assert (there / "short" / name).read_bytes() == (there / "run" / name).read_bytes()
+    assert call(base_predictors, "--data=texts.sqlite", "--smoothing_share=0.5", "--output=o.npz")
+    other = ("--resume", "--rounds=4", "--output_dir=short", "--base_predictors=o.npz")
+    assert (
+        "expected the base_predictors that the run there was trained with"
+        in call(train, *other).error
+    )
+
+
+def test_each_predictor_is_evaluated_by_its_name(call, there):
+    outcome = call(evaluate, "--checkpoint=run", "--models=model,a,b", "--output=e.json")
+    assert outcome.status == 0, outcome
+    found = json.loads((there / "e.json").read_text())
+    losses = [found["overall"]["loss"], *(m["overall"]["loss"] for m in found["models"].values())]
+    assert len(set(map(str, losses))) == 3
+
+
+def test_it_is_compared_with_a_model_of_all_data(call, there):
+    outcome = call(
+        *(compare, *_TASK, "--trials=1", "--output_dir=compared"),
+        "--arms=fed_avg;fed_boost:base_predictors=p.npz;all=afl_boost:base_predictors=p.npz,"
+        "predictor_sampling=none",
+    )
+    assert outcome.status == 0, outcome
+    assert "AFLBoost" in outcome.out or "all" in outcome.out
+
+
+def test_runs_are_base_predictors_of_the_next(call, there):
+    for name in ("one", "two"):
+        flags = ("--algorithm=fed_avg", "--rounds=2", f"--output_dir={name}")
+        assert call(train, *_TASK, *flags).status == 0
+    outcome = call(
+        *(train, *_TASK, "--algorithm=afl_boost", "--base_predictors=one,two,p.npz"),
+        "--output_dir=next",
+    )
+    assert outcome.status == 0, outcome
+    rows = list(csv.DictReader((there / "next" / "alpha.csv").open()))
+    assert [row["predictor"] for row in rows] == ["one", "two", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--output: expected the file to write, found none"),
+        (["--output=x"], "--output: expected a name that ends in .npz, found x"),
+        (["--output=p.npz"], "--output: p.npz is there already: it is not overwritten"),
+        (
+            ["--output=x.npz", "--smoothing_share=2"],
+            "--smoothing_share: expected a number from 0 to 1, found 2",
+        ),
+        (["--output=x.npz", "--group_by=site"], "unknown value of --group_by 'site'"),
+        (
+            ["--output=x.npz", "--group_by=client", "--aggregation=secure"],
+            "--group_by=client has no sums over clients: expected --aggregation=plain, or "
+            "--group_by=domain",
+        ),
+    ],
+)
+def test_bad_flags(call, there, arguments, message):
+    refused = call.refused(there, base_predictors, "--data=texts.sqlite", *arguments)
+    assert refused.startswith(message)
+
+
+def test_other_tasks_have_no_outcomes_to_count(call, there):
+    refused = call.refused(there, base_predictors, "--task=digits", "--output=x.npz")
+    assert refused.startswith("--task: expected one of distributions, such as unigram")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--base_predictors: --algorithm=fed_boost learns how to mix trained predictors"),
+        (["--base_predictors="], "--base_predictors: expected a path, found an empty one"),
+        (["--base_predictors=p.npz,"], "--base_predictors: expected paths, found an empty one"),
+        (["--base_predictors=none"], "--base_predictors: expected the folder of a run or a file"),
+        (
+            ["--base_predictors=p.npz", "--budget=3"],
+            "--budget: expected at most 2, the number of base predictors, found 3",
+        ),
+        (["--base_predictors=p.npz", "--budget=0"], "--budget: expected at least 1, found 0"),
+        (
+            ["--base_predictors=p.npz", "--predictor_sampling=none", "--budget=1"],
+            "--budget has no effect with --predictor_sampling=none: it needs "
+            "--predictor_sampling=uniform or weighted",
+        ),
+    ],
+)
+def test_bad_ensembles(call, there, flags, message):
+    found = call.refused(there, train, *_TASK, "--algorithm=fed_boost", "--output_dir=bad", *flags)
+    assert found.startswith(message)

@@ -1,0 +1,182 @@
+"""Ensembles as models: outputs, losses and their gradients against NumPy and TensorFlow's own."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.references import fed_boost as reference
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
+from tff_agnostic.models.mixtures.losses import MIXTURE_LOSSES
+from tff_agnostic.models.unigram import unigram_model
+
+_RNG = np.random.default_rng(0)
+_ALPHA = np.array([0.6, 0.1, 0.7], np.float32)  # As alpha~ is: it need not sum to 1.
+_SEED = tf.zeros([2], tf.int32)
+
+
+def _regression(outputs: int) -> Model:
+    def build() -> tf.keras.Model:
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(outputs)])
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.MeanSquaredError(reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, 4], tf.float32),
+            "y": tf.TensorSpec([None, outputs], tf.float32),
+        },
+    )
+
+
+def _probabilities_model() -> Model:
+    def build() -> tf.keras.Model:
+        layers = [tf.keras.Input([4]), tf.keras.layers.Dense(3, activation="softmax")]
+        return tf.keras.Sequential(layers)
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, 4], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+    )
+
+
+_MODELS = {
+    "words": lambda: unigram_model(5),
+    "scores": lambda: logistic_regression(4, 3),
+    "probabilities": _probabilities_model,
+    "numbers": lambda: _regression(2),
+}
+
+
+def _predictors(model: Model, q: int = 3) -> list[ModelWeights]:
+    rng = np.random.default_rng(1)
+    weights = model.initial_weights.trainable
+    return [
+        ModelWeights([rng.normal(size=np.shape(w)).astype(np.float32) for w in weights], [])
+        for _ in range(q)
+    ]
+
+
+def _examples(kind: str, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    if kind == "words":
+        words = _RNG.integers(5, size=n).astype(np.int32)
+        return words, words
+    x = _RNG.normal(size=[n, 4]).astype(np.float32)
+    if kind == "numbers":
+        return x, _RNG.normal(size=[n, 2]).astype(np.float32)
+    return x, _RNG.integers(3, size=n).astype(np.int32)
+
+
+def _said(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarray:
+    """What each predictor says of each example, by NumPy: [n, q, numbers]."""
+    if kind == "words":
+        scores = np.stack([p.trainable[0] for p in predictors])[np.newaxis].repeat(len(x), axis=0)
+    else:
+        scores = np.stack([x @ p.trainable[0] + p.trainable[1] for p in predictors], axis=1)
+    if kind == "numbers":
+        return scores
+    return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+
+
+def _made(kind: str, loss: str) -> tuple[EnsembleModel, list[ModelWeights]]:
+    model = _MODELS[kind]()
+    predictors = _predictors(model)
+    return ensemble(model, predictors, loss=loss), predictors
+
+
+_CASES = [(k, loss) for k in _MODELS for loss in MIXTURE_LOSSES if (k, loss) != ("numbers", "log")]
+
+
+@pytest.mark.parametrize(("kind", "loss"), _CASES)
+def test_losses_and_gradients_are_those_of_numpy(kind, loss):
+    made, predictors = _made(kind, loss)
+    x, y = _examples(kind)
+    said = _said(kind, predictors, x)
+    outputs = made.members.outputs(made.initial_weights.non_trainable, tf.constant(x))
+    found = MIXTURE_LOSSES[loss].at(outputs, tf.constant(_ALPHA), tf.constant(y))
+    for j, label in enumerate(y):
+        if kind == "numbers":
+            left = _ALPHA @ said[j] - label
+            expected, gradient = np.sum(left**2), 2 * said[j] @ left
+        else:
+            example = reference.Example(said[j], int(label))
+            expected = reference.loss_at(loss, _ALPHA, example)
+            gradient = reference.gradient_at(loss, _ALPHA, example)
+        np.testing.assert_allclose(found.losses[j], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.gradients[j], gradient, rtol=1e-5, atol=1e-6)
+    norms = np.broadcast_to(outputs.squared_norms(), [len(x), 3])
+    np.testing.assert_allclose(norms, np.sum(said**2, axis=2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "loss"), _CASES)
+def test_the_model_has_the_loss_that_is_differentiated(kind, loss):
+    made, _ = _made(kind, loss)
+    x, y = map(tf.constant, _examples(kind))
+    alpha = tf.constant(_ALPHA)
+    weights = ModelWeights([alpha], made.initial_weights.non_trainable)
+    with tf.GradientTape() as tape:
+        tape.watch(alpha)
+        losses, _ = made.example_losses(weights, {"x": x, "y": y}, training=False, seed=_SEED)
+        total = tf.reduce_sum(losses)
+    outputs = made.members.outputs(weights.non_trainable, x)
+    found = MIXTURE_LOSSES[loss].at(outputs, alpha, y)
+    np.testing.assert_allclose(losses, found.losses, rtol=1e-5, atol=1e-6)
+    expected = tf.reduce_sum(found.gradients, axis=0)
+    np.testing.assert_allclose(tape.gradient(total, alpha), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_it_starts_uniform_and_metrics_read_the_mixture():
+    made, predictors = _made("scores", "log")
+    x, y = _examples("scores", n=50)
+    np.testing.assert_allclose(made.initial_weights.trainable[0], [1 / 3] * 3)
+    predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
+    correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
+    chosen = np.argmax(_said("scores", predictors, x).mean(axis=1), axis=1)
+    np.testing.assert_array_equal(np.asarray(correct) > 0, chosen == y)
+    assert made.num_parameters == made.num_predictors == 3
+    assert made.predictor_bytes == 4 * (4 * 3 + 3)
+
+
+def test_a_unigram_model_is_the_softmax_of_its_scores():
+    model = unigram_model(3)
+    scores = np.array([1.0, 0.0, -1.0], np.float32)
+    x = tf.constant([0, 2, 2])
+    predictions = model.predict(ModelWeights([scores], []), x, False, _SEED)
+    h = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(model.loss(x, predictions), -np.log(h[[0, 2, 2]]), rtol=1e-6)
+
+
+def test_equal_ensembles_are_traced_once():
+    model = logistic_regression(4, 3)
+    one, other = (ensemble(model, _predictors(model), loss="log") for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != ensemble(model, _predictors(model), loss="squared")
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (next_word_lstm(5, embedding=3, units=4, sequence_length=3), None, "found the loss Sent"),
+        (_regression(2), "log", "--ensemble_loss: expected squared, found log"),
+    ],
+)
+def test_what_is_no_mixture_is_refused(model, loss, message):
+    with pytest.raises(UserError, match=message):
+        ensemble(model, _predictors(model), loss=loss)
+
+
+def test_a_probability_of_0_has_no_log_loss():
+    predictors = [ModelWeights([np.array(row, np.float32)], []) for row in ([0, 1], [0, -200])]
+    with pytest.raises(UserError, match="b: expected positive probabilities, found 0 of outcome 1"):
+        ensemble(unigram_model(2), predictors, ["a", "b"])
+    assert ensemble(unigram_model(2), predictors, ["a", "b"], loss="squared").num_predictors == 2
+    predictors[1].trainable[0][0] = np.nan
+    with pytest.raises(UserError, match="b: expected finite numbers"):
+        ensemble(unigram_model(2), predictors, ["a", "b"])
