@@ -83,7 +83,7 @@ class TrainingRun:
         folder.check_fingerprint(self._fingerprint)
         aggregation = spec.build_aggregation()
         check_test_clients(self.task, aggregation)
-        self._privacy = run_privacy(spec, self.task)
+        self._privacy = run_privacy(spec, self.task, self._algorithm)
         summed = aggregation
         if self._privacy is not None:
             summed = self._privacy.aggregation(aggregation)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from tests.aggregations.private.sums import private_sum
 from tests.algorithms.cases import build
-from tff_agnostic.aggregations.private.private_sum import Released
+from tff_agnostic.aggregations.private.private_release import Released
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanism import CentralNoise, TreeNoise

@@ -32,7 +32,7 @@ def _private(inner: str) -> Any:
 def _norms(exchange: Any, encoded: Any) -> dict[str, tuple[float, float]]:
     """Returns the norm of each group in a sum of one client, and its bound."""
     aggregation = exchange.aggregation
-    released_bounds = aggregation._released_bounds(exchange.bounds)
+    released_bounds = aggregation.released_bounds(exchange.bounds)
     _, released, _ = aggregation.inner.decode((), encoded, released_bounds)
     values = [*tf.nest.flatten(released.answer), *released.within]
     found = {}
