@@ -130,9 +130,8 @@ def least_clients(spec: RunSpec) -> int:
         wanted = max(1, math.floor(expected - 2 * math.sqrt(expected))) if is_poisson else expected
     least = max(wanted, spec.build_aggregation().min_clients)
     if least > expected:
-        flag = "privacy_min_clients" if least == wanted else "secure_min_clients"
         raise UserError(
-            f"--{flag}: expected at most --clients_per_round={expected} with "
+            f"--privacy_min_clients: expected at most --clients_per_round={expected} with "
             f"--privacy={config.privacy}, found {least}"
         )
     return least

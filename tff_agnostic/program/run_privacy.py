@@ -3,7 +3,7 @@
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -115,6 +115,21 @@ class RunPrivacy:
                 split[prefix + group.name] = factor
         self._split = split
         self._is_of_clients = isinstance(aggregation, DistributedSum)
+
+    def check_execution(self, execution: Mapping[str, Any]) -> None:
+        """Refuses settings of how rounds are executed that clients' noise cannot be drawn with.
+
+        Args:
+            execution: See `Runtime.execution`.
+
+        Raises:
+            UserError: Naming the flag.
+        """
+        if self._is_of_clients and execution.get("xla"):
+            raise UserError(
+                "--xla: expected none with --privacy=distributed: TensorFlow has no Poisson "
+                "numbers, of which clients' noise is made, that XLA compiles"
+            )
 
     def statement(self, rounds: int) -> PrivacyStatement:
         """Returns what is promised after so many rounds."""

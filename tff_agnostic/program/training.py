@@ -90,6 +90,8 @@ class TrainingRun:
             self._privacy.describe(self._algorithm, summed)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
+        if self._privacy is not None:
+            self._privacy.check_execution(self._execution)
         self._training = runtime.training(self._algorithm, summed)
         self._quantities = self._training.quantities
         if self._privacy is not None:

@@ -117,8 +117,7 @@ class DistributedOptions(PrivacyOptions):
         2.0**14,
         "Steps of the integers that clients send in the bound of each group: the finer, the less "
         "rounding adds, and the more bits they have.",
-        at_least=1.0,
-        at_most=2.0**30,
+        positive=True,
     )
     privacy_min_clients: Optional[int] = setting(
         None,
