@@ -85,7 +85,7 @@ def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
 
 
 def test_without_noise_rounds_are_plain_ones(streaming_runtime):
-    algorithm = build("agnostic_fed_avg")
+    algorithm = build("fed_avg")
     settings = {"clip_norm": 1e3, "max_loss": 1e3, "integer_clip": 2.0**36}
     distributed = private_sum("distributed", _SECURE, **settings)
     state, _ = run_rounds(streaming_runtime.training(algorithm, distributed), cohorts(2))
