@@ -30,10 +30,8 @@ FLAGS_OF_BINARIES = frozenset(
         *("algorithms", "arms", "checkpoint", "output", "profile", "collection_uri"),
         *("models", "adaptation_share"),
         *("clients_dir", "experiment", "scale", "page"),
-        *("privacy", "noise_multiplier", "target_epsilon", "delta", "clients"),
-        *("privacy_shares", "privacy_accountant", "max_participations", "min_separation"),
-        *("tree_restart_every", "distributed_noise", "privacy_dimension", "integer_clip"),
-        *("privacy_min_clients",),
+        *("clients", "privacy_shares", "privacy_accountant", "max_participations"),
+        *("min_separation", "distributed_noise", "privacy_dimension"),
         *("grid", "grid_algorithm", "grid_points", "measure", "max_hours"),
     )
 )
