@@ -21,6 +21,10 @@ _PRIVATE = (
     "--secure_max_examples=40",
     "--secure_max_loss=10",
 )
+_DISTRIBUTED = (
+    *("--privacy=distributed", "--aggregation=secure"),
+    *(flag for flag in _PRIVATE if flag != "--privacy=central"),
+)
 _TREE = (
     *TOY,
     "--privacy=tree",
@@ -47,7 +51,9 @@ def _state_leaves(folder: Path) -> tuple[np.ndarray, ...]:
     return checkpoint.leaves
 
 
-@pytest.mark.parametrize("flags", [_PRIVATE, _TREE], ids=["central", "tree"])
+@pytest.mark.parametrize(
+    "flags", [_PRIVATE, _DISTRIBUTED, _TREE], ids=["central", "distributed", "tree"]
+)
 def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, flags):
     outcome = call(train, *flags, "--rounds=3", f"--output_dir={tmp_path / 'run'}")
     assert outcome.status == 0, outcome
@@ -63,6 +69,9 @@ def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, flags):
     assert total == pytest.approx(promised["noise_multiplier"])
     line = next(text for text in outcome.out.splitlines() if text.startswith("private training: "))
     assert f"({promised['epsilon']:.4g}, {promised['delta']:.3g})-differential privacy" in line
+    if flags is _DISTRIBUTED:
+        assert any(text.startswith("this is a simulation: ") for text in promised["remarks"])
+        assert "clients of a round add their noise" in promised["sampling"]
     if flags is _TREE:
         assert promised["epsilon"] == pytest.approx(20.0, rel=1e-3)
 
@@ -158,6 +167,7 @@ def test_an_export_would_publish_the_key(call: Caller, folder):
     assert message.startswith("--privacy: expected none for an export, found central: the key of")
 
 
+_OF_CLIENTS = ["--privacy=distributed", "--aggregation=secure", "--noise_multiplier=1"]
 _BAD = [
     (["--privacy=central"], "--privacy=central: expected one of --noise_multiplier and "),
     (
@@ -193,6 +203,20 @@ _BAD = [
     (
         ["--privacy=central", "--noise_multiplier=1", "--clip_quantile=0.4"],
         "--clip_quantile has no effect with --clipping=fixed: it needs --clipping=adaptive",
+    ),
+    (
+        ["--privacy=distributed", "--noise_multiplier=1"],
+        "--aggregation: expected secure with --privacy=distributed, where a client's own noise ",
+    ),
+    (
+        [*_OF_CLIENTS, "--privacy_min_clients=5"],
+        "--privacy_min_clients: expected at most --clients_per_round=3 with --privacy=distributed, "
+        "found 5",
+    ),
+    ([*_OF_CLIENTS, "--integer_clip=1e18"], "--integer_clip: expected so few steps that sums of "),
+    (
+        ["--privacy=central", "--noise_multiplier=1", "--integer_clip=100"],
+        "--integer_clip has no effect with --privacy=central: it needs --privacy=distributed",
     ),
     (["--privacy=centrl"], "--privacy: unknown privacy 'centrl': did you mean central? valid "),
 ]

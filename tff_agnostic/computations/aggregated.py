@@ -131,6 +131,11 @@ class AggregatedRound:
         aggregations = aggregation.of_exchanges(bounds)
         self.exchanges = tuple(map(AggregatedExchange, exchanges, aggregations))
 
+    @property
+    def client_data_spec(self) -> Any:
+        """Tensor specs of one client's examples."""
+        return self._algorithm.client_data_spec
+
     def initialize(self) -> RunState:
         """Returns the state before the first round."""
         return RunState(

@@ -17,6 +17,9 @@ import numpy as np
 
 from tff_agnostic.registry import Registry
 
+# With which probability a client draws a rounding again, at the most.
+ROUNDING_BETA = math.exp(-0.5)
+
 
 class Sensitivity(NamedTuple):
     """By how much neighbours may differ in an integer vector: in l2 norm, and in l1 norm."""

@@ -11,7 +11,11 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
 from tff_agnostic.privacy.amplification import poisson_sampled, sampled_without_replacement
-from tff_agnostic.privacy.integer_noise import INTEGER_NOISES, rounded_sensitivity
+from tff_agnostic.privacy.integer_noise import (
+    INTEGER_NOISES,
+    ROUNDING_BETA,
+    rounded_sensitivity,
+)
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
@@ -171,7 +175,7 @@ class DistributedNoise:
     sampling: CohortSampling
     expected_clients: int
     min_clients: int
-    beta: float = math.exp(-0.5)
+    beta: float = ROUNDING_BETA
 
     accountants = (RDP,)
 

@@ -35,7 +35,8 @@ class RunConfig(Settings):
     privacy: str = setting(
         "none",
         "Differential privacy of clients towards whoever sees what training releases: the server "
-        "adds noise to every sum (central), or to all prefixes of their course (tree).",
+        "adds noise to every sum (central), or to all prefixes of their course (tree), or clients "
+        "add it before a secure sum (distributed).",
         choices=PRIVACIES,
     )
     precision: str = setting(

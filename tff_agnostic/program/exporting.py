@@ -61,7 +61,7 @@ def export_request(
     config, aggregation = spec.config, spec.build_aggregation()
     if not collection_uri.startswith(_OF_THE_APP):
         raise UserError(f"--collection_uri: expected {_OF_THE_APP}..., found {collection_uri!r}")
-    if PRIVACIES[config.privacy].noise is not None:
+    if PRIVACIES[config.privacy].build is not None:
         raise UserError(
             f"--privacy: expected none for an export, found {config.privacy}: the key of the noise "
             "is in the server's state, which an export publishes with its conformance rounds"

@@ -1,36 +1,26 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
-import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.aggregations.private.groups import noise_factor
-from tff_agnostic.aggregations.private.private_sum import PrivateSum
+from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.private.private_release import PrivateRelease
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
-from tff_agnostic.data.sampling import domain_strata, num_turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
-from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
-from tff_agnostic.privacy.sampling import (
-    CohortSampling,
-    FixedSizeCohorts,
-    PoissonCohorts,
-    StratifiedCohorts,
-)
 from tff_agnostic.privacy.statement import PrivacyStatement, statement
-from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.program.run_mechanisms import MECHANISMS, least_clients
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.quantities import Quantities, Quantity, Role
-from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import Task
 
 _KEY_BITS = 63
@@ -42,6 +32,11 @@ _OF_EXPECTED_COUNTS = (
     "follows from it, are worked out from exact totals over the training clients"
 )
 
+_OF_SIMULATED_NOISE = (
+    "this is a simulation: the noise of all clients is made of one secret key, which simulated "
+    "clients are sent; on devices each must draw its own"
+)
+
 
 class RunPrivacy:
     """The noise of a private run, and its account.
@@ -49,6 +44,7 @@ class RunPrivacy:
     Args:
         spec: The run.
         task: Its task, loaded.
+        algorithm: Its algorithm.
 
     Attributes:
         delta: The delta of (epsilon, delta).
@@ -57,7 +53,7 @@ class RunPrivacy:
         UserError: If the settings do not go together, or no noise reaches what was asked for.
     """
 
-    def __init__(self, spec: RunSpec, task: Task) -> None:
+    def __init__(self, spec: RunSpec, task: Task, algorithm: Algorithm) -> None:
         self._spec = spec
         num_clients = len(task.train.client_ids)
         options = spec.privacy
@@ -69,7 +65,7 @@ class RunPrivacy:
             )
         self.delta = default_delta(num_clients) if options.delta is None else options.delta
         check_delta(self.delta, num_clients)
-        self._mechanism = _MECHANISMS[spec.config.privacy](spec, task)
+        self._mechanism = MECHANISMS[spec.config.privacy](spec, task, algorithm)
         self._noise_multiplier = options.noise_multiplier
         if self._noise_multiplier is None:
             self._noise_multiplier = noise_for_epsilon(
@@ -82,6 +78,7 @@ class RunPrivacy:
         self._split: Mapping[str, float] = {}
         self._pool = ThreadPoolExecutor(1, "privacy-accountant")
         self._ahead: dict[int, Future[float]] = {}
+        self._is_of_clients = False
 
     def aggregation(self, inner: Aggregation) -> Aggregation:
         """Returns the sums of training over the ones without noise."""
@@ -90,8 +87,11 @@ class RunPrivacy:
             float(self._spec.config.clients_per_round),
             _noise_key(options.noise_seed),
             float(self._noise_multiplier),
+            least_clients(self._spec),
         )
-        return PRIVACIES[name].build(name, inner, options, facts)
+        build = PRIVACIES[name].build
+        assert build is not None
+        return build(name, inner, options, facts)
 
     def quantities(self, quantities: Quantities) -> Quantities:
         """Returns a description of what `report` returns."""
@@ -119,18 +119,34 @@ class RunPrivacy:
         exchanges = AggregatedRound(algorithm, aggregation).exchanges
         split = {}
         for exchange in exchanges:
-            private = exchange.aggregation
-            assert isinstance(private, PrivateSum)
+            private, bounds = exchange.aggregation, exchange.bounds
+            assert isinstance(private, PrivateRelease)
             prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
-            for group, share in zip(private.groups(exchange.bounds), private.shares):
-                split[prefix + group.name] = noise_factor(share)
+            for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
+                split[prefix + group.name] = factor
         self._split = split
+        self._is_of_clients = isinstance(aggregation, DistributedSum)
+
+    def check_execution(self, execution: Mapping[str, Any]) -> None:
+        """Refuses settings of how rounds are executed that clients' noise cannot be drawn with.
+
+        Args:
+            execution: See `Runtime.execution`.
+
+        Raises:
+            UserError: Naming the flag.
+        """
+        if self._is_of_clients and execution.get("xla"):
+            raise UserError(
+                "--xla: expected none with --privacy=distributed: TensorFlow has no Poisson "
+                "numbers, of which clients' noise is made, that XLA compiles"
+            )
 
     def statement(self, rounds: int) -> PrivacyStatement:
         """Returns what is promised after so many rounds."""
         options = self._spec.privacy
         z = float(self._noise_multiplier)
-        remarks = [_OF_EXPECTED_COUNTS]
+        remarks = [_OF_EXPECTED_COUNTS, *([_OF_SIMULATED_NOISE] if self._is_of_clients else [])]
         if options.noise_seed is not None:
             remarks.append(
                 f"the noise is that of --noise_seed={options.noise_seed}: whoever knows it can "
@@ -143,13 +159,14 @@ class RunPrivacy:
         return PrivacyAccountant([self._mechanism(noise_multiplier)], self.delta)
 
 
-def run_privacy(spec: RunSpec, task: Task) -> Optional[RunPrivacy]:
+def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:
     """Returns the privacy of a run; None if it has none.
 
     Raises:
         UserError: See `RunPrivacy`.
     """
-    return None if PRIVACIES[spec.config.privacy].noise is None else RunPrivacy(spec, task)
+    has_noise = PRIVACIES[spec.config.privacy].build is not None
+    return RunPrivacy(spec, task, algorithm) if has_noise else None
 
 
 def _noise_key(noise_seed: Optional[int]) -> tuple[int, int]:
@@ -157,53 +174,3 @@ def _noise_key(noise_seed: Optional[int]) -> tuple[int, int]:
         return secrets.randbits(_KEY_BITS), secrets.randbits(_KEY_BITS)
     first, second = np.random.SeedSequence([noise_seed, _NOISE_STREAM]).generate_state(2, np.uint64)
     return int(first >> np.uint64(1)), int(second >> np.uint64(1))
-
-
-def _fixed_size(spec: RunSpec, task: Task) -> CohortSampling:
-    return FixedSizeCohorts(len(task.train.client_ids), spec.config.clients_per_round)
-
-
-def _poisson(spec: RunSpec, task: Task) -> CohortSampling:
-    return PoissonCohorts(len(task.train.client_ids), spec.config.clients_per_round)
-
-
-def _stratified(spec: RunSpec, task: Task) -> CohortSampling:
-    _, sizes = np.unique(domain_strata(task.train, task.num_domains), return_counts=True)
-    return StratifiedCohorts(tuple(map(int, sizes)), spec.config.clients_per_round)
-
-
-_SAMPLED: Registry[Callable[[RunSpec, Task], CohortSampling]] = Registry(
-    "sampled cohort", {"poisson": _poisson, "uniform": _fixed_size, "stratified": _stratified}
-)
-
-
-def _central(spec: RunSpec, task: Task) -> Callable[[float], Mechanism]:
-    name = spec.config.cohort_sampling
-    if name not in _SAMPLED:
-        raise UserError(
-            f"--cohort_sampling: expected {', '.join(_SAMPLED)} with --privacy=central, whose "
-            f"account is of cohorts that are drawn by chance, found {name}"
-        )
-    sampling = _SAMPLED[name](spec, task)
-    return lambda noise_multiplier: CentralNoise(float(noise_multiplier), sampling)
-
-
-def _tree(spec: RunSpec, task: Task) -> Callable[[float], Mechanism]:
-    config = spec.config
-    if config.cohort_sampling != "turns":
-        raise UserError(
-            "--cohort_sampling: expected turns with --privacy=tree, whose account is of how often "
-            f"a client takes part, found {config.cohort_sampling}"
-        )
-    separation = num_turns(len(task.train.client_ids), config.clients_per_round)
-    participations = Participations(
-        max_participations=math.ceil(config.rounds / separation),
-        min_separation=separation,
-        restart_every=spec.privacy.tree_restart_every,
-    )
-    return lambda noise_multiplier: TreeNoise(float(noise_multiplier), participations)
-
-
-_MECHANISMS: Registry[Callable[[RunSpec, Task], Callable[[float], Mechanism]]] = Registry(
-    "privacy", {"central": _central, "tree": _tree}
-)

@@ -32,8 +32,7 @@ FLAGS_OF_BINARIES = frozenset(
         *("group_by", "smoothing_share"),
         *("clients_dir", "experiment", "scale", "page"),
         *("clients", "privacy_shares", "privacy_accountant", "max_participations"),
-        *("min_separation", "distributed_noise", "privacy_dimension", "integer_clip"),
-        *("privacy_min_clients",),
+        *("min_separation", "distributed_noise", "privacy_dimension"),
         *("grid", "grid_algorithm", "grid_points", "measure", "max_hours"),
     )
 )

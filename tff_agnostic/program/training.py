@@ -85,13 +85,15 @@ class TrainingRun:
         folder.check_fingerprint(self._fingerprint)
         aggregation = spec.build_aggregation()
         check_test_clients(self.task, aggregation)
-        self._privacy = run_privacy(spec, self.task)
+        self._privacy = run_privacy(spec, self.task, self._algorithm)
         summed = aggregation
         if self._privacy is not None:
             summed = self._privacy.aggregation(aggregation)
             self._privacy.describe(self._algorithm, summed)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
+        if self._privacy is not None:
+            self._privacy.check_execution(self._execution)
         self._training = runtime.training(self._algorithm, summed)
         self._quantities = self._training.quantities
         if self._privacy is not None:

@@ -15,10 +15,11 @@ def private_sum(
     noise_multiplier: float = 0.0,
     expected_clients: float = 4.0,
     noise_key: tuple[int, int] = (12, 34),
+    least_clients: int = 0,
     **settings: Any,
 ) -> Any:
     """Returns private sums; by default without noise."""
     spec = PRIVACIES[name]
     options = spec.options(**{"noise_multiplier": noise_multiplier, **LIMITS, **settings})
-    facts = NoiseFacts(expected_clients, noise_key, noise_multiplier)
+    facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, least_clients)
     return spec.build(name, inner, options, facts)

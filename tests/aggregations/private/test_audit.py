@@ -6,27 +6,45 @@ and of a tree at the prefix sum that ends with it. With noise that is ten times 
 the two apart better than the claim allows.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tests.aggregations.private.sums import private_sum
+from tests.aggregations.private.sums import LIMITS, private_sum
 from tests.algorithms.cases import build
-from tff_agnostic.aggregations.private.private_sum import Released
+from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum
+from tff_agnostic.aggregations.private.private_release import Released
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.privacy.accountant import PrivacyAccountant
-from tff_agnostic.privacy.mechanism import CentralNoise, TreeNoise
+from tff_agnostic.privacy.mechanism import (
+    CentralNoise,
+    DistributedNoise,
+    IntegerGroup,
+    TreeNoise,
+)
 from tff_agnostic.privacy.sampling import PoissonCohorts
 from tff_agnostic.privacy.tree import Participations
 
 _ROUNDS, _DELTA, _TRIALS = 4, 1e-3, 1000
 _CLIP_NORM = 0.5
+_NUM_CLIENTS, _STEPS = 2.0, 2.0**14
 
 
 def _sums_of_runs(name: str, noise_multiplier: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns what the adversary sees of runs without and with the canary, in canary's sizes."""
-    aggregation = private_sum(name, clip_norm=_CLIP_NORM, noise_multiplier=noise_multiplier)
+    aggregation = private_sum(
+        name,
+        SecureSum(SecureSumOptions(**LIMITS, min_clients=1))
+        if name == "distributed"
+        else PlainSum(),
+        noise_multiplier,
+        _NUM_CLIENTS,
+        clip_norm=_CLIP_NORM,
+    )
     (exchange,) = AggregatedRound(build("agnostic_fed_avg"), aggregation).exchanges
     bounds = tf.nest.flatten(exchange.bounds)
     update = next(g for g in exchange.aggregation.groups(exchange.bounds) if g.is_update)
@@ -38,28 +56,47 @@ def _sums_of_runs(name: str, noise_multiplier: float, seed: int) -> tuple[np.nda
         for bound, shape in zip(bounds, shapes)
     ]
 
-    @tf.function(autograph=False)
     def run(key: tf.Tensor, with_canary: tf.Tensor) -> tf.Tensor:
         state = exchange.initialize()._replace(noise_key=key)
         seen = tf.constant(0.0)
-        for t in range(2):
+        # Of other noise than a tree's the first round says nothing.
+        for t in range(0 if name == "tree" else 1, 2):
             # The canary takes part once, in the second round.
             canary = tf.stack([with_canary * size * float(t == 1), 0.0])
             values = [canary if i == first else zero for i, zero in enumerate(zeros)]
             output = tf.nest.pack_sequence_as(exchange.bounds, values)
-            state, noisy, _ = exchange.decode(state, Released(output, []))
-            if t == 1 or (name == "tree" and t == 0):
-                seen += tf.nest.flatten(noisy)[first][0]
+            state, noisy, _ = exchange.decode(state, _SUMMED[name](exchange, state, output))
+            seen += tf.nest.flatten(noisy)[first][0]
         return seen / size
 
-    rng = np.random.default_rng(seed)
-    keys = rng.integers(0, 2**62, size=[2, _TRIALS, 2])
+    @tf.function(autograph=False)
+    def runs(keys: tf.Tensor, with_canary: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(lambda key: run(key, with_canary), keys, fn_output_signature=tf.float32)
+
+    keys = np.random.default_rng(seed).integers(0, 2**62, size=[2, _TRIALS, 2])
     return tuple(
-        np.array(
-            [run(tf.constant(key), tf.constant(float(canary))).numpy() for key in keys[canary]]
-        )
-        for canary in (0, 1)
+        runs(tf.constant(keys[canary]), tf.constant(float(canary))).numpy() for canary in (0, 1)
     )
+
+
+def _of_clients(exchange: Any, state: Any, canary: Any) -> Any:
+    """Returns the sum of what the canary and clients that answer zeros submit, with their noise."""
+    zeros = tf.nest.map_structure(tf.zeros_like, canary)
+    params = exchange.aggregation.client_params(state)
+    submitted = []
+    for k in range(int(_NUM_CLIENTS)):
+        facts = ClientFacts(tf.constant(k, tf.int64), tf.constant(0, tf.int64))
+        answer = zeros if k else canary
+        submitted.append(exchange.aggregation.encode(params, answer, exchange.bounds, facts))
+    return tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)
+
+
+def _of_server(exchange: Any, state: Any, canary: Any) -> Any:
+    del exchange, state
+    return Released(canary, [])
+
+
+_SUMMED = {"central": _of_server, "distributed": _of_clients, "tree": _of_server}
 
 
 def _lower_bound(without: np.ndarray, with_canary: np.ndarray) -> float:
@@ -79,13 +116,23 @@ def _claims(name: str, z: float) -> float:
     mechanisms = {
         # The canary takes part in one round; each is of all clients.
         "central": (CentralNoise(z, everybody), 1),
+        "distributed": (
+            DistributedNoise(
+                (IntegerGroup(z, _STEPS, 1000),),
+                "skellam",
+                everybody,
+                int(_NUM_CLIENTS),
+                int(_NUM_CLIENTS),
+            ),
+            1,
+        ),
         "tree": (TreeNoise(z, Participations(max_participations=1)), _ROUNDS),
     }
     mechanism, rounds = mechanisms[name]
     return PrivacyAccountant([mechanism], _DELTA).epsilon(rounds)
 
 
-@pytest.mark.parametrize("name", ["central", "tree"])
+@pytest.mark.parametrize("name", ["central", "distributed", "tree"])
 def test_no_adversary_finds_more_than_is_claimed_unless_noise_is_too_small(name):
     z = 2.5
     claimed = _claims(name, z)

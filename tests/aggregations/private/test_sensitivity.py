@@ -32,7 +32,7 @@ def _private(inner: str) -> Any:
 def _norms(exchange: Any, encoded: Any) -> dict[str, tuple[float, float]]:
     """Returns the norm of each group in a sum of one client, and its bound."""
     aggregation = exchange.aggregation
-    released_bounds = aggregation._released_bounds(exchange.bounds)
+    released_bounds = aggregation.released_bounds(exchange.bounds)
     _, released, _ = aggregation.inner.decode((), encoded, released_bounds)
     values = [*tf.nest.flatten(released.answer), *released.within]
     found = {}
@@ -124,7 +124,8 @@ def test_of_every_kind_of_model(kind):
         _assert_bounded(exchange, exchange.client_work(message, group_of_one(examples), one_client))
 
 
-def _random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tuple]) -> list:
+def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tuple]) -> list:
+    """Returns values of any size for bounds, some of them no numbers."""
     scale = 10.0 ** rng.uniform(-3, 12)
     values = []
     for bound, shape in zip(bounds, shapes):
@@ -150,7 +151,7 @@ def test_of_answers_that_no_algorithm_gives():
         bounds = tf.nest.flatten(structure)
         shapes = [(5,) if bound.entrywise or bound.signed else () for bound in bounds]
         for _ in range(60):
-            values = _random_values(rng, bounds, shapes)
+            values = random_values(rng, bounds, shapes)
             groups = aggregation.groups(structure)
             sent, _ = clip(values, bounds, groups, [tf.constant(_CLIP_NORM)] * 3)
             for group in groups:

@@ -101,3 +101,27 @@ class TreeOptions(PrivacyOptions):
         "Rounds after which tree aggregation begins a new tree; never if not given.",
         at_least=1,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedOptions(PrivacyOptions):
+    """Settings of noise that clients add before a secure sum.
+
+    Attributes:
+        integer_clip: c: steps of the integers in the bound of each group.
+        privacy_min_clients: Clients whose noise a round has at the least; None for all of a cohort
+            of fixed size, and c - 2 sqrt(c) of one that is c on average.
+    """
+
+    integer_clip: float = setting(
+        2.0**14,
+        "Steps of the integers that clients send in the bound of each group: the finer, the less "
+        "rounding adds, and the more bits they have.",
+        positive=True,
+    )
+    privacy_min_clients: Optional[int] = setting(
+        None,
+        "Clients whose noise a round has at the least: with fewer it is as one without clients. If "
+        "not given, all of a cohort of fixed size, and c - 2 sqrt(c) of Poisson cohorts.",
+        at_least=1,
+    )

@@ -4,8 +4,13 @@ import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
 from tff_agnostic.aggregations.private.noise import Noise, TreeResidual, gaussian
-from tff_agnostic.aggregations.private.options import PrivacyOptions, TreeOptions
+from tff_agnostic.aggregations.private.options import (
+    DistributedOptions,
+    PrivacyOptions,
+    TreeOptions,
+)
 from tff_agnostic.aggregations.private.private_sum import PrivateSum
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings
@@ -18,11 +23,17 @@ class NoiseFacts(NamedTuple):
         expected_clients: Clients that a round is expected to have.
         noise_key: The secret key, two numbers of 63 bits.
         noise_multiplier: z.
+        least_clients: Clients whose noise a round must have, where they add it; otherwise 0.
     """
 
     expected_clients: float
     noise_key: tuple[int, int]
     noise_multiplier: float
+    least_clients: int = 0
+
+
+# From (name, inner sums, settings, facts) to private sums.
+_Build = Callable[[str, Aggregation, Any, NoiseFacts], Aggregation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,28 +42,35 @@ class PrivacySpec:
 
     Attributes:
         options: A frozen dataclass of settings, which become flags.
-        noise: From an instance of it to the kind of noise; None where there is none.
+        build: From a name, sums, an instance of the settings and facts to private sums over those
+            sums; None where there is no noise.
     """
 
     options: type
-    noise: Optional[Callable[[Any], Noise]]
+    build: Optional[_Build]
 
-    def build(self, name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
-        """Returns private sums over inner ones.
 
-        Raises:
-            ValueError: If there is no noise to add.
-        """
-        if self.noise is None:
-            raise ValueError(f"{name} has no noise")
-        return PrivateSum(inner, options, self.noise(options), name, *facts)
+def _of_server(noise_of: Callable[[Any], Noise]) -> _Build:
+    def build(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
+        of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
+        return PrivateSum(inner, options, name, *of_run, noise=noise_of(options))
+
+    return build
+
+
+def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
+    of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
+    return DistributedSum(inner, options, name, *of_run, least_clients=facts.least_clients)
 
 
 PRIVACIES: Registry[PrivacySpec] = Registry(
     "privacy",
     {
         "none": PrivacySpec(Settings, None),
-        "central": PrivacySpec(PrivacyOptions, lambda options: gaussian),
-        "tree": PrivacySpec(TreeOptions, lambda options: TreeResidual(options.tree_restart_every)),
+        "central": PrivacySpec(PrivacyOptions, _of_server(lambda options: gaussian)),
+        "distributed": PrivacySpec(DistributedOptions, _of_clients),
+        "tree": PrivacySpec(
+            TreeOptions, _of_server(lambda options: TreeResidual(options.tree_restart_every))
+        ),
     },
 )

@@ -1,0 +1,223 @@
+"""What private sums have in common: groups that share a budget, clipping, and what follows noise.
+
+Everything that a client answers in a round is one release, in groups that share one budget; see
+`groups`. What is not noised is not sent: counters of clipped values stay at home, and where the sum
+of weights is public nobody is asked for it.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.limits import Bound, ClientLimits
+from tff_agnostic.aggregations.private.clipping import clip
+from tff_agnostic.aggregations.private.groups import (
+    Group,
+    budget_shares,
+    groups_of,
+    noise_factor,
+)
+from tff_agnostic.aggregations.private.options import CLIPPINGS, PrivacyOptions
+from tff_agnostic.aggregations.private.postprocessing import without_noise_below
+from tff_agnostic.quantities import Quantities, Quantity
+from tff_agnostic.settings import part_of
+
+# An indicator less one half: what a client can change by joining.
+_WITHIN = Bound(0.5, signed=True)
+# Of whole numbers that float64 and int64 both hold.
+_LARGEST = 2.0**62
+
+
+class Released(NamedTuple):
+    """What a client submits, clipped; also bounds of it, and sums.
+
+    Attributes:
+        answer: Its answer.
+        within: For each update 1/2 if it was within an adaptive clip norm, -1/2 if not.
+    """
+
+    answer: Any
+    within: list[Any]
+
+
+class PrivateState(NamedTuple):
+    """What the server remembers of an exchange.
+
+    Attributes:
+        noise_key: The secret, int64 [2].
+        releases: How many sums were released, int64 scalar.
+        noise_multiplier: z, float64 scalar.
+        clip_norms: The clip norm of each update, float32 [updates].
+    """
+
+    noise_key: tf.Tensor
+    releases: tf.Tensor
+    noise_multiplier: tf.Tensor
+    clip_norms: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateRelease:
+    """Base of private sums.
+
+    Attributes:
+        inner: How clipped answers are summed.
+        options: Settings.
+        name: Name in the registry.
+        expected_clients: Clients that a round is expected to have; public.
+        noise_key: Two secret numbers of 63 bits; equal sums may differ in it.
+        noise_multiplier: z, likewise.
+        exchange: Number of the exchange in its round.
+        shares: Of a round's budget, of each group of the exchange; empty if it is the only one.
+    """
+
+    inner: Aggregation
+    options: PrivacyOptions
+    name: str
+    expected_clients: float
+    noise_key: tuple[int, int] = dataclasses.field(compare=False, repr=False)
+    noise_multiplier: float = dataclasses.field(compare=False)
+    exchange: int = 0
+    shares: tuple[float, ...] = ()
+
+    cuts_clients = True
+
+    @property
+    def limits(self) -> ClientLimits:
+        """Limits of what one client may send."""
+        limits: ClientLimits = part_of(self.options, ClientLimits)
+        return limits
+
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns sums that share the budget of a round."""
+        groups = [self.groups(of_exchange) for of_exchange in bounds]
+        everything = [group for of_exchange in groups for group in of_exchange]
+        shares = iter(budget_shares(everything, self.options.update_share))
+        return tuple(
+            dataclasses.replace(self, exchange=k, shares=tuple(next(shares) for _ in of_exchange))
+            for k, of_exchange in enumerate(groups)
+        )
+
+    def groups(self, bounds: Any) -> tuple[Group, ...]:
+        """Returns what is clipped and noised together; an adaptive clip norm's bits come last."""
+        groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
+        if not CLIPPINGS[self.options.clipping]:
+            return groups
+        num_values = len(tf.nest.flatten(bounds))
+        return groups + tuple(
+            Group(f"{update.name} within its clip norm", (num_values + k,), _WITHIN.limit)
+            for k, update in enumerate(group for group in groups if group.is_update)
+        )
+
+    def noise_factors(self, bounds: Any) -> tuple[float, ...]:
+        """Returns z_g / z = 1 / sqrt(w_g) of each group."""
+        shares = self.shares or budget_shares(self.groups(bounds), self.options.update_share)
+        return tuple(map(noise_factor, shares))
+
+    def initialize(self, bounds: Any) -> PrivateState:
+        """Returns the state before the first sum."""
+        num_updates = len(self._updates(bounds))
+        return PrivateState(
+            tf.constant(self.noise_key, tf.int64),
+            tf.constant(0, tf.int64),
+            tf.constant(self.noise_multiplier, tf.float64),
+            tf.fill([num_updates], tf.constant(self.options.clip_norm, tf.float32)),
+        )
+
+    def clipped(
+        self, clip_norms: tf.Tensor, output: Any, bounds: Any, rounding: Sequence[float] = ()
+    ) -> Released:
+        """On a client: returns its answer with every group within its bound.
+
+        Args:
+            clip_norms: Of each update, float32 [updates].
+            output: The answer.
+            bounds: Of the answer.
+            rounding: See `clipping.clip`.
+        """
+        sent, within = clip(
+            tf.nest.flatten(output),
+            tf.nest.flatten(bounds),
+            groups_of(bounds, self.options.max_delta, self.expected_clients),
+            tf.unstack(clip_norms),
+            rounding,
+        )
+        is_adaptive = CLIPPINGS[self.options.clipping]
+        bits = [bit - _WITHIN.limit for bit in within] if is_adaptive else []
+        return Released(tf.nest.pack_sequence_as(output, sent), bits)
+
+    def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
+        """Returns the bound of each group's norm, float64: an update's has the clip norm in it."""
+        norms = iter(tf.unstack(tf.cast(clip_norms, tf.float64)))
+        return [
+            group.limit * (next(norms) if group.is_update else tf.constant(1.0, tf.float64))
+            for group in self.groups(bounds)
+        ]
+
+    def finished(
+        self,
+        state: PrivateState,
+        noisy: Released,
+        deviations: Sequence[tf.Tensor],
+        bounds: Any,
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """On the server: what follows works on noisy sums alone.
+
+        Args:
+            state: The state before.
+            noisy: Noisy sums, float64.
+            deviations: Standard deviation of the noise of each value.
+            bounds: Of the answer.
+
+        Returns:
+            What `Aggregation.decode` does.
+        """
+        flat_bounds = tf.nest.flatten(bounds)
+        answer = without_noise_below(
+            tf.nest.flatten(noisy.answer), deviations, flat_bounds, self.options.absent_below
+        )
+        answer = [_of_its_type(value, bound) for value, bound in zip(answer, flat_bounds)]
+        next_state = state._replace(
+            releases=state.releases + 1, clip_norms=self._moved(state.clip_norms, noisy.within)
+        )
+        output = tf.nest.pack_sequence_as(noisy.answer, answer)
+        names = [group.name for group in self._updates(bounds)]
+        clip_norms = OrderedDict(zip(names, tf.unstack(state.clip_norms)))
+        return next_state, output, OrderedDict(clip_norm=clip_norms)
+
+    def _moved(self, clip_norms: tf.Tensor, within: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns C exp(-eta (b - quantile)) (Andrew et al. 2021, equation 1 of section 2.2)."""
+        if not within:
+            return clip_norms
+        share = tf.cast(tf.stack(within) / self.expected_clients, tf.float32) + _WITHIN.limit
+        options = self.options
+        steps = options.clip_learning_rate * (share - options.clip_quantile)
+        return clip_norms * tf.exp(-steps)
+
+    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+        """Describes the clip norms, which are public."""
+        names = [group.name for group in self._updates(bounds)]
+
+        def clip_norm(name: str) -> Quantity:
+            of_several = f"/{name}" if len(names) > 1 else ""
+            return Quantity(f"{prefix}clip_norm{of_several}", f"clip norm of the {name}")
+
+        return OrderedDict(clip_norm=OrderedDict((name, clip_norm(name)) for name in names))
+
+    def _updates(self, bounds: Any) -> list[Group]:
+        return [group for group in self.groups(bounds) if group.is_update]
+
+    def released_bounds(self, bounds: Any) -> Released:
+        """Returns the bounds of all that a client submits."""
+        is_adaptive = CLIPPINGS[self.options.clipping]
+        return Released(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
+
+
+def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
+    if not bound.integer:
+        return tf.cast(value, tf.float32)
+    return tf.cast(tf.clip_by_value(tf.round(value), -_LARGEST, _LARGEST), tf.int64)
