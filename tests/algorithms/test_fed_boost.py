@@ -208,11 +208,12 @@ def test_the_agnostic_optimum_of_cross_entropies(streaming_runtime):
     problem = Problem(_of_distributions(_H), names, _SEED, (10.0,) * 3)
     spec = ALGORITHMS["afl_boost"]
     options = spec.options(
-        predictor_sampling="none", alpha_learning_rate=0.3, domain_learning_rate=0.3
+        predictor_sampling="none", alpha_learning_rate=0.5, domain_learning_rate=0.5
     )
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
-    cohort = [_words(c, domain) for domain, c in enumerate(counts)]
-    state, _ = run_rounds(training, [cohort] * 1000)
+    of_domains = [_words(c, domain) for domain, c in enumerate(counts)]
+    client = {key: np.concatenate([c[key] for c in of_domains]) for key in of_domains[0]}
+    state, _ = run_rounds(training, [[client]] * 600)
     mean = state.algorithm.mean_alpha
     losses = -_H @ np.log(mean @ _H)
     # min over alpha of the worst domain, as worked out beforehand
