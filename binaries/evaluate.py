@@ -88,7 +88,8 @@ def main(argv: Sequence[str]) -> None:
     spec = evaluated_spec(trained)
     task = spec.load_task()
     # The weights alone: neither the examples nor the code that trains need be those of the run.
-    files = [field.name for field in path_fields(trained.algorithm)]
+    parts = (trained.config, trained.algorithm)
+    files = [field.name for part in parts for field in path_fields(part)]
     folder.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *files))
     config, aggregation = spec.config, spec.build_aggregation()
     check_test_clients(task, aggregation)

@@ -17,6 +17,7 @@ from binaries import (
     frontier,
     privacy,
     reproduce,
+    save_model,
     train,
 )
 from tests.binaries.harness import TOY, Caller, defined_flags
@@ -178,7 +179,10 @@ def test_every_flag_can_be_given():
 
 def test_flags_of_commands_that_are_no_settings_are_known():
     """A user's algorithm may not have a setting that is called so, whatever the command."""
-    commands = (train, compare, evaluate, export, frontier, privacy, reproduce, base_predictors)
+    commands = (
+        *(train, compare, evaluate, export, frontier, privacy, reproduce, base_predictors),
+        save_model,
+    )
     names = set().union(*map(defined_flags, commands))
     assert names - _settings() == FLAGS_OF_BINARIES
 

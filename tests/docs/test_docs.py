@@ -36,6 +36,7 @@ SHORTENED = {
     "export": [],
     "privacy": [],
     "run_plan": [],
+    "save_model": [],
 }
 # Run by .ci/run, or by tests/setup; a test that runs all tests would not end.
 COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help"}

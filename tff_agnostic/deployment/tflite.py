@@ -73,7 +73,7 @@ def convert_client_graph(
     converter._control_output_arrays = list(spec.target_node_names) or None
     converter._experimental_preserve_assert_op = True
     content = _in_fixed_order(converter.convert())
-    custom = _custom_codes(content)
+    custom = custom_op_names(content)
     flex_ops = tuple(name[len(_FLEX) :] for name in custom if name.startswith(_FLEX))
     own = tuple(name for name in custom if not name.startswith(_FLEX))
     if own != own_ops:
@@ -98,7 +98,8 @@ def _in_fixed_order(content: bytes) -> bytes:
     return content
 
 
-def _custom_codes(content: bytes) -> list[str]:
+def custom_op_names(content: bytes) -> list[str]:
+    """Returns the ops of a flatbuffer that TFLite has not itself; TensorFlow's begin with Flex."""
     model = schema.Model.GetRootAs(content, 0)
     codes = [model.OperatorCodes(i).CustomCode() for i in range(model.OperatorCodesLength())]
     return sorted(code.decode() for code in codes if code)

@@ -3,8 +3,10 @@
 from functools import partial
 from typing import Any, Callable, Optional
 
+import numpy as np
 import tensorflow as tf
 
+from tff_agnostic.models.plain_keras import PlainForm, with_weights
 from tff_agnostic.models.recurrent import (
     State,
     delayed,
@@ -135,6 +137,38 @@ def _step_back(
     return (tf.matmul(dz, recurrent_transposed), dc * f), (dr, dz)
 
 
+def as_lstm(
+    kernel: np.ndarray,
+    recurrent_kernel: np.ndarray,
+    bias: np.ndarray,
+    projection: Optional[np.ndarray] = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the weights of the LSTM whose h_t are those of a CIFG.
+
+    As 1 - sigmoid(z) = sigmoid(-z), the LSTM's input gate has the negative weights of the forget
+    gate. As r_{t-1} U = h_{t-1} (P U), its recurrent kernel holds the projection.
+
+    Args:
+        kernel: W, [in, 3u]; gates f, g, o.
+        recurrent_kernel: U, [r, 3u].
+        bias: b, [3u].
+        projection: P, [u, r], or None.
+
+    Returns:
+        Kernel [in, 4u], recurrent kernel [u, 4u] and bias [4u]; gates i, f, g, o.
+    """
+    units = bias.shape[0] // 3
+    if projection is not None:
+        # P U, in float64: one rounding for each entry.
+        product = projection.astype(np.float64) @ recurrent_kernel.astype(np.float64)
+        recurrent_kernel = product.astype(recurrent_kernel.dtype)
+
+    def with_input_gate(weights: np.ndarray) -> np.ndarray:
+        return np.concatenate([-weights[..., :units], weights], axis=-1)
+
+    return with_input_gate(kernel), with_input_gate(recurrent_kernel), with_input_gate(bias)
+
+
 @tf.keras.utils.register_keras_serializable(package="tff_agnostic")
 class CIFG(RecurrentLayer):
     """An LSTM layer whose input gate is 1 - f, with three quarters of an LSTM's weights.
@@ -178,6 +212,32 @@ class CIFG(RecurrentLayer):
         if self.projection_units is not None:
             weights.append(self.projection_kernel)
         return cifg(x, mask, *(tf.cast(w, x.dtype) for w in weights))
+
+    def plain_form(self) -> PlainForm:
+        """Keras' LSTM with the same states (see `as_lstm`), and a dense layer that projects them.
+
+        The projection is a part of the LSTM's recurrent kernel: there are more weights, u x 4u
+        instead of r x 3u.
+        """
+        gates = (self.kernel.numpy(), self.recurrent_kernel.numpy(), self.bias.numpy())
+        projection = None if self.projection_units is None else self.projection_kernel.numpy()
+        layer = tf.keras.layers.LSTM(
+            self.units,
+            return_sequences=self.return_sequences,
+            name=self.name,
+            dtype=self.dtype_policy,
+        )
+        states = with_weights(layer, int(self.kernel.shape[0]), *as_lstm(*gates, projection))
+        if projection is None:
+            return states
+        project = tf.keras.layers.Dense(
+            self.projection_units,
+            use_bias=False,
+            name=f"{self.name}_projection",
+            dtype=self.dtype_policy,
+        )
+        project = with_weights(project, self.units, projection)
+        return lambda inputs, **kwargs: project(states(inputs, **kwargs))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -43,6 +43,8 @@ class Model:
         metrics: What to measure beside the loss.
         loss_scale: What the objective is multiplied by while gradients are taken, so that those of
             16-bit floats do not vanish; 1 for float32.
+        keras_model: The Keras model that `predict` is made of; None if it is made of none. Its own
+            variables are of no consequence to training.
     """
 
     initial_weights: ModelWeights
@@ -52,6 +54,7 @@ class Model:
     regularizer: Optional[Callable[[Weights], tf.Tensor]] = None
     metrics: tuple[Metric, ...] = ()
     loss_scale: float = 1.0
+    keras_model: Optional[tf.keras.Model] = None
 
     def __eq__(self, other: object) -> bool:
         """Whether everything but the values of the initial weights is the same."""

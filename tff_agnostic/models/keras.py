@@ -83,6 +83,7 @@ def model_from_keras(
         regularizer=regularizer if penalties else None,
         metrics=tuple(metrics),
         loss_scale=current_loss_scale(),
+        keras_model=keras_model,
     )
     refuse_impure_calls(keras_model, model)
     if not trainable:

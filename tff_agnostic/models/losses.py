@@ -5,7 +5,8 @@ each exponential twice: with 10,000 classes, which exceed a processor's caches, 
 model's time beside its matrix products.
 """
 
-from typing import Callable
+import dataclasses
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
@@ -34,6 +35,43 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
         return log_total - of_label, gradient
 
     return cross_entropy(scores)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfColumns:
+    """A loss of labels [n] and one output each, by a loss of Keras' of columns [n, 1].
+
+    Attributes:
+        loss: Keras' loss.
+    """
+
+    loss: tf.keras.losses.Loss
+
+    def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each example."""
+        return self.loss(labels[:, tf.newaxis], tf.reshape(predictions, [-1, 1]))
+
+
+def takes_scores(loss: Any) -> Optional[bool]:
+    """Returns whether a loss is a cross-entropy of scores, or of probabilities.
+
+    Args:
+        loss: A loss function, or a loss of Keras'.
+
+    Returns:
+        True of scores, of which a softmax, or the sigmoid of a single one, makes probabilities;
+        False of probabilities; None of any loss that does not say.
+    """
+    if isinstance(loss, OfColumns):
+        return takes_scores(loss.loss)
+    if loss is sparse_cross_entropy:
+        return True
+    if isinstance(loss, tf.keras.losses.Loss):
+        # Some have it as an attribute, and some in what they pass on.
+        found = loss.get_config().get("from_logits")
+    else:
+        found = getattr(loss, "from_logits", None)
+    return found if isinstance(found, bool) else None
 
 
 def _minus_at(rows: tf.Tensor, labels: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -5,6 +5,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from tff_agnostic.models.plain_keras import PlainForm, with_weights
 from tff_agnostic.models.recurrent import (
     State,
     delayed,
@@ -141,3 +142,14 @@ class LSTM(RecurrentLayer):
         """Returns h of all steps."""
         weights = (self.kernel, self.recurrent_kernel, self.bias)
         return lstm(x, mask, *(tf.cast(w, x.dtype) for w in weights))
+
+    def plain_form(self) -> PlainForm:
+        """Keras' LSTM, whose weights stand in the same order."""
+        layer = tf.keras.layers.LSTM(
+            self.units,
+            return_sequences=self.return_sequences,
+            name=self.name,
+            dtype=self.dtype_policy,
+        )
+        input_size = int(self.kernel.shape[0])
+        return with_weights(layer, input_size, self.kernel, self.recurrent_kernel, self.bias)

@@ -13,6 +13,7 @@ from tff_agnostic.models.cifg import CIFG
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras, with_seed
 from tff_agnostic.models.lstm import LSTM
+from tff_agnostic.models.plain_keras import PlainForm, with_weights
 from tff_agnostic.models.sentences import SentenceLoss, sentence_spec
 from tff_agnostic.models.text_metrics import text_metrics
 from tff_agnostic.registry import Registry
@@ -121,6 +122,11 @@ class _DenseOverSteps(tf.keras.layers.Dense):
         rows = super().call(tf.reshape(inputs, [-1, inputs.shape[-1]]))
         return tf.reshape(rows, [-1, inputs.shape[1], self.units])
 
+    def plain_form(self) -> PlainForm:
+        """Keras' dense layer."""
+        layer = tf.keras.layers.Dense(self.units, name=self.name, dtype=self.dtype_policy)
+        return with_weights(layer, int(self.kernel.shape[0]), self.kernel, self.bias)
+
 
 class _TiedEmbedding(tf.keras.layers.Embedding):
     """Word vectors that also tell how well a state fits each word."""
@@ -137,6 +143,19 @@ class _TiedEmbedding(tf.keras.layers.Embedding):
         rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
         scores = tf.nn.bias_add(tf.matmul(rows, self.embeddings, transpose_b=True), self.bias)
         return tf.reshape(scores, [-1, inputs.shape[1], self.input_dim])
+
+    def plain_form(self) -> PlainForm:
+        """Keras' embedding and a dense layer that has a copy of the vectors: Keras ties none."""
+        embedding = tf.keras.layers.Embedding(
+            self.input_dim, self.output_dim, name=self.name, dtype=self.dtype_policy
+        )
+        embedding = with_weights(embedding, 1, self.embeddings)
+        scores = tf.keras.layers.Dense(
+            self.input_dim, name=f"{self.name}_scores", dtype=self.dtype_policy
+        )
+        transposed = tf.transpose(self.embeddings)
+        scores = with_weights(scores, self.output_dim, transposed, self.bias)
+        return lambda inputs, as_scores=False: (scores if as_scores else embedding)(inputs)
 
 
 def _lstm(units: int, size: int) -> list[tf.keras.layers.Layer]:

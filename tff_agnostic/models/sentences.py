@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Optional
+from typing import ClassVar, Optional
 
 import tensorflow as tf
 
@@ -48,6 +48,9 @@ class SentenceLoss:
     Attributes:
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
     """
+
+    # As cross-entropies of Keras' say it.
+    from_logits: ClassVar[bool] = True
 
     expected_length: Optional[float] = None
 

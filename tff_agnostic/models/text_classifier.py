@@ -11,6 +11,7 @@ from tff_agnostic.models.keras import model_from_keras, with_seed
 from tff_agnostic.models.losses import sparse_cross_entropy
 from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import accuracy
+from tff_agnostic.models.plain_keras import PlainForm
 from tff_agnostic.registry import Registry
 from tff_agnostic.text_ids import TokenIds
 
@@ -93,6 +94,16 @@ class _MeanOfWords(tf.keras.layers.Layer):
         weights = tf.cast(tf.ones_like(inputs[:, :, 0]) if mask is None else mask, inputs.dtype)
         total = tf.reduce_sum(inputs * weights[:, :, tf.newaxis], axis=1)
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
+
+    def plain_form(self) -> PlainForm:
+        """Keras' mean over the steps of the mask; what is 0 / 0 there, of no word, is 0."""
+        mean = tf.keras.layers.GlobalAveragePooling1D(name=self.name, dtype=self.dtype_policy)
+
+        def form(inputs: tf.Tensor) -> tf.Tensor:
+            means = mean(inputs)
+            return tf.where(tf.math.is_nan(means), tf.zeros_like(means), means)
+
+        return form
 
 
 # Units -> the layer that makes a vector of a text's word vectors.

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.metrics import Metric, accuracy
 from tff_agnostic.models.number_metrics import (
     binary_accuracy,
@@ -181,21 +182,6 @@ def _largest_label(data: ModelData) -> int:
     return (largest or 1) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class LossOfColumns:
-    """A Keras loss of labels and outputs that are one number each, given to it as columns.
-
-    Attributes:
-        keras_loss: The loss.
-    """
-
-    keras_loss: tf.keras.losses.Loss
-
-    def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of each example."""
-        return self.keras_loss(labels[:, tf.newaxis], tf.reshape(predictions, [-1, 1]))
-
-
 def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
     """Returns a loss that takes labels [n] and one output each as columns, if Keras' needs them.
 
@@ -203,8 +189,7 @@ def _of_each_example(loss: Any, data: ModelData, output: Any) -> Any:
     """
     if not isinstance(loss, tf.keras.losses.Loss) or data.y_shape or not _is_one(output):
         return loss
-
-    return LossOfColumns(loss)
+    return OfColumns(loss)
 
 
 def _default_metrics(data: ModelData, output: Any, loss: Any) -> Sequence[Metric]:

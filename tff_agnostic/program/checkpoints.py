@@ -21,6 +21,9 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file, make_folder, write_errors
 from tff_agnostic.models.functional import ModelWeights
 
+# In the folder of a run.
+CHECKPOINTS = "checkpoints"
+
 _FORMAT = 2
 # Without the names of models: the first arrays are the only model there was.
 _FORMAT_OF_ONE_MODEL = 1
@@ -218,6 +221,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if file_format != _FORMAT:
         raise UserError(f"{path}: expected checkpoint format 1 or {_FORMAT}, found {file_format}")
     return Checkpoint(round_num, leaves, models)
+
+
+def newest_checkpoint_file(folder: Path) -> Optional[Path]:
+    """Returns the newest checkpoint of a `checkpoints/` folder, unread; None if there is none."""
+    paths = CheckpointFolder(folder, keep=1)._newest_first()
+    return paths[0] if paths else None
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:

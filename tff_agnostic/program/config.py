@@ -39,6 +39,12 @@ class RunConfig(Settings):
         "add it before a secure sum (distributed).",
         choices=PRIVACIES,
     )
+    initial_model: Optional[str] = setting(
+        None,
+        "What training starts from instead of fresh weights: a Keras model (.keras or .h5), the "
+        "folder of a run (the main model of its newest checkpoint), or one checkpoint file.",
+        is_path=True,
+    )
     precision: str = setting(
         "float32",
         "What layers compute in. Mixed precision is for GPUs and TPUs; weights stay float32.",

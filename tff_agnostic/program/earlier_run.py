@@ -88,8 +88,8 @@ def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
     by_flag = {"data": DATA, "data_dir": DATA}
     for field in path_fields(TASKS[spec.task].options):
         by_flag[option_flag(spec.task, field)] = field.name
-    for field in path_fields(spec.algorithm):
-        by_flag[flag_of(field)] = field.name
+    for part in (spec.config, spec.algorithm):
+        by_flag.update((flag_of(field), field.name) for field in path_fields(part))
     return {flag for flag, name in by_flag.items() if name in known_content}
 
 

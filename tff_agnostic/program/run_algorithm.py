@@ -10,6 +10,7 @@ from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.data.clients import domain_counts
 from tff_agnostic.lambda_sets import LambdaSet
 from tff_agnostic.lambda_sets.options import LambdaSetOptions
+from tff_agnostic.program.initial_model import model_to_start_from
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.tasks.task import Task
 
@@ -24,7 +25,7 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
         UserError: If the settings do not fit the task.
     """
     problem = Problem(
-        model=task.model,
+        model=model_to_start_from(spec.config.initial_model, task.model),
         domain_names=task.domain_names,
         seed=spec.config.seed,
         expected_counts=_expected_counts(task, spec.config.clients_per_round),

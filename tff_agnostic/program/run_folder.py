@@ -19,7 +19,12 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
-from tff_agnostic.program.checkpoints import Checkpoint, newest_checkpoint, read_checkpoint
+from tff_agnostic.program.checkpoints import (
+    CHECKPOINTS,
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+)
 from tff_agnostic.program.earlier_run import changes, differences
 from tff_agnostic.program.enough_clients import check_clients_per_round, check_evaluation_clients
 from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
@@ -42,7 +47,7 @@ class RunFolder:
         self.fingerprint = path / "fingerprint.json"
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / CHECKPOINTS
         self.tensorboard = path / "tensorboard"
         self.plots = path / "plots"
 

@@ -19,6 +19,7 @@ from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.precision import computing_in
+from tff_agnostic.program.checkpoints import CHECKPOINTS, newest_checkpoint_file
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.ensembles.loading import with_base_predictors
 from tff_agnostic.program.run_parts import (
@@ -34,7 +35,7 @@ from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, option_flag
 
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,8 @@ class RunSpec:
         Args:
             task: Its task, loaded.
         """
-        paths = {f.name: getattr(self.algorithm, f.name) for f in path_fields(self.algorithm)}
+        parts = (self.config, self.algorithm)
+        paths = {f.name: getattr(part, f.name) for part in parts for f in path_fields(part)}
         # What several paths name is part of the task: what is in them, and not how.
         of_files = {
             name: file_digest(Path(path)) for name, path in paths.items() if isinstance(path, str)
@@ -143,6 +145,9 @@ def resolve(
     tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
     values = {**before, **tuned, **wanted, "algorithm": name}
     config = made_of(RunConfig, values)
+    if config.initial_model is not None and "initial_model" in wanted:
+        # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
+        config = dataclasses.replace(config, initial_model=_initial_file(config.initial_model))
     run = RunSpec(
         task,
         dataclasses.asdict(_with_absolute_paths(spec.options(**task_options))),
@@ -253,6 +258,25 @@ def _without_effect(flag: str, config: RunConfig) -> str:
 def path_fields(options: Any) -> list[dataclasses.Field]:
     """Returns the fields of a dataclass of settings that name files."""
     return [field for field in dataclasses.fields(options) if field.metadata["is_path"]]
+
+
+def _initial_file(text: str) -> Optional[str]:
+    """Returns the file that training starts from, also where a run's folder was given.
+
+    That run may go on: what this one started from is one of its checkpoints.
+    """
+    path = Path(text)
+    if path.is_dir():
+        newest = newest_checkpoint_file(path / CHECKPOINTS)
+        if newest is None:
+            raise UserError(
+                "--initial_model: expected a Keras model, a checkpoint or the folder of a run, "
+                f"found no checkpoint in {path}"
+            )
+        return _absolute(newest)
+    if not path.is_file():
+        raise UserError(f"--initial_model: expected a file or a run's folder, found none at {path}")
+    return _absolute(path)
 
 
 def _with_absolute_paths(options: Any) -> Any:

@@ -71,6 +71,7 @@ def load(options: AdultOptions, context: TaskContext) -> Task:
         test=_clients(test, test_path, "num_test_clients", options.num_test_clients, "test", rng),
         model=logistic_regression(num_features, len(_LABELS), options.ridge),
         test_split=HELDOUT_SPLIT if options.heldout_share else TEST_SPLIT,
+        class_names=tuple(_LABELS),
     )
 
 

@@ -184,6 +184,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
             **inputs.fingerprint(),
             **data_fingerprint(store),
         },
+        class_names=labels.class_names,
     )
 
 

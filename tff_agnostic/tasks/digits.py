@@ -84,6 +84,7 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
         train=clients("num_clients", train_rows, options.num_clients, "train"),
         test=clients("num_test_clients", test_rows, options.num_test_clients, "test"),
         model=logistic_regression(x.shape[1], _NUM_CLASSES),
+        class_names=tuple(str(c) for c in range(_NUM_CLASSES)),
     )
 
 

@@ -70,6 +70,7 @@ def load(options: FashionMnistOptions, context: TaskContext) -> Task:
         test=clients(options.test_split),
         model=logistic_regression(_NUM_PIXELS, len(_DOMAIN_NAMES)),
         fingerprint=data_fingerprint(store),
+        class_names=_DOMAIN_NAMES,
     )
 
 

@@ -70,4 +70,6 @@ def labelled_text_task(
             **data_fingerprint(store),
         },
         remarks=lambda: cut_words(name, store, sequence_length, "a larger one keeps them."),
+        class_names=labels.class_names,
+        words=corpus.words,
     )

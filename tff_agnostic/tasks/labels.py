@@ -1,7 +1,7 @@
 """Labels of stores as models learn them: classes, or numbers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Union
+from typing import Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +26,7 @@ class StoredLabels:
         spec: Spec of y with a first dimension of None: int32 [n] of classes and other whole
             numbers, float32 [n] of real ones.
         num_classes: Labels are in [0, num_classes), or None if they are no classes.
+        class_names: Names of the classes, if they have any.
 
     Raises:
         UserError: If the store has none.
@@ -42,7 +43,7 @@ class StoredLabels:
         self.feature: Feature = description.features[LABEL]
         self.spec = spec_of(self.feature)
         self.num_classes = description.num_classes
-        self._class_names = description.class_names
+        self.class_names = description.class_names
 
     def y_of(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
         """Returns y of a client's examples.
@@ -60,7 +61,7 @@ class StoredLabels:
 
     def fingerprint(self) -> dict[str, str]:
         """Returns what a `Task.fingerprint` says of the classes, if they have names."""
-        return {} if self._class_names is None else {"classes": ", ".join(self._class_names)}
+        return {} if self.class_names is None else {"classes": ", ".join(self.class_names)}
 
 
 class ChosenLabels:
@@ -77,6 +78,7 @@ class ChosenLabels:
         feature: That feature.
         spec: Spec of y, int32 [n].
         num_classes: Classes are in [0, num_classes).
+        class_names: Their names.
 
     Raises:
         UserError: If the store has no such feature, or it has one value or too many.
@@ -93,6 +95,7 @@ class ChosenLabels:
         self.feature = store.description.features[feature]
         self.spec = tf.TensorSpec([None], tf.int32)
         self.num_classes = len(names)
+        self.class_names: Optional[tuple[str, ...]] = tuple(names)
         self._ids = {name: i for i, name in enumerate(names)}
 
     def y_of(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:

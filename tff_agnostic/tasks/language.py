@@ -241,6 +241,7 @@ def next_word_task(
         # The words first: of two changes that is the one to tell.
         fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
         remarks=remarks_on_words,
+        words=corpus.words,
     )
 
 

@@ -39,6 +39,8 @@ class Task:
             data, by name; a run is resumed and evaluated only where these are the same.
         test_split: Which split `test` is: "test", or "heldout" while tuning.
         remarks: Returns what the task leaves out of its data.
+        class_names: Names of the classes that labels count, if they have any.
+        words: Of texts the vocabulary; word k has the id k + 1.
     """
 
     domain_names: tuple[str, ...]
@@ -50,6 +52,8 @@ class Task:
     fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
     remarks: Callable[[], Sequence[Remark]] = tuple
     test_split: str = TEST_SPLIT
+    class_names: Optional[tuple[str, ...]] = None
+    words: Optional[Sequence[str]] = None
 
     @property
     def num_domains(self) -> int:

@@ -1,0 +1,74 @@
+"""Loads saved models where neither this package nor TFF can be imported, and says what they tell.
+
+A script of its own: python plain_tensorflow.py FOLDER. Each sub-folder of FOLDER holds x.npz, the
+inputs by name, and saved models; beside them it writes FILE.npz with their outputs by name.
+"""
+
+import importlib.abc
+import json
+import sys
+from pathlib import Path
+
+BLOCKED = ("tff_agnostic", "tensorflow_federated", "binaries", "tests", "plan_runner")
+
+
+class _Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ImportError(f"{name} is blocked")
+        return None
+
+
+def _keras(path, inputs):
+    model = tf.keras.models.load_model(path, compile=False)
+    x = inputs if len(inputs) > 1 else next(iter(inputs.values()))
+    return {"predictions": model(x, training=False).numpy()}
+
+
+def _saved_model(path, inputs):
+    loaded = tf.saved_model.load(str(path))
+    tensors = {name: tf.constant(value) for name, value in inputs.items()}
+    answer = loaded.signatures["predict"](**tensors)
+    more = {}
+    if "next_words" in loaded.signatures:
+        texts = tf.constant(json.loads((path.parent / "texts.json").read_text()))
+        told = loaded.signatures["next_words"](text=texts, k=tf.constant(2))
+        more = {f"next_{name}": value for name, value in told.items()}
+        default = loaded.signatures["serving_default"](text=texts)
+        more.update({f"default_{name}": value for name, value in default.items()})
+    else:
+        more = loaded.signatures["serving_default"](**tensors)
+    return {name: _array(value) for name, value in {**more, **answer}.items()}
+
+
+def _array(tensor):
+    # NumPy's files hold bytes of a fixed size.
+    return tensor.numpy().astype("S") if tensor.dtype == tf.string else tensor.numpy()
+
+
+def _tflite(path, inputs):
+    run = tf.lite.Interpreter(str(path)).get_signature_runner()
+    count = len(next(iter(inputs.values())))
+    rows = [run(**{n: v[k : k + 1] for n, v in inputs.items()}) for k in range(count)]
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
+LOADERS = {".keras": _keras, "_saved_model": _saved_model, ".tflite": _tflite}
+
+
+def main(folder: Path) -> None:
+    for case in sorted(p for p in folder.iterdir() if p.is_dir()):
+        with np.load(case / "x.npz") as file:
+            inputs = dict(file)
+        for ending, load in LOADERS.items():
+            for path in sorted(case.glob(f"*{ending}")):
+                np.savez(f"{path}.npz", **load(path, inputs))
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, _Blocker())
+    import numpy as np
+    import tensorflow as tf
+
+    main(Path(sys.argv[1]))
+    assert not {name.split(".")[0] for name in sys.modules} & set(BLOCKED)

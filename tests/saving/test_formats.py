@@ -1,0 +1,191 @@
+"""Saved models, loaded by plain TensorFlow, tell what the models of this package tell."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.models.keras_zoo import KINDS
+from tests.saving.harness import ask_plain_tensorflow
+from tff_agnostic.data.sentences import SentenceEncoder
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import LSTM, model_from_keras
+from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.losses import OfColumns
+from tff_agnostic.models.next_word import NextWordNetwork, next_word_model
+from tff_agnostic.models.text_classifier import TextNetwork, text_classifier
+from tff_agnostic.saving.formats import FORMATS
+from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
+
+_WORDS = ("the", "cat", "sat", "on", "mat", "é")
+_T = 5
+_TEXTS = ["", "the cat", "the dog sat on the mat on the cat", "é"]
+
+
+def _zoo(name: str) -> tuple[Model, Any]:
+    kind = KINDS[name]
+    spec = {"x": kind.x_spec, "y": kind.y_spec}
+    model = model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
+    return model, kind.x(np.random.default_rng(3), 4)
+
+
+def _sentences(model: Model) -> tuple[Model, Any]:
+    x = np.array([[8, 1, 2, 0, 0], [8, 6, 7, 3, 1], [0] * 5], np.int32)
+    return model, x
+
+
+def _next_word(network: NextWordNetwork) -> tuple[Model, Any]:
+    return _sentences(next_word_model(network, len(_WORDS), _T))
+
+
+def _texts() -> tuple[Model, Any]:
+    # One of them has no word.
+    return _sentences(text_classifier(TextNetwork("mean", 4), 3, len(_WORDS), _T))
+
+
+_CASES = {
+    **{
+        name: lambda name=name: _zoo(name)
+        for name in (
+            *("dense_with_dropout", "convolutional", "own_recurrent_layers", "attention"),
+            *("frozen_normalization", "two_inputs"),
+        )
+    },
+    "next_word_lstm": lambda: _next_word(NextWordNetwork("lstm", 4, 6)),
+    "keyboard_cifg": lambda: _next_word(NextWordNetwork("cifg", 4, 6, layers=2, tied=True)),
+    "text_mean": _texts,
+}
+
+
+def _trained(model: Model) -> TrainedModel:
+    """Returns a model with weights that are not those that it starts with."""
+    rng = np.random.default_rng(1)
+    weights = ModelWeights(
+        [w + rng.normal(scale=0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[0]],
+        # Some are variances.
+        [w + rng.uniform(0, 0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[1]],
+    )
+    return TrainedModel(model, weights, ("no", "perhaps", "yes"), _WORDS)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TrainedModel, Any, Path]]:
+    """Every case in every format, and what plain TensorFlow says of it."""
+    folder = tmp_path_factory.mktemp("saved")
+    found = {}
+    for name, make in _CASES.items():
+        model, x = make()
+        trained = _trained(model)
+        path = folder / name
+        path.mkdir()
+        for kind in FORMATS.values():
+            kind.write(trained, path / f"m{kind.file_name}")
+        np.savez(path / "x.npz", **inputs_by_name(x))
+        (path / "texts.json").write_text(json.dumps(_TEXTS))
+        found[name] = trained, x, path
+    ask_plain_tensorflow(folder)
+    return found
+
+
+def _told(path: Path, form: str) -> dict[str, np.ndarray]:
+    with np.load(path / f"m{FORMATS[form].file_name}.npz") as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("name", list(_CASES))
+def test_predictions_in_plain_tensorflow(saved, name, form):
+    trained, x, path = saved[name]
+    expected = np.asarray(trained.predict(x))
+    assert np.ptp(expected) > 0.1
+    np.testing.assert_allclose(_told(path, form)["predictions"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense_with_dropout", "two_inputs", "text_mean"])
+def test_classes_have_probabilities_and_names(saved, name):
+    trained, x, path = saved[name]
+    told, scores = _told(path, "saved_model"), np.asarray(trained.predict(x), np.float64)
+    odds = np.exp(scores)
+    expected = odds / odds.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(told["probabilities"], expected, atol=1e-6)
+    best = expected.argmax(axis=1)
+    assert told["class"].tolist() == best.tolist()
+    names = [name.decode() for name in told["class_name"]]
+    assert names == [("no", "perhaps", "yes")[k] for k in best]
+
+
+@pytest.mark.parametrize("name", ["next_word_lstm", "keyboard_cifg"])
+def test_texts_are_asked_for_their_next_words(saved, name):
+    trained, _, path = saved[name]
+    told = _told(path, "saved_model")
+    # As training encodes them; of the long one the last words.
+    begins = [text.encode() for text in (*_TEXTS[:2], "on the mat on the cat"[-14:], _TEXTS[3])]
+    assert begins[2] == b"mat on the cat"
+    x = SentenceEncoder(_WORDS, _T).encode(np.array(begins, object)).x
+    # What follows the words is the mark of the end.
+    x = np.where(x == len(_WORDS) + 3, 0, x)
+    scores = np.asarray(trained.predict(x), np.float64)
+    for row, begin in enumerate(begins):
+        odds = np.exp(scores[row, len(begin.split())])
+        of_words = (odds / odds.sum())[1 : len(_WORDS) + 1]
+        best = np.argsort(-of_words)[:3]
+        words = [_WORDS[k].encode() for k in best]
+        assert told["default_words"][row].tolist() == words
+        assert told["next_words"][row].tolist() == words[:2]
+        np.testing.assert_allclose(told["default_probabilities"][row], of_words[best], atol=1e-6)
+
+
+def test_numbers_have_neither_probabilities_nor_classes(tmp_path):
+    model = model_from_keras(
+        lambda: tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]),
+        loss=OfColumns(tf.keras.losses.MeanSquaredError(reduction="none")),
+        example_spec={"x": tf.TensorSpec([None, 2]), "y": tf.TensorSpec([None])},
+    )
+    about = FORMATS["saved_model"].write(
+        TrainedModel(model, model.initial_weights), tmp_path / "saved"
+    )
+    only = {"inputs": {"x": "float32[None, 2]"}, "outputs": {"predictions": "float32[None, 1]"}}
+    assert about == {"signatures": {"predict": only, "serving_default": only}}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tied_embedding", "--format=keras: Keras cannot save and load this model (Layer _Tied"),
+        ("within", "--format=keras: expected LSTM layers where Keras' own can take their place, f"),
+    ],
+)
+def test_what_keras_cannot_hold_is_told_in_one_line(tmp_path, name, message):
+    if name == "within":
+        model = _within_another()
+    else:
+        model, _ = _zoo(name)
+    with pytest.raises(UserError) as error:
+        FORMATS["keras"].write(_trained(model), tmp_path / "m.keras")
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    # The other formats do.
+    FORMATS["tflite"].write(_trained(model), tmp_path / "m.tflite")
+
+
+def _within_another() -> Model:
+    def build() -> tf.keras.Model:
+        inputs = tf.keras.Input([3, 2])
+        both = tf.keras.layers.TimeDistributed(tf.keras.layers.Dense(2))(inputs)
+        return tf.keras.Model(inputs, _Wrapper(LSTM(3))(both))
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        example_spec={"x": tf.TensorSpec([None, 3, 2]), "y": tf.TensorSpec([None], tf.int32)},
+    )
+
+
+class _Wrapper(tf.keras.layers.Wrapper):
+    """A layer of a user's around one of this package."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return self.layer(inputs)

@@ -1,0 +1,105 @@
+"""The card of saved models: what they were trained for and with, and how good they are for whom."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.algorithms.user_algorithm import algorithm_label
+from tff_agnostic.deployment.manifest import versions
+from tff_agnostic.files import read_json
+from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.program.run_spec import RunSpec, path_fields
+from tff_agnostic.saving.save import SavedFile
+from tff_agnostic.settings import flag_of
+from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import Task, option_flag
+
+CARD = "model_card.json"
+
+
+def model_card(
+    folder: RunFolder, spec: RunSpec, task: Task, round_num: int, saved: Sequence[SavedFile]
+) -> dict[str, Any]:
+    """Returns what model_card.json holds.
+
+    Args:
+        folder: The run.
+        spec: Its settings.
+        task: Its task.
+        round_num: After which round the models are those.
+        saved: The files.
+    """
+    x = tf.nest.map_structure(
+        lambda s: f"{s.dtype.name}{s.shape.as_list()}", task.model.example_spec["x"]
+    )
+    return {
+        "task": spec.task,
+        "algorithm": algorithm_label(spec.config.algorithm),
+        "round": round_num,
+        "domains": list(task.domain_names),
+        "classes": None if task.class_names is None else list(task.class_names),
+        "inputs": x,
+        "parameters": task.model.num_parameters,
+        "settings": _without_folders(spec),
+        "trained_with": _trained_with(folder),
+        "result": _result(folder, round_num),
+        "files": [{**dataclasses.asdict(file), "about": dict(file.about)} for file in saved],
+        "versions": versions(),
+    }
+
+
+def saved_lines(saved: Sequence[SavedFile]) -> list[str]:
+    """Returns a line for each file: its size, and how its predictions differ from the run's."""
+    return [_line(file) for file in saved]
+
+
+def _line(file: SavedFile) -> str:
+    check = file.check
+    same = "predicts as the run's model does" if check.is_same else "its predictions differ"
+    line = (
+        f"{file.path}: {file.num_bytes} bytes; {same}, by {check.largest_difference:.2g} at most "
+        f"on {check.num_examples} test examples"
+    )
+    return f"{line}; {_cost(file)}" if not check.is_same else line
+
+
+def _cost(file: SavedFile) -> str:
+    """Returns what the domain that loses most loses."""
+    losses = [
+        (abs(values["file"] - values["run"]), domain, measure, values)
+        for domain, measures in file.check.domains.items()
+        for measure, values in measures.items()
+        if measure not in ("examples", "loss") and None not in values.values()
+    ]
+    if not losses:
+        return "there is no metric"
+    _, domain, measure, values = max(losses, key=lambda loss: loss[0])
+    return f"at most {measure} {values['run']:.4g} to {values['file']:.4g} ({domain})"
+
+
+def _result(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
+    """Returns result.json, None if it is that of another round."""
+    if not folder.result.exists():
+        return None
+    result = read_json(folder.result)
+    return result if result.get("rounds") == round_num else None
+
+
+def _trained_with(folder: RunFolder) -> dict[str, Any]:
+    """Returns the digests of the data, the vocabulary and the code that the run was made of."""
+    return read_json(folder.fingerprint) if folder.fingerprint.exists() else {}
+
+
+def _without_folders(spec: RunSpec) -> dict[str, Any]:
+    """Returns the flags of a run, with the names of files instead of where they lay."""
+    paths = {"data", "data_dir"}
+    paths.update(option_flag(spec.task, f) for f in path_fields(TASKS[spec.task].options))
+    paths.update(flag_of(f) for part in (spec.config, spec.algorithm) for f in path_fields(part))
+    flags = {**spec.flags(), "algorithm": algorithm_label(spec.config.algorithm)}
+    return {
+        name: Path(value).name if name in paths and value is not None else value
+        for name, value in flags.items()
+    }

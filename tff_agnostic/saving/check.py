@@ -1,0 +1,130 @@
+"""Whether a saved file predicts what the run's model predicts, measured on test examples."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.models.functional import Examples
+from tff_agnostic.models.measures import Measure, measures_of
+from tff_agnostic.saving.trained_model import TrainedModel
+from tff_agnostic.tasks.task import Task
+
+# TFLite runs example by example.
+_MAX_EXAMPLES = 2000
+# What rounding in another order may change.
+_TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class FileCheck:
+    """A saved file beside the run's model.
+
+    Attributes:
+        num_examples: Test examples on which both were called.
+        largest_difference: Largest absolute difference of two predictions.
+        is_same: Whether all of them agree up to 1e-5, absolute or relative.
+        domains: The examples of each domain, and each measure of the run's model and of the file.
+    """
+
+    num_examples: int
+    largest_difference: float
+    is_same: bool
+    domains: dict[str, dict[str, Any]]
+
+
+def check_file(
+    trained: TrainedModel, task: Task, predict: Callable[[Any], Any], seed: int = 0
+) -> FileCheck:
+    """Calls a saved file and the run's model on test examples.
+
+    Args:
+        trained: The run's model.
+        task: The task, whose test clients are drawn until they have 2,000 examples.
+        predict: The file, as a function of x.
+        seed: Seeds the draw.
+    """
+    sums = {"run": _Sums(trained, task), "file": _Sums(trained, task)}
+    own = tf.function(trained.predict, input_signature=[trained.model.example_spec["x"]])
+    num_examples, largest, is_same = 0, 0.0, True
+    for examples in _drawn(task.test, seed):
+        x = tf.nest.map_structure(tf.convert_to_tensor, examples["x"])
+        expected, found = own(x), predict(x)
+        for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
+            difference = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
+            largest = max(largest, float(difference.max(initial=0.0)))
+            is_same &= bool(np.all(difference <= _TOLERANCE * (1 + np.abs(a))))
+        sums["run"].add(examples, expected)
+        sums["file"].add(examples, found)
+        num_examples += len(examples["domain_id"])
+    return FileCheck(num_examples, largest, is_same, _side_by_side(task, sums))
+
+
+def _drawn(clients: ClientDataset, seed: int) -> Iterator[Examples]:
+    count = 0
+    for k in np.random.default_rng(seed).permutation(len(clients.client_ids)):
+        examples = clients.read(clients.client_ids[k])
+        size = len(examples["domain_id"])
+        if size == 0:
+            continue
+        left = _MAX_EXAMPLES - count
+        yield tf.nest.map_structure(lambda column, left=left: column[:left], dict(examples))
+        count += size
+        if count >= _MAX_EXAMPLES:
+            return
+
+
+class _Sums:
+    """Numerators and denominators of each measure, by domain."""
+
+    def __init__(self, trained: TrainedModel, task: Task) -> None:
+        self._trained = trained
+        self.measures = measures_of(trained.model)
+        shape = [len(self.measures), task.num_domains]
+        self.numerators, self.denominators = np.zeros(shape), np.zeros(shape)
+        self.counts = np.zeros(task.num_domains, np.int64)
+
+    def add(self, examples: Examples, predictions: Any) -> None:
+        domains, y = examples["domain_id"], examples["y"]
+        self.counts += np.bincount(domains, minlength=len(self.counts))
+        for k, measure in enumerate(self.measures.values()):
+            numerator, denominator = self._per_example(measure, y, predictions)
+            np.add.at(self.numerators[k], domains, np.asarray(numerator, np.float64))
+            np.add.at(self.denominators[k], domains, np.asarray(denominator, np.float64))
+
+    def values(self, domain: int) -> dict[str, Optional[float]]:
+        """Returns the value of each measure; None where a domain has nothing to measure."""
+        values = {}
+        for k, measure in enumerate(self.measures.values()):
+            denominator = self.denominators[k, domain]
+            ratio = tf.constant(self.numerators[k, domain] / max(denominator, 1e-30), tf.float32)
+            value = ratio if measure.metric is None else measure.metric.value(ratio)
+            values[measure.name] = float(value) if denominator > 0 else None
+        return values
+
+    def _per_example(self, measure: Measure, y: Any, predictions: Any) -> tuple[Any, Any]:
+        if measure.metric is not None:
+            return measure.metric.per_example(tf.convert_to_tensor(y), predictions)
+        model = self._trained.model
+        losses = tf.cast(model.loss(tf.convert_to_tensor(y), predictions), tf.float32)
+        if model.regularizer is not None:
+            losses += model.regularizer(self._trained.weights.trainable)
+        return losses, tf.ones_like(losses)
+
+
+def _side_by_side(task: Task, sums: dict[str, _Sums]) -> dict[str, dict[str, Any]]:
+    run, file = sums["run"], sums["file"]
+    return {
+        name: {
+            "examples": int(run.counts[k]),
+            **{
+                measure: {"run": value, "file": file.values(k)[measure]}
+                for measure, value in run.values(k).items()
+            },
+        }
+        for k, name in enumerate(task.domain_names)
+        if run.counts[k] > 0
+    }

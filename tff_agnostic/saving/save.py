@@ -1,0 +1,112 @@
+"""Saves the models of a run in chosen formats, and checks every file on test examples."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.registry import Registry
+from tff_agnostic.saving.check import FileCheck, check_file
+from tff_agnostic.saving.formats import FORMATS
+from tff_agnostic.saving.tflite_format import NOT_QUANTIZED, QUANTIZATIONS
+from tff_agnostic.saving.trained_model import TrainedModel
+from tff_agnostic.tasks.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedFile:
+    """A file that was written.
+
+    Attributes:
+        model: Name of the model: "model", or that of a member of a family.
+        format: Name of the format.
+        quantize: Name of the quantisation.
+        path: The file or folder, within the folder that was written to.
+        num_bytes: Its size.
+        about: What is to be known of it.
+        check: It beside the run's model.
+    """
+
+    model: str
+    format: str
+    quantize: str
+    path: str
+    num_bytes: int
+    about: Mapping[str, Any]
+    check: FileCheck
+
+
+def check_request(formats: Sequence[str], quantize: str) -> None:
+    """Checks what is asked for.
+
+    Raises:
+        UserError: If a format or quantisation is unknown, or the latter has no effect.
+    """
+    if not formats:
+        raise UserError(f"--format: expected some of {', '.join(FORMATS)}, found none")
+    _check_known("format", formats, FORMATS)
+    _check_known("quantize", [quantize], QUANTIZATIONS)
+    if quantize != NOT_QUANTIZED and not any(FORMATS[name].quantizes for name in formats):
+        able = " or ".join(name for name, one in FORMATS.items() if one.quantizes)
+        raise UserError(
+            f"--quantize has no effect with --format={','.join(formats)}: it needs --format={able}"
+        )
+
+
+def _check_known(flag: str, names: Sequence[str], known: Registry[Any]) -> None:
+    for name in names:
+        try:
+            _ = known[name]
+        except UserError as e:
+            raise UserError(f"--{flag}: {e}") from None
+
+
+def save_models(
+    folder: Path,
+    task: Task,
+    models: Mapping[str, ModelWeights],
+    formats: Sequence[str],
+    quantize: str = NOT_QUANTIZED,
+) -> list[SavedFile]:
+    """Writes every model in every format.
+
+    Args:
+        folder: Where to; it exists.
+        task: The task.
+        models: The weights of each model by its name.
+        formats: Names of `FORMATS`.
+        quantize: A name of `QUANTIZATIONS`; of formats that can, a quantised file is written beside
+            the plain one.
+
+    Raises:
+        UserError: As `check_request` does, or if a format cannot hold the model.
+    """
+    check_request(formats, quantize)
+    saved = []
+    for name, weights in models.items():
+        trained = TrainedModel(task.model, weights, task.class_names, task.words)
+        for format_name in dict.fromkeys(formats):
+            can_quantize = FORMATS[format_name].quantizes
+            for quantization in dict.fromkeys(
+                [NOT_QUANTIZED, quantize if can_quantize else NOT_QUANTIZED]
+            ):
+                saved.append(_save(folder, task, trained, name, format_name, quantization))
+    return saved
+
+
+def _save(
+    folder: Path, task: Task, trained: TrainedModel, name: str, format_name: str, quantize: str
+) -> SavedFile:
+    kind = FORMATS[format_name]
+    plain = quantize == NOT_QUANTIZED
+    path = folder / f"{name}{'' if plain else f'_{quantize}'}{kind.file_name}"
+    about = kind.write(trained, path) if plain else kind.write(trained, path, quantize)
+    check = check_file(trained, task, kind.load(path, trained))
+    return SavedFile(name, format_name, quantize, path.name, _size(path), about, check)
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,156 @@
+"""What a SavedModel can be asked: features to classes, or the begin of a text to its next words."""
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.losses import takes_scores
+from tff_agnostic.saving.trained_model import (
+    OUTPUT,
+    TrainedModel,
+    inputs_of,
+    outputs_by_name,
+)
+from tff_agnostic.text_ids import TokenIds
+
+PREDICT = "predict"
+DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+NEXT_WORDS = "next_words"
+# How many words are proposed where nobody says.
+_DEFAULT_BEST = 3
+
+
+class ServedModel(tf.Module):
+    """A trained model whose weights are variables, as SavedModels and TFLite take it.
+
+    Args:
+        trained: The model.
+    """
+
+    def __init__(self, trained: TrainedModel) -> None:
+        super().__init__()
+        self._trained = trained
+        self._trainable = [tf.Variable(w) for w in trained.weights.trainable]
+        self._fixed = [tf.Variable(w, trainable=False) for w in trained.weights.non_trainable]
+        self._table: Optional[tf.lookup.StaticHashTable] = None
+
+    def predict(self, x: Any) -> Any:
+        """Returns the predictions of n examples."""
+        return self._trained.predict(x, ModelWeights(self._trainable, self._fixed))
+
+    def predict_function(self, num_examples: Optional[int] = None) -> Any:
+        """Returns a concrete function from inputs by name to predictions by name."""
+        spec = self._trained.model.example_spec["x"]
+
+        @tf.function
+        def predict(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            return outputs_by_name(self.predict(inputs_of(spec, inputs)))
+
+        return predict.get_concrete_function(**self._trained.input_specs(num_examples))
+
+    def signatures(self) -> dict[str, Any]:
+        """Returns the signatures by name.
+
+        `predict` maps inputs to the model's raw predictions. `serving_default` is the same, with
+        `probabilities` [n, classes], `class` int32 [n] and, if classes have names, `class_name`
+        [n] of a classifier. Of a next-word model it is `next_words`: texts [n] to `words` and
+        `probabilities` [n, k], with k as it is given, or 3.
+        """
+        predict = self.predict_function()
+        found = {PREDICT: predict, DEFAULT: predict}
+        outputs = self._trained.output_structure()
+        scores = takes_scores(self._trained.model.loss)
+        if scores is None or not tf.is_tensor(outputs):
+            return found
+        if outputs.shape.rank == 3 and self._trained.words is not None and scores:
+            found.update(self._next_words())
+        elif outputs.shape.rank == 2 or (outputs.shape.rank == 1):
+            found[DEFAULT] = self._classes(scores)
+        return found
+
+    def _classes(self, are_scores: bool) -> Any:
+        spec, names = self._trained.model.example_spec["x"], self._trained.class_names
+
+        @tf.function
+        def classify(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            predictions = self.predict(inputs_of(spec, inputs))
+            probabilities = class_probabilities(predictions, are_scores)
+            best = tf.argmax(probabilities, axis=-1, output_type=tf.int32)
+            answer = {OUTPUT: predictions, "probabilities": probabilities, "class": best}
+            if names is not None and len(names) == probabilities.shape[-1]:
+                answer["class_name"] = tf.gather(tf.constant(names), best)
+            return answer
+
+        return classify.get_concrete_function(**self._trained.input_specs())
+
+    def _next_words(self) -> Mapping[str, Any]:
+        words, (_, length) = self._trained.words, self._trained.model.example_spec["x"].shape
+        assert words is not None
+        ids = TokenIds(len(words))
+        keys, values = tf.constant(list(words)), tf.range(1, len(words) + 1)
+        # An attribute: what a signature reads has to be held by what is saved.
+        self._table = table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(keys, values), ids.oov
+        )
+
+        def answer(text: tf.Tensor, best: tf.Tensor) -> dict[str, tf.Tensor]:
+            x, last = _begins(table, text, ids, length)
+            scores = tf.gather(self.predict(x), last, batch_dims=1)
+            # Neither padding nor marks can be typed: words only.
+            of_words = tf.nn.softmax(scores)[:, 1 : ids.vocabulary_size + 1]
+            found = tf.math.top_k(of_words, tf.minimum(best, ids.vocabulary_size))
+            return {
+                "words": tf.gather(tf.constant(list(words)), found.indices),
+                "probabilities": found.values,
+            }
+
+        asked: Any = tf.function(lambda text, k: answer(text, k))
+        default: Any = tf.function(lambda text: answer(text, tf.constant(_DEFAULT_BEST)))
+        text = tf.TensorSpec([None], tf.string, name="text")
+        return {
+            NEXT_WORDS: asked.get_concrete_function(
+                text=text, k=tf.TensorSpec([], tf.int32, name="k")
+            ),
+            DEFAULT: default.get_concrete_function(text=text),
+        }
+
+
+def class_probabilities(predictions: tf.Tensor, are_scores: bool) -> tf.Tensor:
+    """Returns the probability of each class, float [n, classes].
+
+    Args:
+        predictions: A number for each class, [n, classes]; or [n] or [n, 1], of the second of two.
+        are_scores: Whether they are scores, or probabilities.
+    """
+    if predictions.shape.rank == 2 and predictions.shape[1] != 1:
+        return tf.nn.softmax(predictions) if are_scores else predictions
+    second = tf.reshape(predictions, [-1, 1])
+    second = tf.sigmoid(second) if are_scores else second
+    return tf.concat([1 - second, second], axis=1)
+
+
+def _begins(
+    table: tf.lookup.StaticHashTable, text: tf.Tensor, ids: TokenIds, length: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns texts as training has them, int32 [n, T], and the position of each one's last id.
+
+    Words are what spaces separate. Of a text with too many, the last T - 1 are taken.
+    """
+    split = tf.strings.split(text)
+    of_words = tf.ragged.map_flat_values(table.lookup, split)
+    # A slice from the end would be empty where nothing is to be taken.
+    start = tf.maximum(split.row_lengths() - (length - 1), 0)
+    kept = tf.ragged.boolean_mask(
+        of_words,
+        tf.ragged.map_flat_values(
+            lambda position, first: position >= first,
+            tf.ragged.range(split.row_lengths()),
+            tf.repeat(start, split.row_lengths()),
+        ),
+    )
+    begin = tf.fill([tf.shape(text)[0], 1], ids.bos)
+    rows = tf.concat([begin, kept], axis=1)
+    x = rows.to_tensor(default_value=ids.pad, shape=[None, length])
+    return x, tf.cast(rows.row_lengths() - 1, tf.int32)
