@@ -13,7 +13,7 @@ import pytest
 from binaries import compare, evaluate, train
 from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
 from tests.program.harness import as_nobody
-from tff_agnostic.program.checkpoints import newest_checkpoint
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--keep_checkpoints=3")
 

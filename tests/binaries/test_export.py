@@ -15,7 +15,7 @@ from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.test_cli import call as run_plan
 from tests.program.harness import as_nobody
-from tff_agnostic.program.checkpoints import newest_checkpoint
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _DIGITS = (
     "--task=digits",

@@ -10,7 +10,7 @@ import pytest
 
 from binaries import compare, export, train
 from tests.binaries.harness import TOY, Caller, Process, python_module
-from tff_agnostic.program.checkpoints import CheckpointFolder
+from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _PRIVATE = (
     *TOY,

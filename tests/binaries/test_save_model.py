@@ -12,8 +12,8 @@ from binaries import evaluate, save_model, train
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import text_store
 from tests.saving.harness import ask_plain_tensorflow
-from tff_agnostic.program.checkpoints import newest_checkpoint
 from tff_agnostic.program.run_folder import RunFolder
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _DIGITS = ("--task=digits", "--digits_num_clients=6", "--digits_num_test_clients=4")
 _FORMATS = "--format=keras,saved_model,tflite"

@@ -13,10 +13,10 @@ from binaries import compare, evaluate, export, train
 from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, python_module
 from tests.plan_runner.test_cli import call as run_plan
-from tff_agnostic.program.checkpoints import newest_checkpoint
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray import RayRuntime
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _SHORT = (*TOY, "--rounds=2", "--evaluate_every=1", "--checkpoint_every=1")
 _BY_SIZE = ("--algorithm=by_size.py", "--size_power=0.5")

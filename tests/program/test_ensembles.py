@@ -17,7 +17,6 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
 from tff_agnostic.models.unigram import unigram_model
-from tff_agnostic.program.checkpoints import CheckpointFolder
 from tff_agnostic.program.ensembles.alpha_report import alpha_table, write_alphas
 from tff_agnostic.program.ensembles.counting import by_client, by_domain, smoothed_scores
 from tff_agnostic.program.ensembles.loading import single_predictors, with_base_predictors
@@ -26,6 +25,7 @@ from tff_agnostic.program.ensembles.predictor_files import (
     read_predictors,
     write_predictors,
 )
+from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.checkpoints import newest_checkpoint
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_folder import RunFolder
 from tff_agnostic.program.run_spec import RunSpec, resolve
 from tff_agnostic.program.training import TrainingRun
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _ROUNDS = 7
 # Adam's moments, the window and lambda all have to survive.

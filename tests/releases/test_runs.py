@@ -12,11 +12,11 @@ from binaries import evaluate, export, train
 from tests.binaries.harness import Caller
 from tests.plan_runner.test_cli import call as run_plan
 from tests.releases.old_runs import LAST, RELEASE, RUNS, copy_of, interrupted, missing_data
-from tff_agnostic.program.checkpoints import read_checkpoint
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.run_spec import FORMAT
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray import RayRuntime
+from tff_agnostic.saving.checkpoints import read_checkpoint
 
 # What FedAvg's columns were called; other algorithms' are called so still.
 _OF_FED_AVG = {"train/loss": "first_epoch/loss", "train/accuracy": "first_epoch/accuracy"}

@@ -107,3 +107,12 @@ def test_the_quick_tests_are_there():
     assert len(suite) >= 3
     for name in suite:
         assert (ROOT / "tests" / f"{name.lstrip(':')}.py").is_file(), name
+
+
+def test_no_two_folders_import_each_other():
+    """Neither at once nor by way of others: Bazel builds no cycle, and imports point down."""
+    below = {label(folder): imported(folder) for folder in code_folders()}
+    while below:
+        lowest = {folder for folder, needed in below.items() if not needed & below.keys()}
+        assert lowest, f"these depend on each other: {sorted(below)}"
+        below = {folder: needed for folder, needed in below.items() if folder not in lowest}

@@ -10,11 +10,11 @@ from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.kept_out import ExampleSplit
 from tff_agnostic.computations.tails.choice import ChoiceOutput, measurement_of_choice
 from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.parts import in_parts
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.models.measures import Measure
 from tff_agnostic.program.config import RunConfig
-from tff_agnostic.program.evaluator import in_parts
 from tff_agnostic.program.reporting.cells import cell, with_percent
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, evaluation_report
 from tff_agnostic.program.reporting.evaluation_table import clipped_lines

@@ -1,13 +1,13 @@
 """Evaluates weights on a task's test clients, a bounded part of their data at a time."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.parts import in_parts
 from tff_agnostic.errors import UserError
 from tff_agnostic.lambda_sets.lambda_set import LambdaSet
 from tff_agnostic.models.functional import Examples, ModelWeights
@@ -20,8 +20,6 @@ from tff_agnostic.tasks.task import Task
 # The evaluation of each model of a run by its name, the main one first.
 Reports = Mapping[str, EvaluationReport]
 
-_MAX_CLIENTS = 1000
-_MAX_BYTES = 64 * 2**20
 # Keeps the draw of clients apart from others that use the run's seed.
 _STREAM = 11
 
@@ -148,17 +146,3 @@ def _sample(client_ids: Sequence[str], size: Optional[int], seed: int) -> Sequen
         return client_ids
     rng = np.random.default_rng([seed, _STREAM])
     return [client_ids[i] for i in np.sort(rng.choice(len(client_ids), size, replace=False))]
-
-
-def in_parts(clients: Iterable[Examples]) -> Iterator[list[Examples]]:
-    """Returns clients in parts of so many that they need not much memory."""
-    part: list[Examples] = []
-    num_bytes = 0
-    for examples in clients:
-        part.append(examples)
-        num_bytes += sum(np.asarray(column).nbytes for column in tf.nest.flatten(examples))
-        if len(part) == _MAX_CLIENTS or num_bytes >= _MAX_BYTES:
-            yield part
-            part, num_bytes = [], 0
-    if part:
-        yield part

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.models.plain_keras import classes_of, plain_keras
-from tff_agnostic.program.checkpoints import read_checkpoint
+from tff_agnostic.saving.checkpoints import read_checkpoint
 
 _CHECKPOINT = ".npz"
 _KERAS = (".keras", ".h5")

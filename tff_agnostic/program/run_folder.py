@@ -19,15 +19,15 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
-from tff_agnostic.program.checkpoints import (
+from tff_agnostic.program.earlier_run import changes, differences
+from tff_agnostic.program.enough_clients import check_clients_per_round, check_evaluation_clients
+from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
+from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
     Checkpoint,
     newest_checkpoint,
     read_checkpoint,
 )
-from tff_agnostic.program.earlier_run import changes, differences
-from tff_agnostic.program.enough_clients import check_clients_per_round, check_evaluation_clients
-from tff_agnostic.program.run_spec import FORMAT, RunSpec, from_flags
 from tff_agnostic.settings import flag_of
 
 # In config.json: how rounds were executed, as far as it can change last bits.

@@ -19,7 +19,6 @@ from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.precision import computing_in
-from tff_agnostic.program.checkpoints import CHECKPOINTS, newest_checkpoint_file
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.program.ensembles.loading import with_base_predictors
 from tff_agnostic.program.run_parts import (
@@ -29,6 +28,7 @@ from tff_agnostic.program.run_parts import (
     complete,
     made_of,
 )
+from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
 from tff_agnostic.setting_flags import check_type, settings_in
 from tff_agnostic.settings import Settings, check_effective, flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task

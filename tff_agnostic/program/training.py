@@ -13,7 +13,6 @@ from tff_agnostic.files import read_json, write_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.measures import measures_of
 from tff_agnostic.models.mixtures.ensemble import EnsembleModel
-from tff_agnostic.program.checkpoints import CheckpointFolder
 from tff_agnostic.program.divergence import diverged, skipped_rounds
 from tff_agnostic.program.enough_clients import check_test_clients
 from tff_agnostic.program.ensembles.alpha_report import alpha_table, alphas, write_alphas
@@ -44,6 +43,7 @@ from tff_agnostic.program.run_privacy import RunPrivacy, run_privacy
 from tff_agnostic.program.run_spec import RunSpec
 from tff_agnostic.quantities import Role, flattened
 from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import Task
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.outcome_counts import OutcomeCounts, measurement_of_outcomes
+from tff_agnostic.data.parts import in_parts
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.unigram import unigram_loss
 from tff_agnostic.program.ensembles.predictor_files import PredictorFile
-from tff_agnostic.program.evaluator import in_parts
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import DATA, Task

@@ -14,8 +14,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest, read_json
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
-from tff_agnostic.program.checkpoints import newest_checkpoint, read_checkpoint
 from tff_agnostic.program.ensembles.predictor_files import is_predictor_file, read_predictors
+from tff_agnostic.saving.checkpoints import newest_checkpoint, read_checkpoint
 from tff_agnostic.tasks.task import DATA, Task
 
 _FLAG = "--base_predictors"
