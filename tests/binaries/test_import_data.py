@@ -93,9 +93,17 @@ def _idx(folder: Path) -> list[str]:
     return [str(folder), "--classes=0,2", "--class_names=x,y", "--num_clients=9"]
 
 
+def _plays(folder: Path) -> list[str]:
+    for play in ("x", "y"):
+        speeches = [f"SPEAKER {k % 9}:\nWords of {k}.\n\n" for k in range(20)]
+        (folder / f"{play}.txt").write_text("".join(speeches))
+    return [str(folder)]
+
+
 _INPUTS = {
     "stackexchange": _stackexchange,
     "text_folders": _text_folders,
+    "plays": _plays,
     "leaf": _leaf,
     "csv": lambda folder: [str(_csv(folder)), *_NUMBERS],
     "jsonl": _jsonl,
@@ -139,7 +147,7 @@ _CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
     [
         (
             [],
-            "--format: expected one of stackexchange, text_folders, leaf, csv, jsonl, parquet, np",
+            "--format: expected one of stackexchange, text_folders, plays, leaf, csv, jsonl, parquet, np",
         ),
         (["--format=cvs"], "unknown format 'cvs': did you mean csv"),
         (["--format=csv"], "--input: expected files or folders, found ''"),
