@@ -147,7 +147,7 @@ _CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
     [
         (
             [],
-            "--format: expected one of stackexchange, text_folders, plays, leaf, csv, jsonl, parquet",
+            "--format: expected one of stackexchange, text_folders, plays, leaf, csv, jsonl",
         ),
         (["--format=cvs"], "unknown format 'cvs': did you mean csv"),
         (["--format=csv"], "--input: expected files or folders, found ''"),
