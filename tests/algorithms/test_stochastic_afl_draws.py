@@ -11,6 +11,7 @@ from tests.algorithms.random_rounds import W_0
 from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
 from tests.computations.harness import make_client, random_client
+from tests.selection import exhaustive
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.computations.minimax.game_estimates import draw
@@ -141,6 +142,7 @@ def test_one_loss_of_one_domain_has_the_mean_of_all(cohort_runtime):
     assert np.all(np.bincount(moved, minlength=3) > 8)
 
 
+@exhaustive
 def test_the_variances_of_both_gradients_are_those_of_the_paper(cohort_runtime):
     """Per domain sum_k lambda_k^2 var_k, weighted sum_k lambda_k (var_k + ||grad L_k - grad L||^2).
 

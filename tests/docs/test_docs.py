@@ -16,6 +16,7 @@ from tests.binaries.harness import Caller, Outcome
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
 from tests.plan_runner.test_cli import call as run_plan
+from tests.selection import usually
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
@@ -109,9 +110,12 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
     return folder
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if _BLOCK.search(p.read_text())], ids=lambda p: p.stem
-)
+# Pages of experiments repeat one another's commands, with other settings.
+_WITH_COMMANDS = [page for page in PAGES if _BLOCK.search(page.read_text())]
+_USUAL = [page for page in _WITH_COMMANDS if page.parent.name != "experiments"]
+
+
+@pytest.mark.parametrize("page", usually(_USUAL, _WITH_COMMANDS), ids=lambda p: p.stem)
 def test_page_runs_from_top_to_bottom(
     page: Path, reader_folder: Path, commands: Commands, request
 ) -> None:

@@ -11,6 +11,7 @@ from tests.aggregations.private.sums import LIMITS, private_sum
 from tests.aggregations.private.test_sensitivity import random_values
 from tests.algorithms.cases import build, cohorts
 from tests.computations.harness import assert_all_close, run_rounds
+from tests.selection import exhaustive
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, PlainSum
 from tff_agnostic.aggregations.private.integers import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
@@ -84,6 +85,7 @@ def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
     assert longest > 0.99
 
 
+@exhaustive
 def test_without_noise_rounds_are_plain_ones(streaming_runtime):
     algorithm = build("fed_avg")
     settings = {"clip_norm": 1e3, "max_loss": 1e3, "integer_clip": 2.0**36}

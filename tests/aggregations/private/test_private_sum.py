@@ -59,7 +59,7 @@ def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, streaming_run
     assert expected_reports[4]["finalizer"]["update_norm"] > 0
 
 
-@pytest.mark.parametrize("name", ["central", "tree"])
+@pytest.mark.parametrize("name", usually(["tree"], ["central", "tree"]))
 def test_a_resumed_run_has_the_noise_of_the_one_that_was_not_interrupted(streaming_runtime, name):
     settings = {"noise_multiplier": 0.5, "clip_norm": 0.2}
 
