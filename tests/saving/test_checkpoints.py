@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.program import checkpoints as checkpoints_module
+from tff_agnostic.saving import checkpoints as checkpoints_module
 from tff_agnostic.saving.checkpoints import (
     CheckpointFolder,
     newest_checkpoint,
