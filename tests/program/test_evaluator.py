@@ -6,9 +6,9 @@ import pytest
 from tests.program.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.computations.exchange import Algorithm, RunState
+from tff_agnostic.data import parts as parts_of_clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.program import evaluator
 from tff_agnostic.program.evaluator import Evaluator, RunEvaluations, check_readable
 
 _NUM_CLIENTS = 7
@@ -72,7 +72,7 @@ def test_parts_give_the_report_of_all_at_once(
 ):
     expected = Evaluator(task, evaluate)(weights, on_all=True).to_json()
     assert expected["overall"]["num_examples"] == 4 * _NUM_CLIENTS
-    monkeypatch.setattr(evaluator, limit, value)
+    monkeypatch.setattr(parts_of_clients, limit, value)
     recorded = _Recorded(evaluate, task)
     _close(Evaluator(task, recorded)(weights, on_all=True).to_json(), expected)
     assert list(map(len, recorded.parts)) == sizes
