@@ -75,6 +75,11 @@ def main(argv: Sequence[str]) -> None:
     write_predictors(output, made)
     for name, num_clients in left_out.items():
         print(f"note: {name} is left out: {num_clients} clients with examples are too few")
+    if made.about["examples_cut"]:
+        print(
+            f"note: {made.about['examples_cut']} examples are left out, of clients with more than "
+            f"--secure_max_examples={aggregation.limits.max_examples}"
+        )
     print(
         f"{len(made.names)} base predictors over {num_outcomes} outcomes, of "
         f"{sum(made.about['examples'])} examples by {group_by}, smoothed by {smoothing:g} of "

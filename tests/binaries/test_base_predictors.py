@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,8 @@ def test_it_goes_on_to_the_same_bytes_wherever_the_predictors_are(call, there):
     assert outcome.status == 0, outcome
     for name in ("metrics.csv", "result.json", "alpha.csv"):
         assert (there / "short" / name).read_bytes() == (there / "run" / name).read_bytes()
-    assert call(base_predictors, "--data=texts.sqlite", "--smoothing_share=0.5", "--output=o.npz")
+    smoother = ("--data=texts.sqlite", "--smoothing_share=0.5", "--output=o.npz")
+    assert call(base_predictors, *smoother).status == 0
     other = ("--resume", "--rounds=4", "--output_dir=short", "--base_predictors=o.npz")
     assert (
         "expected the base_predictors that the run there was trained with"
@@ -95,7 +97,22 @@ def test_it_is_compared_with_a_model_of_all_data(call, there):
         "predictor_sampling=none",
     )
     assert outcome.status == 0, outcome
-    assert "AFLBoost" in outcome.out or "all" in outcome.out
+    rows = json.loads((there / "compared" / "compare.json").read_text())
+    assert all(name in json.dumps(rows) for name in ("fed_avg", "fed_boost", "all"))
+
+
+def test_words_that_secure_counts_leave_out_are_said(call, there):
+    secure = ("--aggregation=secure", "--secure_min_clients=1", "--secure_max_examples=3")
+    outcome = call(base_predictors, "--data=texts.sqlite", *secure, "--output=cut.npz")
+    assert outcome.status == 0, outcome
+    whole = call(base_predictors, "--data=texts.sqlite", "--output=whole.npz")
+    counted, cut = (
+        int(re.search(pattern, outcome.out)[1])
+        for pattern in (r" of (\d+) examples by domain", r"note: (\d+) examples are left out")
+    )
+    assert cut > 0
+    assert f" of {counted + cut} examples by domain" in whole.out
+    assert "left out" not in whole.out
 
 
 def test_runs_are_base_predictors_of_the_next(call, there):

@@ -150,6 +150,23 @@ def test_two_runs_have_different_noise_unless_it_is_seeded(call: Caller, tmp_pat
     assert sum(any("--noise_seed=4" in text for text in texts) for texts in remarks) == 2
 
 
+def test_who_takes_part_is_a_secret_of_its_own(call: Caller, tmp_path):
+    """Without noise the counts of examples tell the cohorts, which --seed must not."""
+
+    def examples_of_rounds(*flags: str) -> list[dict[str, str]]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        arguments = (*_PRIVATE, "--noise_multiplier=0", "--rounds=8", *flags)
+        assert call(train, *arguments, f"--output_dir={folder}").status == 0
+        return [
+            {k: v for k, v in row.items() if k.startswith(("train/num_examples", "clients/"))}
+            for row in _rows(folder)
+        ]
+
+    assert examples_of_rounds() != examples_of_rounds()
+    assert examples_of_rounds("--noise_seed=1") == examples_of_rounds("--noise_seed=1")
+    assert examples_of_rounds("--noise_seed=1") != examples_of_rounds("--noise_seed=2")
+
+
 def test_a_run_is_not_resumed_with_other_privacy(call: Caller, tmp_path):
     run = f"--output_dir={tmp_path / 'run'}"
     assert call(train, *_PRIVATE, "--rounds=1", run).status == 0
@@ -217,6 +234,10 @@ _BAD = [
     (
         ["--privacy=central", "--noise_multiplier=1", "--integer_clip=100"],
         "--integer_clip has no effect with --privacy=central: it needs --privacy=distributed",
+    ),
+    (
+        ["--aggregation=secure", "--cohort_sampling=poisson"],
+        "--secure_min_clients: expected 1 with --cohort_sampling=poisson, of which a round may ",
     ),
     (["--privacy=centrl"], "--privacy: unknown privacy 'centrl': did you mean central? valid "),
 ]

@@ -18,8 +18,9 @@ from tff_agnostic.computations.boosting.alpha_steps import (
     PREDICTOR_QUANTITIES,
     alpha_steps,
     ensemble_of,
-    exchange_names,
     last_and_mean,
+    repeated,
+    start_from,
 )
 from tff_agnostic.computations.boosting.client import BoostBroadcast, BoostClient
 from tff_agnostic.computations.boosting.options import BoostOptions
@@ -154,32 +155,24 @@ def afl_boost(problem: Problem, options: AflBoostOptions) -> Algorithm:
         },
     )
     quantities["predictors"] = PREDICTOR_QUANTITIES
+    training = Exchange(
+        name="training",
+        prepare=prepare,
+        client=BoostClient(model, p, options.gradient_estimator, alphas.room),
+        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
+    )
     return Algorithm(
         name="afl_boost",
         initialize=initialize,
-        exchanges=tuple(
-            Exchange(
-                name=name,
-                prepare=prepare,
-                client=BoostClient(model, p, options.gradient_estimator, alphas.room),
-                bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
-            )
-            for name in exchange_names(repetitions)
-        ),
+        exchanges=repeated(training, repetitions),
         finish=finish,
         models=lambda state: last_and_mean(state.weights, state.mean_alpha),
         quantities=quantities,
         client_data_spec=model.client_data_spec(),
         seed=problem.seed,
-        with_weights=_start_from,
+        with_weights=start_from,
         lambda_set=lambdas.lambda_set,
         in_one_exchange="" if repetitions == 1 else "--repetitions=1",
-    )
-
-
-def _start_from(state: AflBoostState, weights: ModelWeights) -> AflBoostState:
-    return state._replace(
-        weights=weights, mean_alpha=weights.trainable[0], taken=tf.zeros_like(state.taken)
     )
 
 

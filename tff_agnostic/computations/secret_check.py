@@ -114,7 +114,6 @@ def _looped(op: tf.Operation, of_inputs: list[bool]) -> list[bool]:
 
 def _called(op: tf.Operation, attribute: str, of_inputs: list[bool]) -> list[bool]:
     name = op.get_attr(attribute).name
-    # pylint: disable=protected-access
     function = op.graph._get_function(name)
     graph = function.graph
     return _followed(graph, of_inputs, graph.outputs)

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: a function of the run's seed and the round, for resumes."""
+"""Which clients take part in a round: a function of a seed and the round, for resumes."""
 
 from collections.abc import Sequence
 from typing import Callable, Optional
@@ -79,7 +79,7 @@ def turns(client_ids: Sequence[str], clients_per_round: int, seed: int) -> list[
     Args:
         client_ids: The clients, sorted.
         clients_per_round: c.
-        seed: Seed of the run, of the order.
+        seed: What the order is drawn with.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     order = np.random.default_rng([seed, _TURNS_STREAM]).permutation(len(client_ids))
@@ -146,6 +146,8 @@ def _in_turns(clients: ClientDataset, num_domains: int, clients_per_round: int, 
     return lambda round_num: list(cohorts[(round_num - 1) % len(cohorts)])
 
 
+# Of which a cohort may have any number of clients.
+SIZES_BY_CHANCE = frozenset({"poisson"})
 COHORT_SAMPLINGS: Registry[Sampling] = Registry(
     "cohort sampling",
     {

@@ -10,7 +10,7 @@ from tff_agnostic.privacy.accountant import PrivacyAccountant
 UNIT = "client"
 # What no account of training covers.
 NOT_COVERED = (
-    "evaluation on other clients, unless it is noised with a budget of its own",
+    "evaluations, and the clients that they are on",
     "tuning: other runs on the same clients, and the choice of settings by their results",
     "the choice of the algorithm by results on the same clients",
 )

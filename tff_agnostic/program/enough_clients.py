@@ -1,6 +1,7 @@
 """Whether rounds and evaluations have as many clients as their sums need."""
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.config import RunConfig
 from tff_agnostic.tasks.task import Task
@@ -13,6 +14,23 @@ def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None
         UserError: If it is less than the aggregation sums.
     """
     _check("clients_per_round", config.clients_per_round, aggregation)
+
+
+def check_sizes_by_chance(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
+
+    Args:
+        config: Of the run.
+        aggregation: Of its training, noise and all.
+
+    Raises:
+        UserError: If cohorts are of chance size, and a sum needs more than one client.
+    """
+    if config.cohort_sampling in SIZES_BY_CHANCE and aggregation.min_clients > 1:
+        raise UserError(
+            f"--secure_min_clients: expected 1 with --cohort_sampling={config.cohort_sampling}, of "
+            f"which a round may have a single client, found {aggregation.min_clients}"
+        )
 
 
 def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> None:

@@ -1,5 +1,6 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
+import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -24,12 +25,17 @@ from tff_agnostic.quantities import Quantities, Quantity, Role
 from tff_agnostic.tasks.task import Task
 
 _KEY_BITS = 63
+# Keeps what cohorts are drawn with apart from the key of the noise, of which it tells nothing.
+_COHORTS = b"cohorts"
 # Keeps the noise of a seed apart from other draws.
 _NOISE_STREAM = 17
 _EPSILON = Quantity("epsilon", "epsilon spent in training so far", role=Role.PRIVACY)
 _OF_EXPECTED_COUNTS = (
     "how many examples of each domain a round is expected to have, and the weight of a round that "
     "follows from it, are worked out from exact totals over the training clients"
+)
+_OF_DATA_REMARKS = (
+    "what is printed of the data before the first round, such as domains of few examples, is exact"
 )
 
 _OF_SIMULATED_NOISE = (
@@ -114,6 +120,14 @@ class RunPrivacy:
         self._ahead = {}
         self._account = self._accountant(self._noise_multiplier)
 
+    def cohort_seed(self, state: RunState) -> int:
+        """Returns what cohorts are drawn with: a secret, as the account takes for granted.
+
+        The run's own seed is in config.json, and every client is sent it.
+        """
+        key = np.asarray(state.aggregations[0].noise_key, np.int64).tobytes()
+        return int.from_bytes(hashlib.sha256(_COHORTS + key).digest()[:16], "little")
+
     def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         """Takes down how the budget of a round is divided."""
         exchanges = AggregatedRound(algorithm, aggregation).exchanges
@@ -146,11 +160,15 @@ class RunPrivacy:
         """Returns what is promised after so many rounds."""
         options = self._spec.privacy
         z = float(self._noise_multiplier)
-        remarks = [_OF_EXPECTED_COUNTS, *([_OF_SIMULATED_NOISE] if self._is_of_clients else [])]
+        remarks = [
+            _OF_EXPECTED_COUNTS,
+            _OF_DATA_REMARKS,
+            *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
+        ]
         if options.noise_seed is not None:
             remarks.append(
-                f"the noise is that of --noise_seed={options.noise_seed}: whoever knows it can "
-                "take it away, so nothing is private"
+                f"noise and cohorts are those of --noise_seed={options.noise_seed}: whoever knows "
+                "it can take the noise away, so nothing is private"
             )
         split = {name: factor * z for name, factor in self._split.items()}
         return statement(self._account, [rounds], split, remarks)

@@ -14,7 +14,7 @@ from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.measures import measures_of
 from tff_agnostic.models.mixtures.ensemble import EnsembleModel
 from tff_agnostic.program.divergence import diverged, skipped_rounds
-from tff_agnostic.program.enough_clients import check_test_clients
+from tff_agnostic.program.enough_clients import check_sizes_by_chance, check_test_clients
 from tff_agnostic.program.ensembles.alpha_report import alpha_table, alphas, write_alphas
 from tff_agnostic.program.evaluator import (
     Evaluator,
@@ -90,6 +90,7 @@ class TrainingRun:
         if self._privacy is not None:
             summed = self._privacy.aggregation(aggregation)
             self._privacy.describe(self._algorithm, summed)
+        check_sizes_by_chance(config, summed)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
         if self._privacy is not None:
@@ -171,7 +172,9 @@ class TrainingRun:
         config, names = self.spec.config, self.task.domain_names
         total, completed = config.rounds, int(state.round_num)
         clients, sampling = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
-        draw = sampling(clients, self.task.num_domains, config.clients_per_round, config.seed)
+        private = self._privacy
+        seed = config.seed if private is None else private.cohort_seed(state)
+        draw = sampling(clients, self.task.num_domains, config.clients_per_round, seed)
         quantities = self._quantities
         with (
             CohortReader(clients, draw, total) as cohorts,

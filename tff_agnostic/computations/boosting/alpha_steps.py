@@ -18,7 +18,7 @@ from tff_agnostic.computations.boosting.sampling import (
     PREDICTOR_SAMPLINGS,
     Drawn,
 )
-from tff_agnostic.computations.exchange import MAIN_MODEL
+from tff_agnostic.computations.exchange import MAIN_MODEL, Exchange
 from tff_agnostic.computations.seeds import fold_in
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model, ModelWeights
@@ -169,6 +169,16 @@ def last_and_mean(weights: ModelWeights, mean_alpha: Any) -> dict[str, ModelWeig
     return {MAIN_MODEL: weights, "mean": ModelWeights([mean_alpha], weights.non_trainable)}
 
 
-def exchange_names(repetitions: int) -> list[str]:
-    """Returns the name of the exchange of each repetition."""
-    return ["training"] if repetitions == 1 else [f"repetition_{r + 1}" for r in range(repetitions)]
+def repeated(exchange: Exchange, repetitions: int) -> tuple[Exchange, ...]:
+    """Returns the exchange of each repetition of a round, of several by names of their own."""
+    if repetitions == 1:
+        return (exchange,)
+    names = [f"repetition_{r + 1}" for r in range(repetitions)]
+    return tuple(dataclasses.replace(exchange, name=name) for name in names)
+
+
+def start_from(state: Any, weights: ModelWeights) -> Any:
+    """Returns a state of either algorithm that begins with other weights, and their mean."""
+    return state._replace(
+        weights=weights, mean_alpha=weights.trainable[0], taken=tf.zeros_like(state.taken)
+    )

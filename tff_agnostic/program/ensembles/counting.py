@@ -24,10 +24,12 @@ class GroupCounts:
     Attributes:
         counts: Of each group by its name, int64 [outcomes].
         left_out: How many clients each group has that has too few for its own model.
+        examples_cut: How many examples secure sums left out, of clients with more than they count.
     """
 
     counts: Mapping[str, np.ndarray]
     left_out: Mapping[str, int]
+    examples_cut: int = 0
 
 
 # (task, runtime, aggregation) -> counts of the training clients.
@@ -42,7 +44,8 @@ def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> GroupCo
     num_outcomes, p = outcomes_of(task), task.num_domains
     measure = runtime.measurement(measurement_of_outcomes(task.model, p, num_outcomes), aggregation)
     clients = (task.train.read(client_id) for client_id in task.train.client_ids)
-    summed: OutcomeCounts = measure(np.int32(0), in_parts(clients)).output
+    measured = measure(np.int32(0), in_parts(clients))
+    summed: OutcomeCounts = measured.output
     counts = np.asarray(summed.counts).reshape(p, num_outcomes)
     found, left_out = {}, {}
     for name, of_domain, num_clients in zip(task.domain_names, counts, summed.clients):
@@ -50,7 +53,7 @@ def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> GroupCo
             found[name] = of_domain
         else:
             left_out[name] = int(num_clients)
-    return GroupCounts(found, left_out)
+    return GroupCounts(found, left_out, measured.clipped.get("examples", 0))
 
 
 def by_client(task: Task, runtime: Runtime, aggregation: Aggregation) -> GroupCounts:
@@ -128,6 +131,7 @@ def unigram_predictors(
             "smoothing_share": smoothing,
             "aggregation": aggregation.name,
             "examples": [int(counts.sum()) for counts in found.counts.values()],
+            "examples_cut": found.examples_cut,
         },
     )
     return predictors, found.left_out
