@@ -24,6 +24,7 @@ SYSTEM_TOOLS = [
     "mkdir",
     "mktemp",
     "mv",
+    "nproc",
     "readlink",
     "rm",
     "sha256sum",

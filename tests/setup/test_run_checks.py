@@ -1,9 +1,13 @@
 """The checks of the project itself: Bazel and CI."""
 
+import os
 import shutil
+import signal
+import time
 
 import pytest
 
+from tests.processes import is_running
 from tests.setup.checkout import FAKE_BAZEL, ROOT, one_line
 
 
@@ -50,23 +54,73 @@ def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     bazel.add_script("g++", "")
     (bazel.root / "run").write_text(f'#!/usr/bin/env bash\necho "part $*"\n[[ $1 != "{fails}" ]]\n')
     result = bazel.run(command=bazel.root / ".ci" / "run")
-    parts = [line for line in result.stdout.splitlines() if line.startswith("part ")]
-    assert parts[0] == "part setup"
-    tests = [part for part in parts if part.startswith("part test ")]
-    assert sorted({*parts} - {*tests}) == ["part bazel", "part lint", "part setup"]
-    # In their parts every file of tests is once: what the rest leaves out, the others run.
-    rest, *others = (part.split()[2:] for part in sorted(tests))
-    left_out = [ROOT / path.removeprefix("--ignore=") for path in rest]
-    files = [file for paths in others for path in paths for file in _test_files(path)]
+    parts = sorted(line for line in result.stdout.splitlines() if line.startswith("part "))
+    assert parts == ["part bazel", "part lint", "part setup", "part test"]
+    assert (result.returncode != 0) == (fails is not None)
+    failed = [line.strip() for line in result.stderr.splitlines()[1:]]
+    assert failed == {None: [], "test": ["tests"]}.get(fails, [fails])
+
+
+@pytest.fixture
+def parted(ready):
+    """A checkout whose tests are asked for in parts of this checkout's files."""
+    calls = ready.state / "parts"
+    python = ready.root / ".venv" / "bin" / "python"
+    python.unlink()
+    ready.add_script("pytest_of_a_part", f'echo "$*" >>"{calls}"; [[ $* != *$FAILING* ]]')
+    python.symlink_to(ready.bin / "pytest_of_a_part")
+    for folder in ("tests", "tests/binaries"):
+        (ready.root / folder).mkdir()
+    for file in (ROOT / "tests" / "binaries").glob("test_*.py"):
+        (ready.root / "tests" / "binaries" / file.name).touch()
+    return ready, calls
+
+
+@pytest.mark.parametrize("exhaustive", [(), ("--exhaustive",)])
+def test_every_test_file_is_in_one_part(parted, exhaustive):
+    checkout, calls = parted
+    result = checkout.run("test", *exhaustive, environment={"FAILING": "none of them"})
+    assert result.returncode == 0, result.stderr
+    parts = [line.split()[2:] for line in calls.read_text().splitlines()]
+    assert all(tuple(part[len(part) - len(exhaustive) :]) == exhaustive for part in parts)
+    parts = [[word for word in part if word != "--exhaustive"] for part in parts]
+    rest = [part for part in parts if all(word.startswith("--ignore=") for word in part)]
+    others = [path for part in parts if part not in rest for path in part]
+    assert len(rest) == 1
+    left_out = [ROOT / word.removeprefix("--ignore=") for word in rest[0]]
+    files = [file for path in others for file in _test_files(ROOT / path)]
     assert len(set(files)) == len(files)
     assert set(files) == {file for folder in left_out for file in folder.rglob("test_*.py")}
-    assert (result.returncode != 0) == (fails is not None)
-    failed = {line.strip() for line in result.stderr.splitlines()[1:]}
-    every = {f"tests ({part.removeprefix('part test ')})" for part in tests}
-    assert failed == {None: set(), "test": every}.get(fails, {fails})
 
 
-def _test_files(pattern):
-    paths = sorted(ROOT.glob(pattern))
-    assert paths, pattern
-    return [f for path in paths for f in ([path] if path.is_file() else path.rglob("test_*.py"))]
+def test_a_part_that_fails_is_named(parted):
+    checkout, _ = parted
+    result = checkout.run("test", environment={"FAILING": "tests/models tests/saving"})
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-2:] == [
+        "tests failed in:",
+        "  ./run test tests/models tests/saving",
+    ]
+
+
+def test_an_interrupt_ends_every_part(parted):
+    checkout, calls = parted
+    checkout.add_script("pytest_of_a_part", f'echo $$ >>"{calls}"; exec sleep 600')
+    process = checkout.start("test", environment={"FAILING": ""})
+    try:
+        while not calls.exists() or len(calls.read_text().split()) < 1:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert not any(is_running(int(pid)) for pid in calls.read_text().split())
+    finally:
+        process.kill()
+        for pid in calls.read_text().split():
+            if is_running(int(pid)):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def _test_files(path):
+    assert path.exists(), path
+    return [path] if path.is_file() else path.rglob("test_*.py")

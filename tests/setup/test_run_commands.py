@@ -102,13 +102,13 @@ def test_a_checkout_that_may_not_be_written_to_has_no_caches():
         checkout.add_script("shows", 'echo "$RUFF_NO_CACHE|$MYPY_CACHE_DIR|$PYTEST_ADDOPTS"')
         python.symlink_to(checkout.bin / "shows")
         others = {"environment": {"PYTEST_ADDOPTS": "-x"}}
-        assert checkout.run("test", **others).stdout == "||-x\n"
+        assert checkout.run("test", "tests", **others).stdout == "||-x\n"
         checkout.folder.chmod(0o755)
         checkout.root.chmod(0o555)
         if os.geteuid() == 0:
             # Who may write everywhere.
             others["user"] = 65534
-        tested = checkout.run("test", **others)
+        tested = checkout.run("test", "tests", **others)
         assert tested.stdout == "true|/dev/null|-p no:cacheprovider -x\n", tested
         lint = checkout.run("lint", **others)
         assert set(lint.stdout.splitlines()) == {"true|/dev/null|-p no:cacheprovider -x"}
