@@ -109,8 +109,9 @@ def measures_section(run: RunRecord) -> Section:
                 "function, where ten clients or more are in the tail. Clients are taken for a "
                 "random sample. A loss or a perplexity over examples has no interval: its spread "
                 "would take squares of what clients send, which evaluations do not sum; its mean "
-                "over clients has one. None covers what another seed would have trained: several trials "
-                "do (./run compare). The worst of several uncertain numbers looks worse than it is."
+                "over clients has one. None covers what another seed would have trained: several "
+                "trials do (./run compare). The worst of several uncertain numbers looks worse "
+                "than it is."
             )
         )
     return Section("measures", "What was measured", blocks)
