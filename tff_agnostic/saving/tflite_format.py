@@ -1,5 +1,7 @@
 """A trained model for TensorFlow Lite, plain or quantised, which takes an example at a time."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -9,6 +11,9 @@ import tensorflow as tf
 from tff_agnostic.deployment.device.flatbuffer import custom_op_names
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file
+from tff_agnostic.models.functional import Model
+from tff_agnostic.models.keras_slots import layers_of
+from tff_agnostic.models.mixtures.ensemble import EnsembleModel
 from tff_agnostic.registry import Registry
 from tff_agnostic.saving.signatures import ServedModel
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
@@ -51,9 +56,9 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
         UserError: If TensorFlow's converter refuses the model.
     """
     served = ServedModel(trained)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions(
-        [served.predict_function(num_examples=1)], served
-    )
+    with _recurrence_as_loops(trained.model):
+        predict = served.predict_function(num_examples=1)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([predict], served)
     converter.target_spec.supported_ops = [
         tf.lite.OpsSet.TFLITE_BUILTINS,
         tf.lite.OpsSet.SELECT_TF_OPS,
@@ -69,6 +74,30 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
         file.write(content)
     ops = custom_op_names(content)
     return {"flex_ops": ops} if ops else {}
+
+
+@contextlib.contextmanager
+def _recurrence_as_loops(model: Model) -> Iterator[None]:
+    """Makes loops of Keras' LSTMs in what is traced while entered.
+
+    Otherwise the converter puts TensorFlow Lite's own LSTM in their place, which begins with the
+    state that the example before left, unless whoever runs the file resets its variables.
+    """
+    models = [m for m, _ in model.predictors] if isinstance(model, EnsembleModel) else [model]
+    fused = [
+        layer
+        for keras_model in (m.keras_model for m in models)
+        if keras_model is not None
+        for layer in layers_of(keras_model)
+        if isinstance(layer, tf.keras.layers.LSTM) and layer._could_use_gpu_kernel
+    ]
+    for layer in fused:
+        layer._could_use_gpu_kernel = False
+    try:
+        yield
+    finally:
+        for layer in fused:
+            layer._could_use_gpu_kernel = True
 
 
 def load(path: Path, trained: TrainedModel) -> Any:

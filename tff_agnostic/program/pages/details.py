@@ -107,9 +107,11 @@ def measures_section(run: RunRecord) -> Section:
                 "which is Student's, knows how clients differ. That of a percentile lies between "
                 "two clients' values; that of a superquantile is Student's of its influence "
                 "function, where ten clients or more are in the tail. Clients are taken for a "
-                "random sample. Where there are no brackets, the sums that the server has give no "
-                "interval. None covers what another seed would have trained: several trials do "
-                "(./run compare). The worst of several uncertain numbers looks worse than it is."
+                "random sample. A loss or a perplexity over examples has no interval: its spread "
+                "would take squares of what clients send, which evaluations do not sum; its mean "
+                "over clients has one. None covers what another seed would have trained: several "
+                "trials do (./run compare). The worst of several uncertain numbers looks worse "
+                "than it is."
             )
         )
     return Section("measures", "What was measured", blocks)

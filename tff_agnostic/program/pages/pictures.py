@@ -10,6 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from tff_agnostic.program.pages.compact_svg import compact_svg
+
 # Text stays text: the reader's browser has letters that matplotlib's font lacks, and knows which
 # way they are written. Equal figures have equal files.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tff_agnostic"}
@@ -28,7 +30,7 @@ def image_address(draw: Callable[[], Figure]) -> str:
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         text = io.StringIO()
         FigureCanvasSVG(figure).print_svg(text, metadata=_NO_DATE)
-        svg = _address("image/svg+xml", text.getvalue().encode())
+        svg = _address("image/svg+xml", compact_svg(text.getvalue()).encode())
         if len(svg) <= _MAX_SVG:
             return svg
         pixels = io.BytesIO()

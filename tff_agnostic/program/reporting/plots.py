@@ -11,6 +11,7 @@ from tff_agnostic.files import make_folder
 from tff_agnostic.program.reporting.column import Column
 from tff_agnostic.program.reporting.curves import Values, drawn_columns, figure_of
 from tff_agnostic.program.reporting.image import save
+from tff_agnostic.program.reporting.style import house_style
 from tff_agnostic.quantities import Quantity
 from tff_agnostic.tasks.task import Task
 
@@ -42,8 +43,9 @@ def draw_run(
         )
     for name, draw_further in further.items():
         save(draw_further(), folder / f"{_as_file_name(name)}.png")
-    for file_name, draw in task.figures.items():
-        save(draw(task, values), folder / f"{file_name}.png")
+    with house_style():
+        for file_name, draw in task.figures.items():
+            save(draw(task, values), folder / f"{file_name}.png")
 
 
 def _file_name(quantity: Quantity) -> str:

@@ -5,11 +5,15 @@ red and green tell apart, without the yellow, which is too light for lines on wh
 used up, lines, markers and hatches differ as well: in a print without colours, too.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import LogFormatter, PercentFormatter
 
 from tff_agnostic.quantities import Unit
@@ -63,6 +67,20 @@ def new_figure(width: float, height: float) -> Figure:
         height: Inches.
     """
     return Figure(figsize=(width, height), layout="constrained")
+
+
+@contextlib.contextmanager
+def house_style() -> Iterator[None]:
+    """Gives the palette and the grid to figures that are drawn by who knows nothing of them."""
+    with matplotlib.rc_context(
+        {
+            "axes.prop_cycle": cycler(color=COLORS),
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.alpha": _GRID,
+        }
+    ):
+        yield
 
 
 def draw_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
