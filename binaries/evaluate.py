@@ -36,8 +36,9 @@ from tff_agnostic.program.specs.flags import (
     runtime_options,
 )
 from tff_agnostic.program.specs.run_algorithm import build_lambda_set
-from tff_agnostic.program.specs.run_folder import find_checkpoint
-from tff_agnostic.program.specs.run_spec import RunSpec, path_fields, resolve
+from tff_agnostic.program.specs.run_of_checkpoint import find_checkpoint
+from tff_agnostic.program.specs.run_spec import RunSpec, resolve
+from tff_agnostic.program.specs.setting_paths import path_fields
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.tasks.task import DATA, Task

@@ -40,7 +40,7 @@ from tff_agnostic.program.specs.flags import (
     given_task_options,
     path_flag,
 )
-from tff_agnostic.program.specs.run_folder import find_checkpoint
+from tff_agnostic.program.specs.run_of_checkpoint import find_checkpoint
 from tff_agnostic.program.specs.run_spec import RunSpec, resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES

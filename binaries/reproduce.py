@@ -25,7 +25,7 @@ from tff_agnostic.experiments.prepare import (
     store_path,
 )
 from tff_agnostic.experiments.registry import EXPERIMENTS
-from tff_agnostic.files import make_folder, read_json, write_json, write_text
+from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparing.comparison import Comparison, run_trials
 from tff_agnostic.program.comparing.comparison_folder import check_folder, check_trials
@@ -46,7 +46,6 @@ from tff_agnostic.program.specs.flags import (
     path_flag,
     runtime_options,
 )
-from tff_agnostic.program.specs.run_folder import is_new_or_empty
 from tff_agnostic.program.specs.run_spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
 

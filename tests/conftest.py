@@ -48,6 +48,11 @@ def pytest_configure() -> None:
     setattr(typing, _MEMBERS_OF_PROTOCOL, functools.cache(members))
 
 
+def pytest_sessionfinish() -> None:
+    """Lets what is left be: pytest and Python look through all of it again before they end."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def tff_runtime() -> "Iterator[TffRuntime]":
     """A `TffRuntime` whose worker all tests of the session share, as TFF's current context."""

@@ -13,6 +13,7 @@ from tff_agnostic.files import (
     digest,
     file_digest,
     folder_to_write_in,
+    is_new_or_empty,
     is_temporary,
     make_folder,
     read_json,
@@ -158,3 +159,13 @@ def test_a_file_without_digest(tmp_path):
     with pytest.raises(UserError) as error:
         file_digest(tmp_path)
     assert str(error.value) == f"{tmp_path}: cannot read: Is a directory"
+
+
+def test_new_or_empty(tmp_path):
+    assert is_new_or_empty(tmp_path)
+    assert is_new_or_empty(tmp_path / "missing")
+    (tmp_path / ".a.1.tmp").write_text("")
+    assert is_new_or_empty(tmp_path)
+    (tmp_path / "a").write_text("")
+    assert not is_new_or_empty(tmp_path)
+    assert not is_new_or_empty(tmp_path / "a")

@@ -55,6 +55,13 @@ def is_temporary(path: Path) -> bool:
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
+def is_new_or_empty(path: Path) -> bool:
+    """Returns whether nothing is at `path`, or a folder without more than half-written files."""
+    if not path.exists():
+        return True
+    return path.is_dir() and all(map(is_temporary, path.iterdir()))
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes UTF-8 text atomically; see `atomic_file`."""
     with atomic_file(path) as file:

@@ -5,6 +5,7 @@ exists because a field does, and has an effect where the chosen dataclass has th
 """
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -75,10 +76,16 @@ def kind_of(settings: type, field: dataclasses.Field) -> type:
 
 def type_of(settings: type, field: dataclasses.Field) -> Any:
     """Returns the type of a field as it is annotated, without None: `tuple[float, ...]`, say."""
-    kind: Any = typing.get_type_hints(settings)[field.name]
+    kind: Any = _annotations(settings)[field.name]
     if typing.get_origin(kind) in _UNIONS:
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     return kind
+
+
+# Evaluated once: a command asks for the types of all settings several times.
+@functools.cache
+def _annotations(settings: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(settings)
 
 
 def check_values(settings: Any, name_of: Callable[[dataclasses.Field], str] = flag_of) -> None:

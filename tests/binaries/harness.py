@@ -20,6 +20,7 @@ from tests.processes import default_signals, wait_until
 from tff_agnostic.api import comparisons, runs
 from tff_agnostic.files import make_folder
 from tff_agnostic.program.cli import define, exit_status, parse_flags
+from tff_agnostic.program.comparing import comparison_figure
 from tff_agnostic.program.pages import pictures
 from tff_agnostic.program.reporting import plots
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -57,12 +58,14 @@ class Caller:
         running: Runtimes by name, instead of those that every call would start anew; one with other
             options than the default is started. With None, a command that asks for a runtime fails
             the test.
-        draws: Whether runs draw their plots, which takes longer than rounds of small models.
+        draws: Whether runs and comparisons draw their plots, which takes longer than rounds of
+            small models.
     """
 
     def __init__(self, running: Optional[Mapping[str, Any]], draws: bool = False) -> None:
         self._running = running
         self._draw_run = plots.draw_run if draws else draw_nothing
+        self._draw_comparison = comparison_figure.draw_comparison if draws else draw_nothing
         self._image = pictures.image_address if draws else _no_image
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
@@ -77,6 +80,7 @@ class Caller:
             mock.patch.object(runs, "RUNTIMES", self._runtimes()),
             mock.patch.object(comparisons, "RUNTIMES", self._runtimes()),
             mock.patch.object(plots, "draw_run", self._draw_run),
+            mock.patch.object(comparison_figure, "draw_comparison", self._draw_comparison),
             mock.patch.object(pictures, "image_address", self._image),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -107,7 +111,7 @@ class Caller:
 
 
 def draw_nothing(folder: Path, *what: Any) -> None:
-    """Leaves the folder of a run's plots empty; for `plots.draw_run`."""
+    """Leaves a folder of plots as it is; for `plots.draw_run` and `draw_comparison`."""
     del what
     make_folder(folder)
 

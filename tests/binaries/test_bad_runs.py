@@ -315,18 +315,3 @@ def test_a_disk_that_really_is_full(call, folder):
         outcome = call(train, *flags, *arguments)
         assert outcome.status == 0, outcome
     _assert_same_numbers(folder / "run", folder / "whole")
-
-
-def test_help_names_every_flag_of_a_run(folder):
-    completed = subprocess.run(
-        python_module("train", "--help"),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert (completed.returncode, completed.stderr) == (0, "")
-    assert "Trains one model with one algorithm on one task." in completed.stdout
-    for name in ("task", "algorithm", "rounds", "digits_keep", "output_dir", "window"):
-        assert f"--{name}: " in completed.stdout
-    assert "--[no]resume: " in completed.stdout

@@ -94,8 +94,12 @@ def test_the_markdown_table(compared):
     assert printed.splitlines()[-2].startswith(f"tables: {path / 'compare.md'}, ")
 
 
-def test_the_plots_are_images(compared):
-    paths = sorted((compared[0] / "plots").iterdir())
+def test_the_plots_are_images(call_that_draws, folder, compared):
+    shutil.copytree(compared[0], folder / "runs")
+    flags = (*_SHORT, "--output_dir=runs", "--seed=3", "--resume")
+    outcome = call_that_draws(compare, *flags)
+    assert outcome.status == 0, outcome
+    paths = sorted((folder / "runs" / "plots").iterdir())
     assert [path.name for path in paths] == ["compare_loss.png", "compare_loss_clients.png"]
     assert all(is_png(path.read_bytes()) for path in paths)
 

@@ -28,7 +28,8 @@ from tests.program.harness import is_png
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.specs.config import RunConfig
 from tff_agnostic.program.specs.run_settings import FLAGS_OF_BINARIES
-from tff_agnostic.program.specs.run_spec import resolve, settings_of_runs
+from tff_agnostic.program.specs.run_spec import resolve
+from tff_agnostic.program.specs.settings_of_runs import settings_of_runs
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS

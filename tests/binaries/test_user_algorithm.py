@@ -180,7 +180,7 @@ def test_it_is_deployed(call, algorithm, folder, trained, profile):
     assert outcome.status == 0, outcome
 
 
-def test_its_settings_are_flags_with_their_help(algorithm, folder):
+def test_its_settings_are_flags_beside_those_of_every_run_with_their_help(algorithm, folder):
     completed = subprocess.run(
         python_module("train", "--algorithm=by_size.py", "--help"),
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -188,6 +188,11 @@ def test_its_settings_are_flags_with_their_help(algorithm, folder):
         capture_output=True,
         text=True,
     )
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "Trains one model with one algorithm on one task." in completed.stdout
+    for name in ("task", "algorithm", "rounds", "digits_keep", "output_dir", "window"):
+        assert f"--{name}: " in completed.stdout
+    assert "--[no]resume: " in completed.stdout
     text = "--size_power: Power of a client's size that it weighs. Of: by_size.py. [1.0]"
     assert text in " ".join(completed.stdout.split())
     assert "size_power" not in defined_flags(train)

@@ -10,7 +10,7 @@ import pytest
 from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.run_spec import settings_of_runs
+from tff_agnostic.program.specs.settings_of_runs import settings_of_runs
 from tff_agnostic.settings import check_effective, flag_of, kind_of
 from tff_agnostic.tasks.registry import TASKS
 

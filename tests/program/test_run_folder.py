@@ -12,11 +12,8 @@ import pytest
 from tests.program.harness import as_nobody
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.output_folder import claimed_folder
-from tff_agnostic.program.specs.run_folder import (
-    RunFolder,
-    algorithm_of_checkpoint,
-    is_new_or_empty,
-)
+from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.program.specs.run_of_checkpoint import algorithm_of_checkpoint
 from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec, resolve
 
 _EXECUTION = {"client_mode": "auto", "xla": False}
@@ -270,13 +267,3 @@ def test_a_folder_of_somebody_else(tmp_path):
             claimed_folder(tmp_path / "private", "digits")
     assert str(error.value) == f"{folder.path}: cannot write: Permission denied"
     assert str(parent_error.value).endswith("cannot write: Permission denied")
-
-
-def test_new_or_empty(tmp_path):
-    assert is_new_or_empty(tmp_path)
-    assert is_new_or_empty(tmp_path / "missing")
-    (tmp_path / ".a.1.tmp").write_text("")
-    assert is_new_or_empty(tmp_path)
-    (tmp_path / "a").write_text("")
-    assert not is_new_or_empty(tmp_path)
-    assert not is_new_or_empty(tmp_path / "a")

@@ -10,12 +10,7 @@ from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.run_spec import (
-    FORMAT,
-    check_given_somewhere,
-    from_flags,
-    resolve,
-)
+from tff_agnostic.program.specs.run_spec import FORMAT, check_given_somewhere, from_flags, resolve
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Use
 

@@ -4,16 +4,19 @@ import dataclasses
 import json
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from matplotlib.figure import Figure
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
+from tff_agnostic.program.reporting import plots
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.specs.run_folder import RunFolder
@@ -84,6 +87,21 @@ def _assert_same_run(found: Path, expected: Path) -> None:
         for name in names[0]:
             content, wanted = ((run / folder / name).read_bytes() for run in (found, expected))
             assert content == wanted, name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _figures_as_text() -> Iterator[None]:
+    """Saves what figures show in place of pixels, which take longer than the rounds.
+
+    `test_awkward_domain_names_come_through` compares the pixels of a run that went on.
+    """
+
+    def save(figure: Figure, path: Path) -> None:
+        shown = [[line.get_xydata().tolist() for line in axes.lines] for axes in figure.axes]
+        path.write_text(json.dumps(shown))
+
+    with mock.patch.object(plots, "save", save):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tff_agnostic.api.arguments import (
     sorted_arguments,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import make_folder, write_json, write_text
+from tff_agnostic.files import write_json, write_text
 from tff_agnostic.program.comparing import comparison_figure, comparison_report
 from tff_agnostic.program.comparing.comparison import Comparison, run_trials
 from tff_agnostic.program.comparing.trial_specs import specs_of_trials
@@ -23,7 +23,6 @@ from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.output_folder import output_folder
 from tff_agnostic.program.pages.again import write_comparison_report
 from tff_agnostic.program.pages.writing import with_results_kept
-from tff_agnostic.program.reporting.image import save
 from tff_agnostic.program.specs.arms import Arm, arms_of_algorithms, arms_of_settings
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.registry import Registry
@@ -184,12 +183,7 @@ def write_comparison(compared: ComparedRuns, task: str, command: str) -> None:
         path / "compare.md",
         comparison_report.markdown(comparison, f"Comparison on {task}", command),
     )
-    make_folder(path / "plots")
-    for measure in comparison.measures:
-        figure = comparison_figure.figure(comparison, measure)
-        save(figure, path / "plots" / f"compare_{measure}.png")
-    for measure, figure in comparison_figure.client_figures(comparison).items():
-        save(figure, path / "plots" / f"compare_{measure}_clients.png")
+    comparison_figure.draw_comparison(path / "plots", comparison)
 
 
 def _runtime_of(specs: Mapping[str, Sequence[RunSpec]]) -> str:

@@ -11,8 +11,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
 from tff_agnostic.program.model_card import CARD, model_card, result_after
 from tff_agnostic.program.specs.earlier_run import inheriting
-from tff_agnostic.program.specs.run_folder import find_checkpoint
-from tff_agnostic.program.specs.run_spec import path_fields
+from tff_agnostic.program.specs.run_of_checkpoint import find_checkpoint
+from tff_agnostic.program.specs.setting_paths import path_fields
 from tff_agnostic.saving.save import SavedFile, check_request, save_models
 from tff_agnostic.saving.tflite_format import NOT_QUANTIZED
 from tff_agnostic.tasks.task import DATA

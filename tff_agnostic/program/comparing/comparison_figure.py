@@ -1,16 +1,19 @@
-"""A comparison as a figure: the worst domain over the rounds, and every domain at the end."""
+"""A comparison as figures: the worst domain over the rounds, and every domain at the end."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from tff_agnostic.files import make_folder
 from tff_agnostic.program.comparing.comparison import Comparison
 from tff_agnostic.program.reporting.bars import Estimate, Series, domains_height, draw_domains
 from tff_agnostic.program.reporting.client_figure import client_figure
 from tff_agnostic.program.reporting.column import ROUND, Column
 from tff_agnostic.program.reporting.columns import tested_worst
 from tff_agnostic.program.reporting.curves import label_course, plot_spread
+from tff_agnostic.program.reporting.image import save
 from tff_agnostic.program.reporting.names import short_names
 from tff_agnostic.program.reporting.style import draw_grid, new_figure, percent_axis, scale_axis
 
@@ -18,6 +21,19 @@ from tff_agnostic.program.reporting.style import draw_grid, new_figure, percent_
 _MAX_BESIDE = 10
 _LABEL_WIDTH = 40
 _LEGEND_ROW = 0.25
+
+
+def draw_comparison(folder: Path, comparison: Comparison) -> None:
+    """Writes the figures of every measure into a folder, which it makes.
+
+    Raises:
+        UserError: If they cannot be written.
+    """
+    make_folder(folder)
+    for measure in comparison.measures:
+        save(figure(comparison, measure), folder / f"compare_{measure}.png")
+    for measure, of_clients in client_figures(comparison).items():
+        save(of_clients, folder / f"compare_{measure}_clients.png")
 
 
 def figure(comparison: Comparison, measure: str) -> Figure:

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import is_temporary, make_folder, read_json, write_errors, write_json
-from tff_agnostic.program.specs.run_folder import RunFolder, is_new_or_empty
+from tff_agnostic.files import (
+    is_new_or_empty,
+    is_temporary,
+    make_folder,
+    read_json,
+    write_errors,
+    write_json,
+)
+from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
 
 _FORMAT = 1

@@ -20,7 +20,8 @@ from tff_agnostic.program.private.run_privacy import RunPrivacy, noise_key, run_
 from tff_agnostic.program.specs.config import RunConfig
 from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance
 from tff_agnostic.program.specs.run_algorithm import build_algorithm
-from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec, path_fields
+from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec
+from tff_agnostic.program.specs.setting_paths import path_fields
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.run_spec import RunSpec, path_fields, resolve
+from tff_agnostic.program.specs.run_spec import RunSpec, resolve
+from tff_agnostic.program.specs.setting_paths import path_fields
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import DATA, option_flag

@@ -6,7 +6,8 @@ from typing import Any
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.specs.run_spec import RunSpec, check_given, path_fields, resolve
+from tff_agnostic.program.specs.run_spec import RunSpec, check_given, resolve
+from tff_agnostic.program.specs.setting_paths import path_fields
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag

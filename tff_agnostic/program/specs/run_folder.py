@@ -10,6 +10,7 @@ from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
     folder_lock,
+    is_new_or_empty,
     is_temporary,
     make_folder,
     read_json,
@@ -24,9 +25,6 @@ from tff_agnostic.program.specs.enough_clients import (
 from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec, from_flags
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
-    Checkpoint,
-    newest_checkpoint,
-    read_checkpoint,
 )
 from tff_agnostic.settings import flag_of
 
@@ -249,37 +247,3 @@ class RunFolder:
                 for path in folder.iterdir() if folder.is_dir() else ():
                     if is_temporary(path):
                         path.unlink()
-
-
-def is_new_or_empty(path: Path) -> bool:
-    """Returns whether nothing is at `path`, or a folder without more than half-written files."""
-    if not path.exists():
-        return True
-    return path.is_dir() and all(map(is_temporary, path.iterdir()))
-
-
-def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
-    """Returns the run that `path` belongs to, and the checkpoint that it names.
-
-    Raises:
-        UserError: If there is none, or it is damaged.
-    """
-    if path.is_dir():
-        folder = RunFolder(path)
-        return folder, newest_checkpoint(folder.checkpoints)
-    return RunFolder(path.absolute().parent.parent), read_checkpoint(path)
-
-
-def algorithm_of_checkpoint(path: Path) -> str:
-    """Returns the algorithm of the run that a checkpoint belongs to, "" if that cannot be read."""
-    return algorithm_of_run(RunFolder(path if path.is_dir() else path.absolute().parent.parent))
-
-
-def algorithm_of_run(folder: RunFolder) -> str:
-    """Returns the algorithm of the run in a folder, "" if there is none or it cannot be read."""
-    try:
-        flags = read_json(folder.config)
-    except UserError:
-        return ""
-    algorithm = flags.get("algorithm", "")
-    return algorithm if isinstance(algorithm, str) else ""

@@ -15,12 +15,9 @@ from tff_agnostic.algorithms.user_algorithm import is_user_file, load_user_algor
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.specs.arms import algorithms_in
 from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.run_folder import (
-    RunFolder,
-    algorithm_of_checkpoint,
-    algorithm_of_run,
-)
-from tff_agnostic.program.specs.run_spec import settings_of_runs
+from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.program.specs.run_of_checkpoint import algorithm_of_checkpoint, algorithm_of_run
+from tff_agnostic.program.specs.settings_of_runs import settings_of_runs
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.setting_flags import Setting, settings_in
 from tff_agnostic.tasks.registry import TASKS

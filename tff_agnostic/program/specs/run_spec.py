@@ -6,14 +6,13 @@ chosen ones has is refused, as it would do nothing.
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.registry import PRIVACIES
 from tff_agnostic.aggregations.registry import AGGREGATIONS
-from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.errors import UserError
@@ -30,7 +29,13 @@ from tff_agnostic.program.specs.run_parts import (
     complete,
     made_of,
 )
-from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
+from tff_agnostic.program.specs.setting_paths import (
+    absolute,
+    initial_file,
+    path_fields,
+    with_absolute_paths,
+)
+from tff_agnostic.program.specs.settings_of_runs import without_effect
 from tff_agnostic.settings import Settings, check_effective, flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task, task_of_flags
 from tff_agnostic.tasks.task import Task, TaskContext, option_flag
@@ -145,20 +150,20 @@ def resolve(
     wanted = {**shared, **given}
     name = wanted.get("algorithm", before.get("algorithm", RunConfig.algorithm))
     if is_user_file(name):
-        name = _absolute(Path(name))
+        name = absolute(Path(name))
     tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
     values = {**before, **tuned, **wanted, "algorithm": name}
     config = made_of(RunConfig, values)
     if config.initial_model is not None and "initial_model" in wanted:
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
-        config = dataclasses.replace(config, initial_model=_initial_file(config.initial_model))
+        config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
     run = RunSpec(
         task,
-        dataclasses.asdict(_with_absolute_paths(spec.options(**task_options))),
-        _absolute(data_dir),
-        _absolute(data),
+        dataclasses.asdict(with_absolute_paths(spec.options(**task_options))),
+        absolute(data_dir),
+        absolute(data),
         config,
-        _with_absolute_paths(algorithm_options(name, values)),
+        with_absolute_paths(algorithm_options(name, values)),
         made_of(AGGREGATIONS[config.aggregation].options, values),
         made_of(PRIVACIES[config.privacy].options, values),
         frozenset(wanted),
@@ -210,7 +215,7 @@ def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
     for flag in given:
         part = next((k for k, names in enumerate(fields) if flag in names), None)
         if part is None:
-            raise UserError(_without_effect(flag, run.config))
+            raise UserError(without_effect(flag, run.config))
         check_effective(parts[part], [fields[part][flag]])
 
 
@@ -231,68 +236,5 @@ def check_given_somewhere(runs: Sequence[RunSpec], given: Mapping[str, Any]) -> 
             raise errors[0]
 
 
-def settings_of_runs() -> Iterator[tuple[str, str, type]]:
-    """Yields (kind, name, settings) of everything registered that a run is made of."""
-    for name, algorithm in ALGORITHMS.items():
-        yield "algorithm", name, algorithm.options
-    for name, aggregation in AGGREGATIONS.items():
-        yield "aggregation", name, aggregation.options
-    for name, privacy in PRIVACIES.items():
-        yield "privacy", name, privacy.options
-
-
-def _without_effect(flag: str, config: RunConfig) -> str:
-    owners: dict[str, list[str]] = {}
-    for kind, name, options in settings_of_runs():
-        if flag in (flag_of(field) for field in dataclasses.fields(options)):
-            owners.setdefault(kind, []).append(name)
-    for kind, names in owners.items():
-        return (
-            f"--{flag} has no effect with --{kind}={getattr(config, kind)}: it needs "
-            f"--{kind}={' or '.join(names)}"
-        )
-    return f"--{flag} has no effect with --algorithm={config.algorithm}"
-
-
-def path_fields(options: Any) -> list[dataclasses.Field]:
-    """Returns the fields of a dataclass of settings that name files."""
-    return [field for field in dataclasses.fields(options) if field.metadata["is_path"]]
-
-
-def _initial_file(text: str) -> Optional[str]:
-    """Returns the file that training starts from, also where a run's folder was given.
-
-    That run may go on: what this one started from is one of its checkpoints.
-    """
-    path = Path(text)
-    if path.is_dir():
-        newest = newest_checkpoint_file(path / CHECKPOINTS)
-        if newest is None:
-            raise UserError(
-                "--initial_model: expected a Keras model, a checkpoint or the folder of a run, "
-                f"found no checkpoint in {path}"
-            )
-        return _absolute(newest)
-    if not path.is_file():
-        raise UserError(f"--initial_model: expected a file or a run's folder, found none at {path}")
-    return _absolute(path)
-
-
-def _with_absolute_paths(options: Any) -> Any:
-    paths = {f.name: _absolute_of(getattr(options, f.name)) for f in path_fields(options)}
-    return dataclasses.replace(options, **paths) if paths else options
-
-
-def _absolute_of(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_absolute(Path(text)) for text in value)
-    return _absolute(_path(value))
-
-
 def _path(text: Optional[str]) -> Optional[Path]:
     return Path(text) if text is not None else None
-
-
-def _absolute(path: Optional[Path]) -> Optional[str]:
-    # Resolved: however a file is named, it is the same run.
-    return str(path.resolve()) if path is not None else None

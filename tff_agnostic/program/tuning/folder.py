@@ -5,8 +5,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import folder_lock, make_folder, read_json, write_errors, write_json
-from tff_agnostic.program.specs.run_folder import is_new_or_empty
+from tff_agnostic.files import (
+    folder_lock,
+    is_new_or_empty,
+    make_folder,
+    read_json,
+    write_errors,
+    write_json,
+)
 from tff_agnostic.program.tuning.arm import SearchedArm
 from tff_agnostic.program.tuning.studies import Method
 
