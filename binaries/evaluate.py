@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint on the test clients of a task, per domain.
+"""Evaluates a checkpoint on the test clients of a task, or on its training clients, per domain.
 
 Example: ./run evaluate --checkpoint=runs/digits-agnostic_fed_avg-001
 """
@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from absl import flags
 
-from tff_agnostic.aggregations.private.options import ServerNoiseOptions
+from tff_agnostic.aggregations.private.options import PrivacyOptions, ServerNoiseOptions
 from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
@@ -79,11 +79,17 @@ def define_flags() -> None:
         "Names of the models of a family to evaluate, such as conformity_0.5, or of the base "
         "predictors of an ensemble, each by itself. [all that were trained]",
     )
+    flags.DEFINE_bool(
+        "training_clients",
+        False,
+        "Evaluate the training clients in place of the test clients: the losses that training "
+        "lowers, and their tail.",
+    )
     flags.DEFINE_float(
         "adaptation_share",
         None,
-        "Also let each test client choose its model from a family by this share of its examples, "
-        "and say what the choice is worth on the others.",
+        "Also let each client choose its model from a family by this share of its examples, and "
+        "say what the choice is worth on the others.",
     )
     flags.DEFINE_string("output", None, "JSON file to write the evaluation to.")
 
@@ -105,6 +111,8 @@ def main(argv: Sequence[str]) -> None:
     files = [field.name for part in parts for field in path_fields(part)]
     folder.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *files))
     config, aggregation = spec.config, spec.build_aggregation()
+    if flags.FLAGS.training_clients:
+        task = task.evaluated_in_training()
     check_test_clients(task, aggregation)
     options = runtime_options(config.runtime)
     # The task may have other domains than the one that was trained on.
@@ -112,6 +120,8 @@ def main(argv: Sequence[str]) -> None:
     models = _chosen_models(saved, task.model)
     choice, share = None, flags.FLAGS.adaptation_share
     noise = _noise(spec, task, len(models))
+    if flags.FLAGS.training_clients and noise is None:
+        _say_if_uncovered(trained)
     if share is not None:
         _check_no_noise(noise)
         check_choice(task.test, models, share)
@@ -146,7 +156,8 @@ def main(argv: Sequence[str]) -> None:
         print(f"\n{choice_table(choice)}")
     promised = None if noise is None else noise.statement(len(models))
     if promised is not None:
-        print(f"\nprivate evaluation, of test clients: {promised.text}: {_OF_THIS_CALL}")
+        of_whom = f"private evaluation, of {task.test_split} clients"
+        print(f"\n{of_whom}: {promised.text}: {_OF_THIS_CALL}")
     if output is not None:
         description = {
             "checkpoint": str(flags.FLAGS.checkpoint),
@@ -165,6 +176,11 @@ def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvalua
     if not isinstance(options, ServerNoiseOptions) or not options.private_evaluation:
         return None
     return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
+
+
+def _say_if_uncovered(trained: RunSpec) -> None:
+    if isinstance(trained.privacy, PrivacyOptions):
+        print("note: the epsilon of the run does not cover this evaluation of its clients")
 
 
 def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:

@@ -1,8 +1,8 @@
 """An algorithm of two exchanges, as a user would write it: only clients above the mean loss train.
 
 First exchange: every client sends its mean loss at w, and a 1; second: those whose loss is not
-below the mean of the sums train, and are averaged by their numbers of examples. Beside the last
-weights it keeps the mean of all iterates as a second model.
+below the mean of the sums train, and are averaged by their numbers of examples. Clients keep their
+loss between the two. Beside the last weights there is the mean of all iterates as a second model.
 """
 
 import dataclasses
@@ -21,7 +21,13 @@ from tff_agnostic.computations.client_update import (
     zeros_unless,
 )
 from tff_agnostic.computations.domain_pass import domain_pass
-from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.exchange import (
+    Algorithm,
+    AnswerAndKept,
+    Exchange,
+    Report,
+    Sums,
+)
 from tff_agnostic.computations.local_training import LocalTrainingOptions
 from tff_agnostic.computations.server_update import (
     as_tensors,
@@ -64,13 +70,14 @@ class Survey:
 
     def __call__(
         self, weights: ModelWeights, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
-    ) -> SurveyOutput:
+    ) -> AnswerAndKept:
         del seed
         mean_loss = _mean_losses(self.model, self.num_domains, weights, clients, per_client)
         is_known = tf.math.is_finite(mean_loss) & (clients.num_examples > 0)
-        return zeros_unless(
+        answer = zeros_unless(
             is_known, SurveyOutput(mean_loss, tf.ones_like(clients.num_examples, tf.int64))
         )
+        return AnswerAndKept(answer, mean_loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +93,6 @@ class Training:
         seed: tf.Tensor,
         per_client: PerClient,
     ) -> TrainingOutput:
-        weights = broadcast.training.weights
-        losses = _mean_losses(self.model, self.num_domains, weights, clients, per_client)
         output = train_without_domain_pass(
             self.model,
             self.num_domains,
@@ -97,7 +102,7 @@ class Training:
             seed,
             per_client,
         )
-        trains = losses >= broadcast.mean_loss
+        trains = clients.kept >= broadcast.mean_loss
         return zeros_unless(trains, output)._replace(clients=output.clients)
 
 
@@ -162,7 +167,13 @@ def above_mean(problem: Problem, options: FedAvgOptions) -> Algorithm:
         name=NAME,
         initialize=initialize,
         exchanges=(
-            Exchange("survey", lambda state, sums: state.weights, Survey(model, p), survey_bounds),
+            Exchange(
+                "survey",
+                lambda state, sums: state.weights,
+                Survey(model, p),
+                survey_bounds,
+                keeps=True,
+            ),
             Exchange(
                 "training",
                 prepare_training,

@@ -9,6 +9,8 @@ import pytest
 
 from binaries import evaluate, train
 from tests.binaries.harness import TOY, Caller
+from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,29 @@ def test_one_checkpoint_of_several(call, folder, trained):
     assert outcome.status == 0, outcome
     assert "after round 1," in outcome.out
     assert json.loads((folder / "evaluation.json").read_text())["round"] == 1
+
+
+def test_training_clients_are_evaluated_as_training_met_them(call, folder, trained):
+    outcome = call(
+        evaluate, f"--checkpoint={trained}", "--training_clients", "--output=evaluation.json"
+    )
+    assert outcome.status == 0, outcome
+    assert "training examples" in outcome.out
+    found = json.loads((folder / "evaluation.json").read_text())
+    run = RunFolder(trained)
+    task = run.spec().load_task()
+    weights = newest_checkpoint(run.checkpoints).models(
+        task.model.initial_weights, "", task.model.frozen
+    )["model"]
+    losses = [
+        np.mean(task.model.example_losses(weights, client, training=False, seed=[0, 0])[0])
+        for client in map(task.train.read, task.train.client_ids)
+    ]
+    over_clients = found["overall"]["over_clients"]["loss"]
+    assert over_clients["num_clients"] == len(losses)
+    assert over_clients["mean"] == pytest.approx(np.mean(losses), rel=1e-5)
+    # Half a bin of the grid that percentiles come from.
+    assert over_clients["p90"] == pytest.approx(np.percentile(losses, 90), rel=0.028)
 
 
 def test_nothing_is_written_unless_asked_for(call, folder, trained):

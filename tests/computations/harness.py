@@ -64,7 +64,7 @@ class EagerTraining:
 
     def client_output(self, state: RunState, examples: Examples, sums: Any = ()) -> Any:
         """Returns what one client answers; see `sum_cohort`."""
-        return self._answer(len(sums), to_tensors(state), sums, examples)
+        return self._answer(len(sums), to_tensors(state), sums, examples)[0]
 
     def sum_cohort(self, state: RunState, cohort: Sequence[Examples], sums: Any = ()) -> Any:
         """Returns the sum of a cohort's answers, zeros for an empty one.
@@ -76,8 +76,8 @@ class EagerTraining:
         """
         k, state = len(sums), to_tensors(state)
         empty = tf.nest.map_structure(lambda column: column[:0], self._example_row())
-        zeros = tf.nest.map_structure(tf.zeros_like, self._answer(k, state, sums, empty))
-        outputs = [self._answer(k, state, sums, examples) for examples in cohort]
+        zeros = tf.nest.map_structure(tf.zeros_like, self._answer(k, state, sums, empty)[0])
+        outputs = [self._answer(k, state, sums, examples)[0] for examples in cohort]
         return tf.nest.map_structure(lambda *values: tf.add_n(values), zeros, *outputs)
 
     def finish(self, state: RunState, sums: Any) -> tuple[RunState, Any]:
@@ -96,21 +96,26 @@ class EagerTraining:
         return self.finish(state, sums)
 
     def _answer(self, k: int, state: RunState, sums: Any, examples: Examples) -> Any:
+        """Returns a client's answer, and what it has kept of the round after it."""
+        # What it has kept of the exchanges before: they are done again for it.
+        kept = self._answer(k - 1, state, sums[: k - 1], examples)[1] if k else ()
         broadcast = self._prepares[k](state.algorithm, sums)
         if len(self._clients) == k:
-            self._clients.append(self._traced(self._algorithm.exchanges[k].client, broadcast))
+            self._clients.append(self._traced(self._algorithm.exchanges[k], broadcast, kept))
         seed = tf.stack([tf.constant(self._algorithm.seed, tf.int32), state.round_num])
-        return self._clients[k](broadcast, to_tensors(dict(examples)), seed)
+        return self._clients[k](broadcast, to_tensors(dict(examples)), seed, kept)
 
-    def _traced(self, client: Any, broadcast: Any) -> Any:
-        def answer(broadcast: Any, examples: Any, seed: tf.Tensor) -> Any:
-            clients = group_of_one(examples)
-            return client(broadcast, clients, client_seeds(seed, clients), one_client)
+    def _traced(self, exchange: Any, broadcast: Any, kept: Any) -> Any:
+        def answer(broadcast: Any, examples: Any, seed: tf.Tensor, kept: Any) -> Any:
+            clients = group_of_one(examples, kept)
+            answered = exchange.client(broadcast, clients, client_seeds(seed, clients), one_client)
+            return answered if exchange.keeps else (answered, kept)
 
         # A trace for each size of a client would take seconds; the spec leaves lengths open.
-        specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, broadcast)
+        specs, kept_specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, (broadcast, kept))
         columns = dict(self._algorithm.client_data_spec)
-        return tf.function(answer, input_signature=[specs, columns, tf.TensorSpec([2], tf.int32)])
+        seed_spec = tf.TensorSpec([2], tf.int32)
+        return tf.function(answer, input_signature=[specs, columns, seed_spec, kept_specs])
 
     def _example_row(self) -> Any:
         return tf.nest.map_structure(

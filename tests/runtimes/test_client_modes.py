@@ -40,7 +40,7 @@ class _Work:
     def sums(self, mode, cohort, max_clients_in_step=None):
         """Returns the sum of each shard."""
         run, shards = self.plan(mode, cohort, max_clients_in_step)
-        return [run(self.broadcast, [cohort[k] for k in shard]) for shard in shards]
+        return [run(self.broadcast, [cohort[k] for k in shard]).submitted for shard in shards]
 
 
 @pytest.fixture(scope="module")

@@ -258,6 +258,8 @@ def delta_fl(problem: Problem, options: DeltaFlOptions) -> Algorithm:
         bounds=lambda limits: Survey(
             tuple(t.bounds(options.largest_weight(limits), limits.max_loss) for t in thresholds)
         ),
+        # A client decides whether it trains by what it has measured: one pass over its examples.
+        keeps=True,
     )
     return Algorithm(
         name="delta_fl",

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.algorithms.spec import Problem
-from tff_agnostic.computations.checks import check_bounds, check_state
+from tff_agnostic.computations.checks import check_bounds, check_keeps, check_state
 from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Sums
 from tff_agnostic.errors import UserError
@@ -88,10 +88,13 @@ def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algor
             del arguments
             bounds_of_answer = bounds(ClientLimits())
             with file.running(f"exchange {name!r}"):
+                if of_algorithm.keeps:
+                    check_keeps(name, answer)
+                    answer = answer.answer
                 check_bounds(name, answer, bounds_of_answer)
 
-        return Exchange(
-            name=name,
+        return dataclasses.replace(
+            of_algorithm,
             prepare=of_user(f"prepare of exchange {name!r}", of_algorithm.prepare),
             client=of_user(f"client of exchange {name!r}", of_algorithm.client, answered),
             bounds=bounds,
@@ -117,11 +120,15 @@ def trace_round(algorithm: Algorithm) -> None:
     def round_(examples: Any) -> Any:
         state = algorithm.initialize()
         sums: Sums = ()
+        kept: Any = ()
         for exchange in algorithm.exchanges:
             broadcast = exchange.prepare(state, sums)
             seed = tf.constant(0, tf.int64)
-            clients = group_of_one(examples)
-            sums += (exchange.client(broadcast, clients, seed, one_client),)
+            clients = group_of_one(examples, kept)
+            answer = exchange.client(broadcast, clients, seed, one_client)
+            if exchange.keeps:
+                answer, kept = answer
+            sums += (answer,)
         next_state, _ = algorithm.finish(state, sums)
         algorithm.models(next_state)
         return algorithm.main_model(next_state)

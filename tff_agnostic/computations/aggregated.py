@@ -13,12 +13,25 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts
-from tff_agnostic.computations.checks import check_bounds, check_state
+from tff_agnostic.computations.checks import check_bounds, check_keeps, check_state
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, RunState, Sums
 from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.computations.structures import Message, all_finite
 from tff_agnostic.quantities import Quantities, Quantity
+
+
+class Submission(NamedTuple):
+    """What clients are done with in an exchange: of one client, or of many in step or summed.
+
+    Attributes:
+        submitted: What goes into the sum, or the sum.
+        kept: What stays with the clients for the later exchanges of the round, of many with a
+            leading axis of clients; () if the exchange keeps nothing.
+    """
+
+    submitted: Any
+    kept: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +70,19 @@ class AggregatedExchange:
         params = self.aggregation.client_params(aggregation_state)
         return Message(broadcast, params, seed)
 
-    def client_work(self, message: Message, clients: ClientGroup, per_client: PerClient) -> Any:
-        """On clients: returns what each of them submits to the sum."""
+    def client_work(
+        self, message: Message, clients: ClientGroup, per_client: PerClient
+    ) -> "Submission":
+        """On clients: returns what each of them submits to the sum, and what it keeps."""
         aggregation, bounds = self.aggregation, self.bounds
         max_examples = aggregation.limits.max_examples if aggregation.cuts_clients else None
         used = clients.limited(max_examples)
         seed = client_seeds(message.seed, used)
         output = self.exchange.client(message.broadcast, used, seed, per_client)
+        kept: Any = ()
+        if self.exchange.keeps:
+            check_keeps(self.exchange.name, output)
+            output, kept = output
         check_bounds(self.exchange.name, output, bounds)
         examples_cut = tf.cast(clients.num_examples - used.num_examples, tf.int64)
 
@@ -71,7 +90,7 @@ class AggregatedExchange:
             facts = ClientFacts(seed, cut)
             return aggregation.encode(message.aggregation, output, bounds, facts)
 
-        return per_client(encode, output, seed, examples_cut)
+        return Submission(per_client(encode, output, seed, examples_cut), kept)
 
     def federated_sum(self, encoded: tff.Value) -> tff.Value:
         """In a federated computation: sums what clients submit."""

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_agnostic.aggregations.limits import Bound
+from tff_agnostic.computations.exchange import AnswerAndKept
 from tff_agnostic.errors import UserError
 
 _DTYPES = (tf.float32, tf.int64)
@@ -33,6 +34,19 @@ def check_bounds(exchange: str, output: Any, bounds: Any) -> None:
         )
     for field in fields:
         _check_field(f"exchange {exchange!r}, {field}", getattr(output, field), bounds, field)
+
+
+def check_keeps(exchange: str, output: Any) -> None:
+    """Checks that clients return what they keep beside their answer.
+
+    Raises:
+        UserError: Otherwise.
+    """
+    if not isinstance(output, AnswerAndKept):
+        raise UserError(
+            f"exchange {exchange!r}: expected clients to return an AnswerAndKept, as keeps=True "
+            f"says, found {type(output).__name__}"
+        )
 
 
 def _check_field(where: str, values: Any, bounds: Any, field: str) -> None:

@@ -31,6 +31,7 @@ class ClientGroup(NamedTuple):
         capacity: The largest number of examples, int32 scalar, or a larger one.
         order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
             there in their order.
+        kept: What each client has kept of the round's earlier exchanges; () if it has kept nothing.
     """
 
     examples: Examples
@@ -38,6 +39,7 @@ class ClientGroup(NamedTuple):
     num_examples: tf.Tensor
     capacity: tf.Tensor
     order: Any = ()
+    kept: Any = ()
 
     def take(self, positions: tf.Tensor) -> Examples:
         """Returns examples of each client.
@@ -145,17 +147,18 @@ def batch_positions(
     return tf.range(start, tf.minimum(start + batch_size, capacity))
 
 
-def group_of_one(examples: Examples) -> ClientGroup:
+def group_of_one(examples: Examples, kept: Any = ()) -> ClientGroup:
     """Returns one client as a group without an axis of clients, for `one_client`."""
     num_examples = tf.shape(examples["domain_id"])[0]
-    return ClientGroup(examples, tf.constant(0), num_examples, num_examples)
+    return ClientGroup(examples, tf.constant(0), num_examples, num_examples, kept=kept)
 
 
-def group_of_many(clients: Sequence[Examples]) -> ClientGroup:
+def group_of_many(clients: Sequence[Examples], kept: Any = ()) -> ClientGroup:
     """Returns NumPy arrays of a group with an axis of clients, for `clients_in_step`.
 
     Args:
         clients: At least one client; columns of all of them have the same shapes and dtypes.
+        kept: What they have kept, with a leading axis of clients.
     """
     sizes = np.array([len(client["domain_id"]) for client in clients], np.int32)
 
@@ -168,4 +171,5 @@ def group_of_many(clients: Sequence[Examples]) -> ClientGroup:
         first_row=np.cumsum(sizes, dtype=np.int32) - sizes,
         num_examples=sizes,
         capacity=sizes.max(),
+        kept=kept,
     )

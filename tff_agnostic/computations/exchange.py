@@ -47,8 +47,22 @@ class ClientFunction(Protocol):
 
         Returns:
             A named tuple whose leaves are float32 or int64; in step, with a leading axis of
-            clients. Every leaf is only ever summed over the cohort.
+            clients. Every leaf is only ever summed over the cohort. In an exchange that keeps
+            something, such a tuple in an `AnswerAndKept`.
         """
+
+
+class AnswerAndKept(NamedTuple):
+    """What clients return in an exchange of which they keep something.
+
+    Attributes:
+        answer: What they send; see `ClientFunction`.
+        kept: What stays with each of them, and is its `ClientGroup.kept` in the later exchanges of
+            the round: any structure of tensors; in step, each with a leading axis of clients.
+    """
+
+    answer: Any
+    kept: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +75,15 @@ class Exchange:
         client: What clients do.
         bounds: What one client may answer, from the limits of an aggregation: a `Bound` for every
             leaf of the answer, in its structure.
+        keeps: Whether clients keep something for the later exchanges of the round, in place of what
+            they had kept before; `client` then returns an `AnswerAndKept`.
     """
 
     name: str
     prepare: Callable[[Any, Sums], Any]
     client: ClientFunction
     bounds: Callable[[ClientLimits], Any]
+    keeps: bool = False
 
 
 def _replace_weights(state: Any, weights: ModelWeights) -> Any:

@@ -164,6 +164,11 @@ def measured(
     return Measured(DomainSumsApart(*sums, domain_counts(num_domains, training)), training)
 
 
+def trained_on(split: ExampleSplit, clients: ClientGroup) -> ClientGroup:
+    """Returns the clients with the examples that they train on, as `measured` does."""
+    return split(clients)[1] if split.is_apart else clients
+
+
 def mean_loss(sums: AnyDomainSums, otherwise: tf.Tensor) -> tf.Tensor:
     """Returns F_k, the mean over the measured examples of one client; `otherwise` if it has none.
 

@@ -1,15 +1,15 @@
 """The `tff.federated_computation` templates: broadcast, map, one sum, map; as often as needed."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound, SumsSoFar
-from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm
+from tff_agnostic.computations.placed_exchange import PlacedExchange, placed_exchange
 from tff_agnostic.models.functional import Model, ModelWeights
 
 
@@ -18,8 +18,9 @@ class Process(NamedTuple):
 
     Attributes:
         learning_process: Its rounds.
-        exchanges: Each exchange of a round by itself, by name: (message at the server, client data)
-            -> the sum at the server. A round has no other communication.
+        exchanges: Each exchange of a round by itself, by name: (message at the server, client data,
+            with what clients have kept if they have) -> the sum at the server. A round has no other
+            communication.
         round_: The functions that it was made of.
     """
 
@@ -47,12 +48,14 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     initialize = tff.tensorflow.computation(round_.initialize)
     state_type = initialize.type_signature.result
     start = tff.tensorflow.computation(round_.start, state_type)
-    exchanges = []
+    exchanges: list[PlacedExchange] = []
     message_type, so_far_type = start.type_signature.result, tff.to_type(SumsSoFar())
+    kept_type: Optional[tff.Type] = None
     steps = []
     for k, exchange in enumerate(round_.exchanges):
-        exchanges.append(build_exchange(exchange, message_type, client_data_type))
-        sum_type = exchanges[k].type_signature.result.member
+        exchanges.append(placed_exchange(exchange, message_type, client_data_type, kept_type))
+        kept_type = exchanges[k].kept_type or kept_type
+        sum_type = exchanges[k].sum_of.type_signature.result.member
         is_last = k == len(round_.exchanges) - 1
         after_sum = round_.finish if is_last else round_.go_on
         steps.append(tff.tensorflow.computation(after_sum, [state_type, so_far_type, sum_type]))
@@ -70,10 +73,11 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     def next_fn(state: Any, client_data: Any) -> Any:
         message = tff.federated_map(start, state)
         so_far = tff.federated_value(SumsSoFar(), tff.SERVER)
+        kept = None
         for exchange, after_sum in zip(exchanges[:-1], steps[:-1]):
-            summed = exchange(message, client_data)
+            summed, kept = exchange.called(message, client_data, kept)
             message, so_far = _unzipped(tff.federated_map(after_sum, (state, so_far, summed)))
-        summed = exchanges[-1](message, client_data)
+        summed, _ = exchanges[-1].called(message, client_data, kept)
         next_state, report = tff.federated_map(steps[-1], (state, so_far, summed))
         return tff.learning.templates.LearningProcessOutput(next_state, report)
 
@@ -89,31 +93,11 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
         initialize_fn, next_fn, get_model_weights, set_model_weights
     )
     names = [exchange.exchange.name for exchange in round_.exchanges]
-    return Process(process, dict(zip(names, exchanges)), round_)
+    return Process(process, dict(zip(names, [e.sum_of for e in exchanges])), round_)
 
 
 def _unzipped(value: Any) -> tuple[Any, Any]:
     return value[0], value[1]
-
-
-def build_exchange(
-    exchange: AggregatedExchange, message_type: tff.Type, client_data_type: tff.Type
-) -> tff.Computation:
-    """Returns (message at the server, client data) -> the sum of what clients submit, at it."""
-
-    @tff.tensorflow.computation(message_type, client_data_type)
-    def client_work(message: Any, examples: Any) -> Any:
-        return exchange.client_work(message, group_of_one(examples), one_client)
-
-    @tff.federated_computation(
-        tff.FederatedType(message_type, tff.SERVER),
-        tff.FederatedType(client_data_type, tff.CLIENTS),
-    )
-    def exchange_fn(message: Any, client_data: Any) -> Any:
-        encoded = tff.federated_map(client_work, (tff.federated_broadcast(message), client_data))
-        return exchange.federated_sum(encoded)
-
-    return exchange_fn
 
 
 class EvaluationParts(NamedTuple):
@@ -139,11 +123,11 @@ def build_evaluation_parts(measurement: Measurement, aggregation: Aggregation) -
     initialize = tff.tensorflow.computation(functions.initialize)
     state_type = initialize.type_signature.result
     message = tff.tensorflow.computation(functions.message, [measured_type, state_type])
-    exchange = build_exchange(
+    exchange = placed_exchange(
         functions.exchange,
         message.type_signature.result,
         type_from_spec(measurement.client_data_spec),
-    )
+    ).sum_of
     sum_type = exchange.type_signature.result.member
     decode = tff.tensorflow.computation(functions.decode, [state_type, sum_type])
     return EvaluationParts(exchange, initialize, message, decode)
@@ -194,9 +178,9 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
     def message_of(measured: Any) -> Any:
         return functions.message(measured, functions.initialize())
 
-    exchange = build_exchange(
+    exchange = placed_exchange(
         functions.exchange, message_of.type_signature.result, client_data_type
-    )
+    ).sum_of
 
     @tff.tensorflow.computation(exchange.type_signature.result.member)
     def output_of(summed: Any) -> Any:

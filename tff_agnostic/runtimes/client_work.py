@@ -7,9 +7,10 @@ import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
+import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.aggregated import AggregatedExchange
+from tff_agnostic.computations.aggregated import AggregatedExchange, Submission
 from tff_agnostic.computations.client_group import (
     ClientGroup,
     PerClient,
@@ -20,26 +21,30 @@ from tff_agnostic.computations.client_group import (
     one_client_in_fixed_shapes,
 )
 from tff_agnostic.models.functional import Examples
+from tff_agnostic.runtimes.submissions import of_client, summed_in_order
 
-# (what is broadcast, clients, how to apply functions of one client) -> what each client sends.
-WorkFn = Callable[[Any, ClientGroup, PerClient], Any]
+# (what is broadcast, clients, how to apply functions of one client) -> what each client submits,
+# and what it keeps.
+WorkFn = Callable[[Any, ClientGroup, PerClient], Submission]
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-    """What each client does with what the server broadcasts; the results are only ever summed.
+    """What each client does with what the server broadcasts; what it submits is only ever summed.
 
     Attributes:
         key: Works with equal keys are equal: what was traced for one serves the other.
         fn: A pure function.
         broadcast_spec: Tensor specs of its first argument.
         client_spec: Tensor specs of one client's examples.
+        kept_spec: Of what one client has kept of the round's earlier exchanges.
     """
 
     key: Hashable
     fn: WorkFn = dataclasses.field(compare=False)
     broadcast_spec: Any = dataclasses.field(compare=False)
     client_spec: Mapping[str, Any] = dataclasses.field(compare=False)
+    kept_spec: Any = dataclasses.field(compare=False, default=())
 
     @property
     def broadcast_bytes(self) -> int:
@@ -57,7 +62,10 @@ class ClientWork:
 
 
 def client_work_of(
-    exchange: AggregatedExchange, message_spec: Any, client_spec: Mapping[str, Any]
+    exchange: AggregatedExchange,
+    message_spec: Any,
+    client_spec: Mapping[str, Any],
+    kept_spec: Any = (),
 ) -> ClientWork:
     """Returns what clients do in an exchange: their answer, encoded for the sum.
 
@@ -65,10 +73,12 @@ def client_work_of(
         exchange: The exchange with its aggregation.
         message_spec: Tensor specs of the message that every client is sent.
         client_spec: Tensor specs of one client's examples.
+        kept_spec: Of what one client has kept of the round's earlier exchanges.
     """
     # It may travel to other processes.
     of_clients = exchange.on_clients()
-    return ClientWork(of_clients.key, of_clients.client_work, message_spec, client_spec)
+    key = (of_clients.key, tuple(tf.nest.flatten(kept_spec)))
+    return ClientWork(key, of_clients.client_work, message_spec, client_spec, kept_spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +87,20 @@ class ShardFunction:
 
     Attributes:
         traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
-        inputs: Returns the NumPy arrays of each call, from the clients of a shard.
+        inputs: Returns the NumPy arrays of each call, from the clients of a shard and what they
+            have kept, with a leading axis of clients.
         add: Adds two sums.
     """
 
     traced: Callable[[], Any]
-    inputs: Callable[[Sequence[Examples]], Iterator[Any]]
+    inputs: Callable[[Sequence[Examples], Any], Iterator[Any]]
     add: Callable[[Any, Any], Any]
 
-    def __call__(self, broadcast: Any, clients: Sequence[Examples]) -> Any:
-        """Returns the sum of what the clients of a shard send."""
+    def __call__(self, broadcast: Any, clients: Sequence[Examples], kept: Any = ()) -> Submission:
+        """Returns the sum of what the clients of a shard submit, and what they keep."""
         function = self.traced()
-        total = None
-        for inputs in self.inputs(clients):
-            output = function(broadcast, _tensors(inputs))
-            total = output if total is None else self.add(total, output)
-        return total
+        calls = (function(broadcast, _tensors(inputs)) for inputs in self.inputs(clients, kept))
+        return summed_in_order(calls, self.add)
 
 
 def _num_bytes(specs: Any) -> int:
@@ -128,20 +136,30 @@ class CompiledWork:
     def _one(self) -> Any:
         per_client = one_client_in_fixed_shapes if self._jit_compile else one_client
 
-        def one(broadcast: Any, examples: Any) -> Any:
-            return self.work.fn(broadcast, group_of_one(examples), per_client)
+        def one(broadcast: Any, client: tuple[Any, Any]) -> Submission:
+            submitted, kept = self.work.fn(broadcast, group_of_one(*client), per_client)
+            # In an axis of one client, as of many.
+            return Submission(
+                submitted, tf.nest.map_structure(lambda value: value[tf.newaxis], kept)
+            )
 
-        return self._trace(one, self._columns)
+        return self._trace(one, (self._columns, self.work.kept_spec))
 
     @functools.cached_property
     def _many(self) -> Any:
-        def many(broadcast: Any, clients: ClientGroup) -> Any:
-            outputs = self.work.fn(broadcast, clients, _ConvertedClients())
-            return tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs)
+        def many(broadcast: Any, clients: ClientGroup) -> Submission:
+            outputs, kept = self.work.fn(broadcast, clients, _ConvertedClients())
+            return Submission(
+                tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs), kept
+            )
 
         rows = tf.TensorSpec([None], tf.int32)
+        kept_of_many = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.work.kept_spec
+        )
+        capacity = tf.TensorSpec([], tf.int32)
         return self._trace(
-            many, ClientGroup(self._columns, rows, rows, tf.TensorSpec([], tf.int32))
+            many, ClientGroup(self._columns, rows, rows, capacity, kept=kept_of_many)
         )
 
     def _trace(self, fn: Any, clients_spec: Any) -> Any:
@@ -172,27 +190,33 @@ class CompiledWork:
             return f"it has convolutions ({convolutions[0]})"
         return None
 
-    def zeros(self) -> Any:
-        """Returns the sum over no clients."""
-        return tf.nest.map_structure(
-            lambda spec: tf.zeros(spec.shape, spec.dtype), self._output_specs
+    def zeros(self) -> Submission:
+        """Returns the sum over no clients, and what none of them keep."""
+        submitted, kept = self._output_specs
+        return Submission(
+            tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), submitted),
+            tf.nest.map_structure(
+                lambda spec: np.zeros([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype), kept
+            ),
         )
 
     def output_bytes(self) -> int:
         """Returns the size of what one client sends."""
-        return _num_bytes(self._output_specs)
+        return _num_bytes(self._output_specs.submitted)
 
     @property
-    def _output_specs(self) -> Any:
+    def _output_specs(self) -> Submission:
         # A sum over clients has the shapes of what one of them sends.
         traced = self._many if "_many" in vars(self) else self._one
-        return traced.structured_outputs
+        specs: Submission = traced.structured_outputs
+        return specs
 
-    def _each_client(self, clients: Sequence[Examples]) -> Iterator[Any]:
-        return (self._chosen(examples) for examples in clients)
+    def _each_client(self, clients: Sequence[Examples], kept: Any) -> Iterator[Any]:
+        for k, examples in enumerate(clients):
+            yield self._chosen(examples), of_client(kept, k)
 
-    def _as_one_group(self, clients: Sequence[Examples]) -> Iterator[Any]:
-        yield group_of_many([self._chosen(examples) for examples in clients])
+    def _as_one_group(self, clients: Sequence[Examples], kept: Any) -> Iterator[Any]:
+        yield group_of_many([self._chosen(examples) for examples in clients], kept)
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:
         return {name: examples[name] for name in self._columns}

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Protocol
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
-from tff_agnostic.computations.aggregated import AggregatedRound, SumsSoFar
+from tff_agnostic.computations.aggregated import AggregatedRound, Submission, SumsSoFar
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_measurement, check_process
@@ -20,9 +20,10 @@ from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.client_work import ClientWork, CompiledWork, client_work_of
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
-from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes, sum_in_order
+from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated
+from tff_agnostic.runtimes.submissions import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 # Of the arms of a comparison, for its next trial.
@@ -32,8 +33,15 @@ _KEPT_TRACES = 32
 class SumOverClients(Protocol):
     """Runs a `ClientWork` for every client of a cohort, and sums what they submit."""
 
-    def __call__(self, broadcast: Any, cohort: Sequence[Examples]) -> Any:
-        """Returns the sum of what the clients of a cohort send, zeros for no clients."""
+    def __call__(self, broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
+        """Returns the sum of what the clients of a cohort submit, zeros for no clients.
+
+        Args:
+            broadcast: What every client is sent.
+            cohort: The clients.
+            kept: What they have kept, NumPy arrays with a leading axis of clients, which what they
+                keep now has, too.
+        """
 
 
 class CohortRuntime:
@@ -118,23 +126,25 @@ class SumOnLanes:
         self._options = options
         self._lanes = lanes
 
-    def __call__(self, broadcast: Any, cohort: Sequence[Examples]) -> Any:
+    def __call__(self, broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
         """Returns the sum over the cohort; see `SumOverClients`."""
         lanes = self._lanes()
         plan = CLIENT_MODES[self._options.client_mode]
         run, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
+        if not shards:
+            return self.compiled.zeros()
         partial_sums = lanes.map_in_order(
-            lambda shard: run(broadcast, [cohort[k] for k in shard]), shards
+            lambda shard: run(broadcast, [cohort[k] for k in shard], of_shard(kept, shard)), shards
         )
         try:
-            total = sum_in_order(partial_sums, self.compiled.add)
+            total, kept_now = summed_in_order(partial_sums, self.compiled.add)
         except (tf.errors.ResourceExhaustedError, MemoryError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0]
             raise ExecutionError(
                 "out of memory: lower --lanes, --max_clients_in_step, --batch_size or "
                 f"--max_examples: {reason}"
             ) from e
-        return self.compiled.zeros() if total is None else total
+        return Submission(total, in_cohort_order(kept_now, shards))
 
 
 class CohortTraining:
@@ -183,19 +193,22 @@ class CohortTraining:
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         message, so_far = self._start(state), SumsSoFar()
         last = len(self._exchanges) - 1
+        kept: Any = ()
         for k in range(last):
-            summed = self._sum(k, message)(message, cohort)
+            summed, now_kept = self._sum(k, message, kept)(message, cohort, kept)
+            kept = now_kept if self._exchanges[k].exchange.keeps else kept
             message, so_far = _called(self._go_on, state, so_far, summed)
-        summed = self._sum(last, message)(message, cohort)
+        summed, _ = self._sum(last, message, kept)(message, cohort, kept)
         if self._finish_trace is None:
             self._finish_trace = self._finish.get_concrete_function(state, so_far, summed)
         next_state, report = self._finish_trace(state, so_far, summed)
         return _to_numpy(next_state), _to_numpy(report)
 
-    def _sum(self, k: int, message: Any) -> SumOverClients:
+    def _sum(self, k: int, message: Any, kept: Any) -> SumOverClients:
         # A message's spec is known when the sums before it are.
         if k == len(self._sums):
-            work = client_work_of(self._exchanges[k], _specs(message), self._client_spec)
+            kept_spec = tf.nest.map_structure(lambda c: tf.TensorSpec(c.shape[1:], c.dtype), kept)
+            work = client_work_of(self._exchanges[k], _specs(message), self._client_spec, kept_spec)
             self._sums.append(self._sum_over_clients(work))
         return self._sums[k]
 
@@ -238,11 +251,11 @@ class CohortEvaluation:
         total, num_clients = None, 0
         for clients in parts:
             num_clients += len(clients)
-            summed = self._sum(message, clients)
+            summed, _ = self._sum(message, clients)
             total = summed if total is None else tf.nest.map_structure(tf.add, total, summed)
         require_enough_clients(self._aggregation, num_clients)
         if total is None:
-            total = self._sum(message, [])
+            total, _ = self._sum(message, [])
         return evaluated(*_called(self._decode, state, total))
 
 

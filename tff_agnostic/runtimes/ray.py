@@ -8,6 +8,7 @@ from typing import Any, Optional
 import ray
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.computations.aggregated import Submission
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.errors import ExecutionError, UserError
@@ -97,14 +98,14 @@ class RayRuntime:
     def _training_sum(self, work: ClientWork) -> SumOverClients:
         sum_over_clients = self._sum_over_clients(work)
 
-        def checked(broadcast: Any, cohort: Sequence[Examples]) -> Any:
+        def checked(broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
             num_workers = self._options.num_workers or 1
             if 0 < len(cohort) < num_workers:
                 raise UserError(
                     f"--num_workers={num_workers}: expected at most one per client of a round, "
                     f"found --clients_per_round={len(cohort)}"
                 )
-            return sum_over_clients(broadcast, cohort)
+            return sum_over_clients(broadcast, cohort, kept)
 
         return checked
 

@@ -9,14 +9,15 @@ import numpy as np
 import ray
 import tensorflow as tf
 
+from tff_agnostic.computations.aggregated import Submission
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.client_work import ClientWork, CompiledWork, ShardFunction
-from tff_agnostic.runtimes.lanes import sum_in_order
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_pool import WorkerPool
 from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_work import pack
+from tff_agnostic.runtimes.submissions import in_cohort_order, of_shard, summed_in_order
 
 
 class SumOnRay:
@@ -40,7 +41,7 @@ class SumOnRay:
         self._pool: Optional[WorkerPool] = None
         self._sent: dict[ShardFunction, _Sent] = {}
 
-    def __call__(self, broadcast: Any, cohort: Sequence[Examples]) -> Any:
+    def __call__(self, broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
         """Returns the sum over the cohort; see `cohort.SumOverClients`.
 
         Raises:
@@ -57,19 +58,30 @@ class SumOnRay:
         sent = self._send(function, pool)
         # Freed with the last reference to it, at the end of the round.
         broadcast_ref = ray.put(_arrays(broadcast))
+        structure: Submission = function.traced().structured_outputs
+        num_summed = len(tf.nest.flatten(structure.submitted))
 
         def submit(actor: Any, index: int) -> Any:
-            calls = function.inputs([cohort[k] for k in shards[index]])
+            shard = shards[index]
+            calls = function.inputs([cohort[k] for k in shard], of_shard(kept, shard))
             return actor.run.remote(
-                sent.work_id, [sent.packed], broadcast_ref, [_arrays(inputs) for inputs in calls]
+                sent.work_id,
+                [sent.packed],
+                broadcast_ref,
+                [_arrays(inputs) for inputs in calls],
+                num_summed,
             )
 
+        def submission(values: Sequence[np.ndarray]) -> Submission:
+            summed = _tensors(values[:num_summed])
+            packed: Submission = tf.nest.pack_sequence_as(
+                structure, [*summed, *values[num_summed:]]
+            )
+            return packed
+
         flat_sums = _in_order(schedule.results(len(shards), submit))
-        structure = function.traced().structured_outputs
-        return sum_in_order(
-            (tf.nest.pack_sequence_as(structure, _tensors(values)) for values in flat_sums),
-            self.compiled.add,
-        )
+        total, kept_now = summed_in_order(map(submission, flat_sums), self.compiled.add)
+        return Submission(total, in_cohort_order(kept_now, shards))
 
     def _send(self, function: ShardFunction, pool: WorkerPool) -> "_Sent":
         if pool is not self._pool:

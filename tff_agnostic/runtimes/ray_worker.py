@@ -7,7 +7,7 @@ import collections
 import itertools
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -53,15 +53,24 @@ class RayWorker:
         return versions()
 
     def run(
-        self, work_id: str, packed: Sequence[Any], broadcast: Arrays, calls: Sequence[Arrays]
+        self,
+        work_id: str,
+        packed: Sequence[Any],
+        broadcast: Arrays,
+        calls: Sequence[Arrays],
+        num_summed: int,
     ) -> list[np.ndarray]:
         """Returns the sum of what a function returns for each call, in their order.
+
+        What follows the values that are summed is what clients keep, of all calls one after the
+        other.
 
         Args:
             work_id: Names the function; no two functions share a name.
             packed: A reference to its bytes, in a list, so that it is fetched once only.
             broadcast: The first arguments of every call.
             calls: The other arguments of each, at least one.
+            num_summed: How many of the returned values are summed.
 
         Raises:
             ExecutionError: If a device is out of memory.
@@ -70,9 +79,19 @@ class RayWorker:
         try:
             with tf.device(next(self._devices)):
                 shared = _tensors(broadcast)
-                outputs = (function(*shared, *_tensors(inputs)) for inputs in calls)
-                total = sum_in_order(outputs, lambda a, b: [x + y for x, y in zip(a, b)])
-                return [value.numpy() for value in total]
+                kept = []
+
+                def summed() -> Iterator[list[tf.Tensor]]:
+                    for inputs in calls:
+                        output = function(*shared, *_tensors(inputs))
+                        kept.append(output[num_summed:])
+                        yield output[:num_summed]
+
+                total = sum_in_order(summed(), lambda a, b: [x + y for x, y in zip(a, b)])
+                return [
+                    *(value.numpy() for value in total),
+                    *(np.concatenate(columns) for columns in zip(*kept)),
+                ]
         except tf.errors.ResourceExhaustedError as e:
             raise ExecutionError(
                 "out of memory on a device of a Ray worker: lower --max_clients_in_step, "

@@ -19,6 +19,8 @@ MODEL_CODE = ("model", "files that the model imports")
 # Whose clients are evaluated, unless a user tunes on others.
 TEST_SPLIT = "test"
 HELDOUT_SPLIT = "heldout"
+# Whose, if the tail of the losses that training lowered is asked for.
+TRAINING_SPLIT = "training"
 
 # Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
 DrawFigure = Callable[["Task", Mapping[str, Any]], Figure]
@@ -39,7 +41,7 @@ class Task:
             metrics.csv.
         fingerprint: What the trained weights depend on beside flags, such as the vocabulary of the
             data, by name; a run is resumed and evaluated only where these are the same.
-        test_split: Which split `test` is: "test", or "heldout" while tuning.
+        test_split: Which split `test` is: "test", "heldout" while tuning, or "training".
         remarks: Returns what the task leaves out of its data.
         class_names: Names of the classes that labels count, if they have any.
         words: Of texts the vocabulary; word k has the id k + 1.
@@ -61,6 +63,10 @@ class Task:
     def num_domains(self) -> int:
         """The number of domains p."""
         return len(self.domain_names)
+
+    def evaluated_in_training(self) -> "Task":
+        """Returns the task with its training clients in the place of those that are evaluated."""
+        return dataclasses.replace(self, test=self.train, test_split=TRAINING_SPLIT)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,12 +111,16 @@ def test_of_every_algorithm(name, inner):
     exchanges = AggregatedRound(algorithm, aggregation).exchanges
     state = tf.nest.map_structure(tf.convert_to_tensor, algorithm.initialize())
     sums: tuple[Any, ...] = ()
+    kept: dict[str, Any] = dict.fromkeys(_adversaries(), ())
     for exchange in exchanges:
         aggregation_state = exchange.initialize()
         broadcast = exchange.exchange.prepare(state, sums)
         message = exchange.message(aggregation_state, broadcast, tf.constant([1, 2], tf.int32))
         work = _traced(exchange, algorithm.client_data_spec)
-        answers = {key: work(message, client) for key, client in _adversaries().items()}
+        done = {key: work(message, client, kept[key]) for key, client in _adversaries().items()}
+        answers = {key: submission.submitted for key, submission in done.items()}
+        if exchange.exchange.keeps:
+            kept = {key: submission.kept for key, submission in done.items()}
         for encoded in answers.values():
             _assert_bounded(exchange, encoded)
         # Otherwise it would hold for clients that send nothing.
@@ -133,12 +137,12 @@ def test_of_every_algorithm(name, inner):
 
 def _traced(exchange: Any, columns: Any) -> Any:
     @tf.function(autograph=False, reduce_retracing=True)
-    def work(message: Any, examples: Any) -> Any:
-        return exchange.client_work(message, group_of_one(examples), one_client)
+    def work(message: Any, examples: Any, kept: Any) -> Any:
+        return exchange.client_work(message, group_of_one(examples, kept), one_client)
 
-    def of_client(message: Any, client: Any) -> Any:
+    def of_client(message: Any, client: Any, kept: Any) -> Any:
         specs = {key: tf.constant(client[key], columns[key].dtype) for key in columns}
-        return work(message, specs)
+        return work(message, specs, kept)
 
     return of_client
 
@@ -154,7 +158,8 @@ def test_of_every_kind_of_model(kind):
     for size in (0, 1, 30):
         client = KINDS[kind].client(rng, size)
         examples = tf.nest.map_structure(tf.convert_to_tensor, client)
-        _assert_bounded(exchange, exchange.client_work(message, group_of_one(examples), one_client))
+        encoded, _ = exchange.client_work(message, group_of_one(examples), one_client)
+        _assert_bounded(exchange, encoded)
 
 
 def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tuple]) -> list:

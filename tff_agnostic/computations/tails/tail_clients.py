@@ -9,7 +9,14 @@ import tensorflow as tf
 from tff_agnostic.computations.client_group import ClientGroup, PerClient
 from tff_agnostic.computations.client_update import client_weight, zeros_unless
 from tff_agnostic.computations.client_weighting import CLIENT_WEIGHTINGS
-from tff_agnostic.computations.kept_out import ExampleSplit, mean_loss, measured
+from tff_agnostic.computations.exchange import AnswerAndKept
+from tff_agnostic.computations.kept_out import (
+    ExampleSplit,
+    Measured,
+    mean_loss,
+    measured,
+    trained_on,
+)
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts, all_finite
 from tff_agnostic.computations.tails.thresholds import Threshold
@@ -87,25 +94,26 @@ class SurveyClient:
         clients: ClientGroup,
         seed: tf.Tensor,
         per_client: PerClient,
-    ) -> Survey:
-        """Returns what each client sends."""
+    ) -> AnswerAndKept:
+        """Returns what each client sends; it keeps what it has measured."""
         del seed
-        return Survey(
-            tuple(
-                self._statement(threshold, weights, clients, per_client)
-                for threshold, weights in zip(self.thresholds, broadcast)
-            )
+        at_levels = tuple(
+            measured(self.model, self.num_domains, self.split, weights, clients, per_client).sums
+            for weights in broadcast
         )
+        said = tuple(
+            self._statement(threshold, sums, clients, per_client)
+            for threshold, sums in zip(self.thresholds, at_levels)
+        )
+        return AnswerAndKept(Survey(said), at_levels)
 
     def _statement(
         self,
         threshold: Threshold,
-        weights: ModelWeights,
+        sums: AnyDomainSums,
         clients: ClientGroup,
         per_client: PerClient,
     ) -> Any:
-        sums, _ = measured(self.model, self.num_domains, self.split, weights, clients, per_client)
-
         def statement(sums: AnyDomainSums) -> tuple[Any, tf.Tensor]:
             loss = _loss(sums)
             said = threshold.statement((), loss, _whole_weight(self.client_weighting, sums))
@@ -125,7 +133,8 @@ class TailClient:
         options: How clients train.
         thresholds: Of each level.
         client_weighting: Member of `CLIENT_WEIGHTINGS`.
-        states: Whether it sends statements of its losses, too.
+        states: Whether it measures its losses itself and sends statements of them, too; otherwise
+            it has kept what a `SurveyClient` measured.
         split: Which examples losses are measured on, and which are trained on.
     """
 
@@ -141,10 +150,7 @@ class TailClient:
         self, broadcast: TailBroadcast, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
     ) -> TailOutput:
         """Returns what each client sends."""
-        at_levels = [
-            measured(self.model, self.num_domains, self.split, weights, clients, per_client)
-            for weights, _ in broadcast.levels
-        ]
+        at_levels = self._at_levels(broadcast, clients, per_client)
         outputs, are_finite = zip(
             *(
                 self._level(threshold, message, *at_level, seed, per_client)
@@ -168,6 +174,17 @@ class TailClient:
             non_finite=one_if(~is_finite),
         )
         return TailOutput(outputs, sums, counts)
+
+    def _at_levels(
+        self, broadcast: TailBroadcast, clients: ClientGroup, per_client: PerClient
+    ) -> list[Measured]:
+        if not self.states:
+            training = trained_on(self.split, clients)
+            return [Measured(sums, training) for sums in clients.kept]
+        return [
+            measured(self.model, self.num_domains, self.split, weights, clients, per_client)
+            for weights, _ in broadcast.levels
+        ]
 
     def _level(
         self,

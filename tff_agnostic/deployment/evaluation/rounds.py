@@ -15,11 +15,8 @@ from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.computations.evaluation import measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_guarantees
-from tff_agnostic.computations.template import (
-    EvaluationFunctions,
-    build_exchange,
-    type_from_spec,
-)
+from tff_agnostic.computations.placed_exchange import placed_exchange
+from tff_agnostic.computations.template import EvaluationFunctions, type_from_spec
 from tff_agnostic.deployment.evaluation.metrics import EvaluationMetrics
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.quantities import Quantities
@@ -65,11 +62,11 @@ class EvaluationRounds:
         def message(state: RunState) -> Any:
             return functions.message(algorithm.main_model(state.algorithm), functions.initialize())
 
-        exchange = build_exchange(
+        exchange = placed_exchange(
             functions.exchange,
             message.type_signature.result,
             type_from_spec(measurement.client_data_spec),
-        )
+        ).sum_of
 
         @tff.tensorflow.computation(exchange.type_signature.result.member)
         def report(summed: Any) -> Any:

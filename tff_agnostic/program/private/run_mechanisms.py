@@ -142,15 +142,17 @@ def _groups(round_: AggregatedRound) -> list[tuple[float, int]]:
     found: list[tuple[float, int]] = []
     state = _traced(round_.initialize)
     message, so_far = _traced(round_.start, state), SumsSoFar()
+    kept: Any = ()
     last = len(round_.exchanges) - 1
     for k, exchange in enumerate(round_.exchanges):
         release = exchange.aggregation
         assert isinstance(release, DistributedSum)
 
-        def work(message: Any, examples: Any, exchange: Any = exchange) -> Any:
-            return exchange.client_work(message, group_of_one(examples), one_client)
+        def work(message: Any, examples: Any, kept: Any, exchange: Any = exchange) -> Any:
+            return exchange.client_work(message, group_of_one(examples, kept), one_client)
 
-        encoded = _traced(work, message, dict(round_.client_data_spec))
+        encoded, now_kept = _traced(work, message, dict(round_.client_data_spec), kept)
+        kept = now_kept if exchange.exchange.keeps else kept
         sizes = release.sizes(encoded, exchange.bounds)
         found.extend(zip(release.noise_factors(exchange.bounds), sizes))
         if k < last:

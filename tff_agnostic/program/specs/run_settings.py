@@ -29,7 +29,7 @@ FLAGS_OF_BINARIES = frozenset(
     (
         *("task", "data_dir", "data", "output_dir", "resume", "override", "trials"),
         *("algorithms", "arms", "checkpoint", "output", "profile", "collection_uri"),
-        *("models", "adaptation_share", "format", "quantize"),
+        *("models", "training_clients", "adaptation_share", "format", "quantize"),
         *("group_by", "smoothing_share"),
         *("clients_dir", "experiment", "scale", "page", "run"),
         *("clients", "privacy_shares", "privacy_accountant", "max_participations"),
