@@ -61,12 +61,16 @@ class Exchange:
         client: What clients do.
         bounds: What one client may answer, from the limits of an aggregation: a `Bound` for every
             leaf of the answer, in its structure.
+        bytes_per_example: What a client computes with for each of its examples, if it only looks
+            that up in what is broadcast, such as tables; None if it computes with all of that, as
+            with the weights of a model. Runtimes choose by it how clients run.
     """
 
     name: str
     prepare: Callable[[Any, Sums], Any]
     client: ClientFunction
     bounds: Callable[[ClientLimits], Any]
+    bytes_per_example: Optional[int] = None
 
 
 def _replace_weights(state: Any, weights: ModelWeights) -> Any:

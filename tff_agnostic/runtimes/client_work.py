@@ -34,12 +34,15 @@ class ClientWork:
         fn: A pure function.
         broadcast_spec: Tensor specs of its first argument.
         client_spec: Tensor specs of one client's examples.
+        bytes_per_example: What an example looks up in what is broadcast; None if a client computes
+            with all of it. See `Exchange`.
     """
 
     key: Hashable
     fn: WorkFn = dataclasses.field(compare=False)
     broadcast_spec: Any = dataclasses.field(compare=False)
     client_spec: Mapping[str, Any] = dataclasses.field(compare=False)
+    bytes_per_example: Optional[int] = dataclasses.field(default=None, compare=False)
 
     @property
     def broadcast_bytes(self) -> int:
@@ -68,7 +71,13 @@ def client_work_of(
     """
     # It may travel to other processes.
     of_clients = exchange.on_clients()
-    return ClientWork(of_clients.key, of_clients.client_work, message_spec, client_spec)
+    return ClientWork(
+        of_clients.key,
+        of_clients.client_work,
+        message_spec,
+        client_spec,
+        exchange.exchange.bytes_per_example,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
