@@ -1,11 +1,14 @@
 """What a round of FedBoost costs at a fixed budget C, for several numbers q of predictors.
 
-Example: .venv/bin/python -m benchmarks.fedboost_cost.measure --predictors 100 1000
+Example: .venv/bin/python -m benchmarks.fedboost_cost.measure --predictors 10 100 1000
 
-Predictors are random unigram models; clients are simulated one after the other, with random words.
+Predictors are random unigram models, and clients have random words. Each number of predictors has a
+process of its own, so that its memory is its own.
 """
 
 import argparse
+import concurrent.futures
+import multiprocessing
 import resource
 import time
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from tff_agnostic.algorithms.spec import Problem
 from tff_agnostic.models.functional import Examples, ModelWeights
 from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
 from tff_agnostic.models.unigram import unigram_model
+from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
@@ -28,14 +32,18 @@ class Cost(NamedTuple):
     """What rounds cost.
 
     Attributes:
-        seconds: Of processors, of a round: the median, without the first, which traces everything.
+        seconds: Of a round: the median, without the first, which traces everything.
+        processor_seconds: The same of all processors together.
         bytes_sent: To each client.
         bytes_of_ensemble: Of all predictors.
+        peak_mib: The most memory that the process had, in MiB.
     """
 
     seconds: float
+    processor_seconds: float
     bytes_sent: int
     bytes_of_ensemble: int
+    peak_mib: float
 
 
 def random_unigrams(q: int, outcomes: int) -> EnsembleModel:
@@ -51,49 +59,63 @@ def random_clients(number: int, words: int, outcomes: int) -> list[Examples]:
     return [{"x": row, "y": row, "domain_id": domain} for row in ids]
 
 
-def cost(model: EnsembleModel, clients: Sequence[Examples], budget: int, rounds: int) -> Cost:
-    """Returns what rounds with all clients cost."""
+def cost(settings: argparse.Namespace, q: int) -> Cost:
+    """Returns what rounds with all clients cost, with so many predictors."""
+    model = random_unigrams(q, settings.outcomes)
+    clients = random_clients(settings.clients, settings.words, settings.outcomes)
     spec = ALGORITHMS["fed_boost"]
-    algorithm = spec.build(Problem(model, ("all",), 0), spec.options(budget=budget))
-    seconds = []
-    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+    algorithm = spec.build(Problem(model, ("all",), 0), spec.options(budget=settings.budget))
+    took = []
+    with CohortRuntime(RuntimeOptions(client_mode=settings.client_mode)) as runtime:
         training = runtime.training(algorithm, PlainSum())
         state = training.initialize()
-        for _ in range(rounds + 1):
-            started = time.process_time()
+        for _ in range(settings.rounds + 1):
+            started = time.perf_counter(), time.process_time()
             state, report = training.next(state, clients)
-            seconds.append(time.process_time() - started)
+            took.append((time.perf_counter() - started[0], time.process_time() - started[1]))
+    seconds, processor_seconds = np.median(took[1:], axis=0)
     sent = report["predictors"]
     return Cost(
-        float(np.median(seconds[1:])), int(sent["bytes_sent"]), int(sent["bytes_of_ensemble"])
+        float(seconds),
+        float(processor_seconds),
+        int(sent["bytes_sent"]),
+        int(sent["bytes_of_ensemble"]),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
+
+
+def _costs(settings: argparse.Namespace) -> list[Cost]:
+    if len(settings.predictors) == 1:
+        return [cost(settings, settings.predictors[0])]
+    context = multiprocessing.get_context("spawn")
+    found = []
+    for q in settings.predictors:
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
+            found.append(process.submit(cost, settings, q).result())
+    return found
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Prints a row for each number of predictors."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--predictors", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--predictors", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--outcomes", type=int, default=10_000)
-    parser.add_argument("--budget", type=int, default=32)
-    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--budget", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--words", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args(argv)
-    clients = random_clients(chosen.clients, chosen.words, chosen.outcomes)
-    rows = []
-    for q in chosen.predictors:
-        model = random_unigrams(q, chosen.outcomes)
-        found = cost(model, clients, chosen.budget, chosen.rounds)
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        rows.append([q, found.seconds, found.bytes_sent, found.bytes_of_ensemble, most])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--client_mode", choices=list(CLIENT_MODES), default="auto")
+    settings = parser.parse_args(argv)
+    rows = [[q, *found] for q, found in zip(settings.predictors, _costs(settings))]
     headers = [
         "q",
-        "processor seconds a round",
+        "seconds a round",
+        "of processors",
         "bytes sent",
         "bytes of all",
-        "MiB of the process, so far",
+        "MiB of the process",
     ]
-    print(tabulate(rows, headers=headers, floatfmt=("d", ".2f", "d", "d", ".0f")))
+    print(tabulate(rows, headers=headers, floatfmt=("d", ".2f", ".2f", "d", "d", ".0f")))
 
 
 if __name__ == "__main__":

@@ -48,10 +48,10 @@ def excess(alpha: np.ndarray, lambda_: np.ndarray) -> float:
     return float(np.sum((alpha - lambda_) ** 2))
 
 
-def trained(steps: AlphaSteps, lambda_: np.ndarray, rounds: int) -> np.ndarray:
-    """Returns alpha after so many rounds, float32 [q]."""
-    model, q = steps.model, steps.model.num_predictors
-    weights, outcomes = tf.constant(lambda_, tf.float32), tf.range(q)
+def trained(steps: AlphaSteps, shares: np.ndarray, rounds: int) -> np.ndarray:
+    """Returns alpha after so many rounds, float32 [q], given the share of each outcome."""
+    model = steps.model
+    weights, outcomes = tf.constant(shares, tf.float32), tf.range(len(shares))
     stacks = [tf.constant(stack) for stack in model.initial_weights.non_trainable]
     loss = MIXTURE_LOSSES[model.mixture_loss]
     estimator = GRADIENT_ESTIMATORS[steps.options.gradient_estimator]
@@ -77,6 +77,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Prints a row per estimator, a column per way to sample."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--predictors", type=int, default=100)
+    parser.add_argument("--estimators", nargs="+", choices=_ESTIMATORS, default=_ESTIMATORS)
     parser.add_argument("--budgets", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--rounds", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -96,7 +97,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         return excess(trained(steps, lambda_, chosen.rounds), lambda_)
 
     ways = [("none", None), *itertools.product(("uniform", "weighted"), chosen.budgets)]
-    rows = [[e, *(cell(e, sampling, budget) for sampling, budget in ways)] for e in _ESTIMATORS]
+    rows = [
+        [e, *(cell(e, sampling, budget) for sampling, budget in ways)] for e in chosen.estimators
+    ]
     headers = ["estimator", "full", *(f"{s} {c}" for s, c in ways[1:])]
     start = excess(np.full(chosen.predictors, 1 / chosen.predictors), lambda_)
     print(f"excess at the start {start:.5f}, after {chosen.rounds} rounds:")

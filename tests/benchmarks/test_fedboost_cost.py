@@ -6,7 +6,7 @@ from benchmarks.fedboost_cost.measure import main
 def test_bytes_are_those_of_the_budget(capsys):
     size = ["--outcomes=7", "--budget=2", "--clients=3", "--words=4", "--rounds=1"]
     main(["--predictors", "9", *size])
-    q, seconds, sent, of_all, _ = capsys.readouterr().out.splitlines()[-1].split()
+    q, seconds, _, sent, of_all, _ = capsys.readouterr().out.splitlines()[-1].split()
     assert (q, float(seconds) > 0) == ("9", True)
     # Two of 7 probabilities and four numbers, and the scale of a domain
     assert sent == str(4 * (2 * (7 + 4) + 1))

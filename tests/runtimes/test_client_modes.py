@@ -10,10 +10,15 @@ import tensorflow as tf
 from tests.computations.harness import assert_all_close, assert_identical, random_client
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
+from tff_agnostic.algorithms.fed_boost import fed_boost
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.boosting.options import BoostOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.mixtures.ensemble import ensemble
+from tff_agnostic.models.unigram import unigram_model
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
 from tff_agnostic.runtimes.client_work import CompiledWork, client_work_of
 from tff_agnostic.runtimes.shards import streamed_shards
@@ -22,9 +27,11 @@ from tff_agnostic.runtimes.shards import streamed_shards
 class _Work:
     """What clients do in the first exchange of an algorithm, and the message to them."""
 
-    def __init__(self, model: Model, change: Any = lambda client: client) -> None:
+    def __init__(
+        self, model: Model, change: Any = lambda client: client, built: Any = None
+    ) -> None:
         options = FedAvgOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
-        algorithm = fed_avg(Problem.of_numbered_domains(model, 3), options)
+        algorithm = built or fed_avg(Problem.of_numbered_domains(model, 3), options)
         (exchange,) = algorithm.exchanges
         exchange = dataclasses.replace(exchange, client=change(exchange.client))
         round_ = AggregatedRound(dataclasses.replace(algorithm, exchanges=(exchange,)), PlainSum())
@@ -101,6 +108,23 @@ def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
         large.sums("auto", large_cohort), large.sums("streamed", large_cohort)
     ):
         assert_identical(found, expected)
+
+
+def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
+    """Half a megabyte of two predictors is sent, of which a client reads a row for each word."""
+    outcomes = 60_000
+    rng = np.random.default_rng(0)
+    predictors = [ModelWeights([w], []) for w in rng.normal(size=[3, outcomes]).astype(np.float32)]
+    model = ensemble(unigram_model(outcomes), predictors)
+    problem = Problem.of_numbered_domains(model, 3)
+    work = _Work(model, built=fed_boost(problem, BoostOptions(budget=2)))
+    words = [rng.integers(outcomes, size=n).astype(np.int32) for n in (9, 0, 4, 300, *[3] * 96)]
+    cohort = [{"x": x, "y": x, "domain_id": np.zeros([len(x)], np.int32)} for x in words]
+    shards = work.plan("auto", cohort)[1]
+    assert shards == work.plan("vectorised", cohort)[1]
+    # As those of models of a few bytes.
+    assert max(map(len, shards)) > 20
+    assert_all_close(_total(work.sums("auto", cohort)), _total(work.sums("streamed", cohort)))
 
 
 @pytest.mark.parametrize("mode", list(CLIENT_MODES))

@@ -160,6 +160,7 @@ def afl_boost(problem: Problem, options: AflBoostOptions) -> Algorithm:
         prepare=prepare,
         client=BoostClient(model, p, options.gradient_estimator, alphas.room),
         bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
+        bytes_per_example=model.message_bytes_per_example(alphas.room),
     )
     return Algorithm(
         name="afl_boost",

@@ -106,6 +106,7 @@ def fed_boost(problem: Problem, options: BoostOptions) -> Algorithm:
         prepare=prepare,
         client=BoostClient(model, p, options.gradient_estimator, alphas.room),
         bounds=lambda limits: training_output_bounds(model, limits, float(limits.max_examples)),
+        bytes_per_example=model.message_bytes_per_example(alphas.room),
     )
     return Algorithm(
         name="fed_boost",

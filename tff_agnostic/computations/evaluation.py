@@ -137,6 +137,7 @@ def measurement_of_model(model: Model, num_domains: int) -> Measurement:
             prepare=lambda weights, sums: weights,
             client=EvaluateClients(model, num_domains),
             bounds=lambda limits: evaluation_bounds(model, limits),
+            bytes_per_example=model.bytes_per_example,
         ),
         weights_spec(model),
         model.client_data_spec(),

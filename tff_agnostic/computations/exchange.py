@@ -77,6 +77,9 @@ class Exchange:
             leaf of the answer, in its structure.
         keeps: Whether clients keep something for the later exchanges of the round, in place of what
             they had kept before; `client` then returns an `AnswerAndKept`.
+        bytes_per_example: What a client computes with for each of its examples, if it only looks
+            that up in what is broadcast, such as tables; None if it computes with all of that, as
+            with the weights of a model. Runtimes choose by it how clients run.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Exchange:
     client: ClientFunction
     bounds: Callable[[ClientLimits], Any]
     keeps: bool = False
+    bytes_per_example: Optional[int] = None
 
 
 def _replace_weights(state: Any, weights: ModelWeights) -> Any:

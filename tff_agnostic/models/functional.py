@@ -80,6 +80,11 @@ class Model:
         """Number of trainable scalars, |W| in table 1 of Ro et al. 2021."""
         return int(sum(np.size(w) for w in self.initial_weights.trainable))
 
+    @property
+    def bytes_per_example(self) -> Optional[int]:
+        """What an example reads, if it only looks that up in the weights; None if it takes all."""
+        return None
+
     def client_data_spec(self) -> "OrderedDict[str, Any]":
         """Specs of one client's data: "x", "y" and "domain_id", each with first dimension None."""
         return OrderedDict(

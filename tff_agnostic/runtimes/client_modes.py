@@ -40,7 +40,9 @@ def _vectorise(
 def _choose(
     compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
-    is_small = compiled.work.broadcast_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
+    work = compiled.work
+    looks_up = work.bytes_per_example is not None
+    is_small = looks_up or work.broadcast_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
     in_step = is_small and compiled.vectorisation_error is None
     return (_vectorise if in_step else _stream)(compiled, cohort, max_clients_in_step)
 
@@ -53,7 +55,10 @@ CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]
 
 
 def _largest_group(compiled: CompiledWork, num_rows: int) -> int:
-    model, output = compiled.work.broadcast_bytes, compiled.output_bytes()
+    work, output = compiled.work, compiled.output_bytes()
+    looked_up = work.bytes_per_example
+    # Nobody has a copy of what is only looked up in.
+    model = work.broadcast_bytes if looked_up is None else num_rows * looked_up
     # Weights with their steps, outputs with their encoding, a batch with its gradients: roughly.
-    bytes_per_client = 3 * model + 2 * output + 4 * num_rows * compiled.work.example_bytes
+    bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes
     return max(1, min(_MAX_GROUP, _GROUP_BYTES // bytes_per_client))

@@ -38,6 +38,8 @@ class ClientWork:
         broadcast_spec: Tensor specs of its first argument.
         client_spec: Tensor specs of one client's examples.
         kept_spec: Of what one client has kept of the round's earlier exchanges.
+        bytes_per_example: What an example looks up in what is broadcast; None if a client computes
+            with all of it. See `Exchange`.
     """
 
     key: Hashable
@@ -45,6 +47,7 @@ class ClientWork:
     broadcast_spec: Any = dataclasses.field(compare=False)
     client_spec: Mapping[str, Any] = dataclasses.field(compare=False)
     kept_spec: Any = dataclasses.field(compare=False, default=())
+    bytes_per_example: Optional[int] = dataclasses.field(default=None, compare=False)
 
     @property
     def broadcast_bytes(self) -> int:
@@ -78,7 +81,14 @@ def client_work_of(
     # It may travel to other processes.
     of_clients = exchange.on_clients()
     key = (of_clients.key, tuple(tf.nest.flatten(kept_spec)))
-    return ClientWork(key, of_clients.client_work, message_spec, client_spec, kept_spec)
+    return ClientWork(
+        key,
+        of_clients.client_work,
+        message_spec,
+        client_spec,
+        kept_spec=kept_spec,
+        bytes_per_example=exchange.exchange.bytes_per_example,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,16 @@ class EnsembleModel(Model):
         """The bytes of all predictors and their weights alpha."""
         return sum(np.asarray(array).nbytes for array in tf.nest.flatten(self.initial_weights))
 
+    @property
+    def bytes_per_example(self) -> Optional[int]:
+        """See `Model`."""
+        return self.message_bytes_per_example(self.num_predictors)
+
+    def message_bytes_per_example(self, count: int) -> Optional[int]:
+        """Returns the same of a message with so many predictors."""
+        assert self.members is not None
+        return self.members.bytes_per_example(count)
+
     def message_bytes(self, count: int) -> int:
         """Returns the bytes of so many predictors as they are sent."""
         assert self.members is not None

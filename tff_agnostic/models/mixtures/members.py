@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ from tff_agnostic.models.mixtures.outputs import (
 _EXAMPLES_AT_ONCE = 256
 # Of 20 words and a vocabulary of 10,000, what each predictor says of them takes 50 MB.
 _SENTENCES_AT_ONCE = 64
+_FLOAT_BYTES = 4
 
 
 class Members(Protocol):
@@ -50,6 +51,9 @@ class Members(Protocol):
 
     def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
         """Returns the bytes of that, of so many predictors."""
+
+    def bytes_per_example(self, count: int) -> Optional[int]:
+        """Returns what an example reads of so many predictors, if it only looks that up."""
 
     def outputs(self, stacks: Stacks, x: Any) -> Outputs:
         """Returns what predictors, all or those of a message, say of n examples."""
@@ -94,6 +98,10 @@ class DiscreteMembers:
         """See `Members`."""
         (table,) = stacks
         return count * table.nbytes // table.shape[1]
+
+    def bytes_per_example(self, count: int) -> Optional[int]:
+        """See `Members`: a row of the table."""
+        return count * _FLOAT_BYTES
 
     def outputs(self, stacks: Stacks, x: Any) -> SharedOutputs:
         """See `Members`."""
@@ -143,6 +151,11 @@ class ModelMembers:
         """See `Members`."""
         del stacks
         return self.held.num_bytes(count)
+
+    def bytes_per_example(self, count: int) -> Optional[int]:
+        """See `Members`: a model computes with all of its weights."""
+        del count
+        return None
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """See `Members`."""

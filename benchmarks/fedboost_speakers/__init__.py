@@ -1,0 +1,1 @@
+"""FedBoost on the words of a text, with draws of many seeds."""
