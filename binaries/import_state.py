@@ -9,7 +9,7 @@ from pathlib import Path
 from absl import flags
 
 from plan_runner.errors import PlanError
-from plan_runner.export import Export, open_export
+from plan_runner.files.export import Export, open_export
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.deployment.folders import check_free, new_folder
 from tff_agnostic.deployment.server_state import read_server_state, state_of

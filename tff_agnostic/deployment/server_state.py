@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from plan_runner.checkpoints import check_tensors, read_checkpoint
 from plan_runner.errors import PlanError
-from plan_runner.export import Export
+from plan_runner.files.export import Export
+from plan_runner.graphs.checkpoints import check_tensors, read_checkpoint
 from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.computations.template import type_from_spec
 from tff_agnostic.deployment.naming import METRICS, SERVER, leaves, named
