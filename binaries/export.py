@@ -65,7 +65,13 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "kind",
         TRAINING,
-        "What a round does: training, or evaluation of the main model of a training's checkpoint.",
+        "What a round does: training, or evaluation of a model of a training's checkpoint.",
+    )
+    flags.DEFINE_list(
+        "models",
+        None,
+        "With --kind=evaluation: name of the model of a family to evaluate, such as "
+        "conformity_0.5; a plan evaluates one. [the main model]",
     )
     for setting in settings_in(TaskSettings):
         field = setting.field
@@ -143,7 +149,9 @@ def main(argv: Sequence[str]) -> None:
         flags.FLAGS.max_clients_per_round,
         flags.FLAGS.require_odp_ops,
     )
-    request = export_request(spec, task, profile, device, restore, kind, task_settings)
+    request = export_request(
+        spec, task, profile, device, restore, kind, task_settings, flags.FLAGS.models
+    )
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     with RUNTIMES["tff"](RuntimeOptions()) as runtime:
