@@ -4,6 +4,7 @@ Example: ./run export --task=digits --output_dir=export
 """
 
 import functools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -163,9 +164,8 @@ def main(argv: Sequence[str]) -> None:
     elif clients_dir is not None:
         completed = manifest["rounds_trained"]
         print(write_clients(clients_dir, spec.config, task, example_format, completed))
-    print(
-        f"plan: {folder}; to replay its conformance rounds: ./run run_plan --plan={folder} --verify"
-    )
+    replay = shlex.join(["./run", "run_plan", f"--plan={folder}", "--verify"])
+    print(f"plan: {folder}; to replay its conformance rounds: {replay}")
 
 
 def _aggregation(profile: str) -> str:
