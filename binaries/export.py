@@ -4,6 +4,7 @@ Example: ./run export --task=digits --output_dir=export
 """
 
 import functools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -65,7 +66,13 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "kind",
         TRAINING,
-        "What a round does: training, or evaluation of the main model of a training's checkpoint.",
+        "What a round does: training, or evaluation of a model of a training's checkpoint.",
+    )
+    flags.DEFINE_list(
+        "models",
+        None,
+        "With --kind=evaluation: name of the model of a family to evaluate, such as "
+        "conformity_0.5; a plan evaluates one. [the main model]",
     )
     for setting in settings_in(TaskSettings):
         field = setting.field
@@ -143,7 +150,9 @@ def main(argv: Sequence[str]) -> None:
         flags.FLAGS.max_clients_per_round,
         flags.FLAGS.require_odp_ops,
     )
-    request = export_request(spec, task, profile, device, restore, kind, task_settings)
+    request = export_request(
+        spec, task, profile, device, restore, kind, task_settings, flags.FLAGS.models
+    )
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     with RUNTIMES["tff"](RuntimeOptions()) as runtime:
@@ -155,9 +164,8 @@ def main(argv: Sequence[str]) -> None:
     elif clients_dir is not None:
         completed = manifest["rounds_trained"]
         print(write_clients(clients_dir, spec.config, task, example_format, completed))
-    print(
-        f"plan: {folder}; to replay its conformance rounds: ./run run_plan --plan={folder} --verify"
-    )
+    replay = shlex.join(["./run", "run_plan", f"--plan={folder}", "--verify"])
+    print(f"plan: {folder}; to replay its conformance rounds: {replay}")
 
 
 def _aggregation(profile: str) -> str:

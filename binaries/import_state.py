@@ -3,16 +3,17 @@
 Example: ./run import_state --plan=export --server_state=after/server_state.ckpt --output_dir=back
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from plan_runner.errors import PlanError
-from plan_runner.export import Export, open_export
+from plan_runner.files.export import Export, open_export
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.deployment.folders import check_free, new_folder
-from tff_agnostic.deployment.server_state import read_server_state, state_of
+from tff_agnostic.deployment.server_state import ROUND_NUM, read_server_state, state_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.program.cli import run_app
@@ -41,8 +42,6 @@ _SETTINGS = (
     "checkpoint_every",
     "keep_checkpoints",
 )
-# The tensor of a server's state that says after how many rounds it is.
-_ROUND_NUM = "server/round_num"
 
 
 def define_flags() -> None:
@@ -83,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
             f"note: {plan} is of an earlier release and does not say the options of its task: "
             "those of the flags are taken, or the defaults"
         )
-    completed = int(tensors[_ROUND_NUM])
+    completed = int(tensors[ROUND_NUM])
     spec = run_of_export(manifest, completed, given_settings(), options, data_dir(), data())
     if spec.config.rounds < completed:
         raise UserError(
@@ -98,8 +97,8 @@ def main(argv: Sequence[str]) -> None:
     label = algorithm_label(spec.config.algorithm)
     print(f"{label} on {task_name} after {completed} rounds: {output_dir}")
     print(
-        f"to go on in simulation: ./run train --output_dir={output_dir} --resume "
-        f"--rounds={completed + 1}, or more"
+        f"to go on in simulation: ./run train {shlex.quote(f'--output_dir={output_dir}')} "
+        f"--resume --rounds={completed + 1}, or more"
     )
 
 

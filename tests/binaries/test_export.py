@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, train
-from plan_runner.checkpoints import read_checkpoint
+from plan_runner.graphs.checkpoints import read_checkpoint
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.test_cli import call as run_plan
@@ -84,17 +84,21 @@ def test_what_is_printed_is_what_travels(exported, tmp_path):
     assert f"3 clients, {down:,} bytes down, {up:,} up" in outcome.out
 
 
-def test_an_evaluation_reports_what_evaluate_does(call, trained, folder):
-    checkpoint = f"--checkpoint={trained}"
-    kind = ("--kind=evaluation", "--population=fleet", "--every_iterations=5")
-    outcome = call(export, checkpoint, *kind, "--output_dir=export", "--clients_dir=clients")
+def test_an_evaluation_reports_what_evaluate_does(call, folder):
+    """Of a family's model that is not the main one."""
+    family = ("--algorithm=delta_fl", "--conformity=1,0.5", "--threshold=lagged")
+    outcome = call(train, *TOY, *family, "--rounds=2", "--output_dir=family")
     assert outcome.status == 0, outcome
-    head = "evaluation of agnostic_fed_avg on toy_regression, profile daf, after 2 rounds; "
+    chosen = ("--checkpoint=family", "--models=conformity_0.5")
+    kind = ("--kind=evaluation", "--population=fleet", "--every_iterations=5")
+    outcome = call(export, *chosen, *kind, "--output_dir=export", "--clients_dir=clients")
+    assert outcome.status == 0, outcome
+    head = "evaluation of conformity_0.5 of delta_fl on toy_regression, profile daf, after 2 rounds"
     assert outcome.out.startswith(head)
     assert "paper" not in outcome.out
     assert " test clients, and the cohort of all of them: clients\n" in outcome.out
     manifest = json.loads(Path("export/manifest.json").read_text())
-    assert manifest["kind"] == "evaluation"
+    assert (manifest["kind"], manifest["evaluated_model"]) == ("evaluation", "conformity_0.5")
     assert manifest["conformance"]["rounds"] == 1
     message = json.loads(Path("export/task.json").read_text())["task"]
     assert message["populationName"] == "fleet"
@@ -106,7 +110,7 @@ def test_an_evaluation_reports_what_evaluate_does(call, trained, folder):
     assert outcome.status == 0, outcome
     (row,) = Path("after/metrics.jsonl").read_text().splitlines()
     found = json.loads(row)["metrics"]
-    outcome = call(evaluate, checkpoint, "--output=evaluation.json")
+    outcome = call(evaluate, *chosen, "--output=evaluation.json")
     assert outcome.status == 0, outcome
     expected = json.loads(Path("evaluation.json").read_text())
     domains = list(expected["domains"].values())
@@ -140,6 +144,15 @@ _FLAGS = [
     (
         ["--output_dir=new", "--kind=evaluating"],
         "--kind: unknown kind of plan 'evaluating': did you mean evaluation? valid names: training",
+    ),
+    (["--output_dir=new", "--models=model"], "--models has no effect with --kind=training"),
+    (
+        ["--output_dir=new", "--kind=evaluation", "--models=conformity_1"],
+        "--models: unknown model of agnostic_fed_avg 'conformity_1': valid names: model",
+    ),
+    (
+        ["--output_dir=new", "--kind=evaluation", "--models="],
+        "--models: expected one of model, as a plan evaluates one, found none",
     ),
     (["--output_dir=new", "--iterations=0"], "--iterations: expected at least 1, found 0"),
     (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, import_state, save_model, train
-from plan_runner.checkpoints import read_checkpoint, write_checkpoint
-from plan_runner.export import open_export
+from plan_runner.files.export import open_export
+from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
 from tests.binaries.harness import Caller
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.test_cli import call as run_plan

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plan_runner.checkpoints import write_checkpoint
-from plan_runner.export import open_export
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients, verify
+from plan_runner.files.export import open_export
+from plan_runner.graphs.checkpoints import write_checkpoint
+from plan_runner.playing.rounds import run_rounds
+from plan_runner.playing.verify import conformance_clients, verify
 from tests.deployment.kinds import KINDS, NUM_DOMAINS, make_request
 from tests.selection import exhaustive, usually
 from tff_agnostic.computations.histogram import LinearGrid, LogGrid, quantile

@@ -8,6 +8,10 @@ import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
 from tests.selection import usually
+from tff_agnostic.deployment.device.convolutions import (
+    convolution_filter_gradient,
+    max_pool_gradient,
+)
 from tff_agnostic.deployment.device.device_ops import ODP_FLEX_OPS, beyond_odp, check_within_odp
 from tff_agnostic.deployment.device.int64_bits import and_with, or_, right_shift_by, xor
 from tff_agnostic.deployment.device.lowering import (
@@ -93,12 +97,73 @@ def test_a_graph_and_its_functions():
     assert left.isdisjoint(op for op, _ in LOWERINGS)
 
 
+_SIZES = [((1, 1), 1), ((3, 2), 1), ((2, 2), 2), ((3, 3), 2), ((2, 2), 3)]
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize(("size", "stride"), _SIZES)
+def test_the_gradient_of_a_convolution_by_its_filter(size, stride, padding):
+    rng = np.random.default_rng(0)
+    images = tf.constant(rng.normal(size=[4, 9, 8, 3]).astype(np.float32))
+    shape, strides = [*size, 3, 5], [1, stride, stride, 1]
+    outputs = tf.nn.conv2d(images, tf.zeros(shape), strides, padding)
+    outputs = tf.constant(rng.normal(size=outputs.shape).astype(np.float32))
+    expected = tf.raw_ops.Conv2DBackpropFilter(
+        input=images,
+        filter_sizes=shape,
+        out_backprop=outputs,
+        strides=strides,
+        padding=padding,
+    )
+    gradient = convolution_filter_gradient(shape, strides, padding.encode())
+    found = gradient(images, tf.constant(shape), outputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize(("size", "stride"), _SIZES)
+def test_the_gradient_of_maximum_pooling(size, stride, padding):
+    """Of small whole numbers, many of which are the same: the first of equal maxima counts."""
+    rng = np.random.default_rng(0)
+    images = tf.constant(rng.integers(-2, 3, size=[4, 9, 8, 3]).astype(np.float32))
+    windows = {"ksize": [1, *size, 1], "strides": [1, stride, stride, 1], "padding": padding}
+    maxima = tf.raw_ops.MaxPool(input=images, **windows)
+    outputs = tf.constant(rng.integers(1, 100, size=maxima.shape).astype(np.float32))
+    expected = tf.raw_ops.MaxPoolGrad(
+        orig_input=images, orig_output=maxima, grad=outputs, **windows
+    )
+    gradient = max_pool_gradient(windows["ksize"], windows["strides"], padding.encode())
+    np.testing.assert_array_equal(gradient(images, maxima, outputs), expected)
+
+
+def test_the_shape_of_a_filter_is_known_where_all_callers_have_the_same():
+    """Through calls and loops; where it is not, the op stays."""
+
+    @tf.function
+    def body(number, images, weights):
+        shape = tf.raw_ops.ShapeN(input=[images, weights])[1]
+        outputs = tf.nn.conv2d(images, weights, 1, "VALID")
+        gradient = tf.raw_ops.Conv2DBackpropFilter(
+            input=images, filter_sizes=shape, out_backprop=outputs, strides=[1] * 4, padding="VALID"
+        )
+        return number + 1, images, weights - gradient
+
+    def left(shape):
+        with tf.Graph().as_default() as graph:
+            images = tf.compat.v1.placeholder(tf.float32, [None, 5, 5, 2])
+            weights = tf.compat.v1.placeholder(tf.float32, shape)
+            tf.while_loop(lambda number, *_: number < 3, body, [0, images, weights])
+        functions = lowered(graph.as_graph_def()).library.function
+        return [n for f in functions for n in f.node_def if n.op == "Conv2DBackpropFilter"]
+
+    assert left([3, 2, 2, 4]) == []
+    assert len(left([3, None, 2, 4])) == 1
+
+
 # What is left of each kind of model with plain sums, beyond TFLite's own ops and the list of On-
-# Device Personalization; a model with neither convolutions nor dropout has nothing.
+# Device Personalization; a model without dropout has nothing.
 _BEYOND = {
     "convolutional": {
-        "Conv2DBackpropFilter",
-        "MaxPoolGrad",
         "StatelessRandomGetKeyCounter",
         "StatelessRandomUniformFullIntV2",
         "StatelessRandomUniformV2",

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plan_runner.export import open_export
-from plan_runner.rounds import run_rounds as run_plan_rounds
-from plan_runner.verify import conformance_clients
+from plan_runner.files.export import open_export
+from plan_runner.playing.rounds import run_rounds as run_plan_rounds
+from plan_runner.playing.verify import conformance_clients
 from tests.computations.harness import run_rounds
 from tests.deployment.kinds import NUM_DOMAINS, make_request
 from tests.selection import exhaustive, usually

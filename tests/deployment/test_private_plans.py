@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from plan_runner.checkpoints import read_checkpoint
-from plan_runner.export import open_export
-from plan_runner.rounds import run_rounds
-from plan_runner.verify import conformance_clients, read_tensors, relative_difference, verify
+from plan_runner.files.export import open_export
+from plan_runner.graphs.checkpoints import read_checkpoint
+from plan_runner.playing.rounds import run_rounds
+from plan_runner.playing.verify import (
+    conformance_clients,
+    read_tensors,
+    relative_difference,
+    verify,
+)
 from tests.aggregations.private.sums import private_sum
 from tests.deployment.kinds import make_request
 from tests.selection import usually

@@ -6,8 +6,8 @@ What is registered takes part without an edit here: algorithms and profiles.
 import numpy as np
 import pytest
 
-from plan_runner.export import open_export
-from plan_runner.verify import read_tensors, verify
+from plan_runner.files.export import open_export
+from plan_runner.playing.verify import read_tensors, verify
 from tests.deployment import in_worker
 from tests.deployment.kinds import (
     ALL_ALGORITHMS,

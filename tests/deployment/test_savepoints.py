@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plan_runner.checkpoint_op import CheckpointOp
-from plan_runner.checkpoints import read_checkpoint
 from plan_runner.errors import PlanError
-from plan_runner.graph_session import GraphSession
+from plan_runner.graphs.checkpoint_op import CheckpointOp
+from plan_runner.graphs.checkpoints import read_checkpoint
+from plan_runner.graphs.session import GraphSession
 from tff_agnostic.deployment.savepoints import Variables, checkpoint_op, checkpoint_op_names
 
 _SPECS = [tf.TensorSpec([2], tf.float32, "server/a"), tf.TensorSpec([], tf.int64, "server/b")]

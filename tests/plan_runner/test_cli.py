@@ -13,9 +13,10 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from plan_runner import cli, plan_pb2
-from plan_runner.checkpoints import read_checkpoint, write_checkpoint
-from plan_runner.play import play
+from plan_runner import plan_pb2
+from plan_runner.command import cli
+from plan_runner.command.play import play
+from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
 from tests.plan_runner.exports import (
     CLIENTS,
     STATE,

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session
 
-from plan_runner import ops
 from plan_runner.errors import PlanError
-from plan_runner.graph_check import Permissions, check_graph
+from plan_runner.graphs import ops
+from plan_runner.graphs.check import Permissions, check_graph
 
 raw = tf.raw_ops
 PATHS = Permissions(reads=frozenset({"in:0"}), writes=frozenset({"out:0"}))

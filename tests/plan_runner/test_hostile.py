@@ -25,8 +25,8 @@ _EARLY = """
 import contextlib, io, json, resource, sys, tempfile
 from pathlib import Path
 from absl import flags
-from plan_runner import cli
-from plan_runner.play import play
+from plan_runner.command import cli
+from plan_runner.command.play import play
 
 def here(request, listener):
     with tempfile.TemporaryDirectory() as scratch:

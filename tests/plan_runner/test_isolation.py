@@ -23,7 +23,7 @@ _SHORT = Bounds(max_memory_gb=0.7, max_round_seconds=3.0)
 _COMMAND = """
 import sys
 from absl import flags
-from plan_runner import cli
+from plan_runner.command import cli
 from plan_runner.isolation.supervisor import run_isolated
 
 values = flags.FlagValues()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plan_runner.archives import read_arrays
 from plan_runner.errors import PlanError
-from plan_runner.frames import check_frames
-from plan_runner.graph_bounds import check_bounds, tensor_bytes
-from plan_runner.limits import Limits
+from plan_runner.files.archives import read_arrays
+from plan_runner.files.frames import check_frames
+from plan_runner.files.limits import Limits
+from plan_runner.graphs.bounds import check_bounds, tensor_bytes
 from tests.plan_runner.exports import write_client
 
 

@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
+from plan_runner.clients.tflite_check import check_tflite
 from plan_runner.errors import PlanError
-from plan_runner.graph_check import Permissions
-from plan_runner.tflite_check import check_tflite
+from plan_runner.graphs.check import Permissions
 
 _PATHS = Permissions(frozenset(["in:0"]), frozenset(["out:0"]))
 

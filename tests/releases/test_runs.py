@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from binaries import evaluate, export, train
+from binaries import evaluate, export, import_state, train
+from plan_runner.graphs.checkpoints import read_checkpoint as read_server_state
 from tests.binaries.harness import Caller
 from tests.plan_runner.test_cli import call as run_plan
 from tests.releases.old_runs import LAST, RELEASE, RUNS, copy_of, interrupted, missing_data
@@ -17,7 +18,7 @@ from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.program.specs.run_spec import FORMAT
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray import RayRuntime
-from tff_agnostic.saving.checkpoints import read_checkpoint
+from tff_agnostic.saving.checkpoints import newest_checkpoint, read_checkpoint
 
 # What FedAvg's columns were called; other algorithms' are called so still.
 _OF_FED_AVG = {"train/loss": "first_epoch/loss", "train/accuracy": "first_epoch/accuracy"}
@@ -192,6 +193,19 @@ def test_an_export_is_verified(profile):
     outcome = run_plan(f"--plan={RELEASE / f'export_{profile}'}", "--verify")
     assert outcome.status == 0, outcome
     assert "\nverified" in outcome.out
+
+
+@pytest.mark.parametrize("profile", ["daf", "secure"])
+def test_what_its_server_has_becomes_a_run(call, tmp_path, profile):
+    plan, back = RELEASE / f"export_{profile}", tmp_path / "back to simulation"
+    state = plan / "server_state.ckpt"
+    places = [f"--plan={plan}", f"--server_state={state}", f"--output_dir={back}"]
+    outcome = call(import_state, *places)
+    assert outcome.status == 0, outcome
+    assert f"./run train '--output_dir={back}' --resume" in outcome.out
+    leaves = newest_checkpoint(back / "checkpoints").leaves
+    tensors = read_server_state(state, "the state").values()
+    assert sorted(leaf.tobytes() for leaf in leaves) == sorted(t.tobytes() for t in tensors)
 
 
 def test_a_folder_of_a_later_release_is_left_alone(call, tmp_path):

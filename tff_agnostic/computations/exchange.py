@@ -131,6 +131,15 @@ class Algorithm:
         """Returns the weights of the main model of a state."""
         return next(iter(self.models(state).values()))
 
+    def with_main_model(self, name: str) -> "Algorithm":
+        """Returns the algorithm with another one of its models as the main one."""
+
+        def models(state: Any) -> Models:
+            of_state = self.models(state)
+            return {name: of_state[name], **of_state}
+
+        return dataclasses.replace(self, models=models)
+
 
 class RunState(NamedTuple):
     """Everything that the server remembers between rounds; what a checkpoint holds.

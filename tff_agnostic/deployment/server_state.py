@@ -9,17 +9,21 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from plan_runner.checkpoints import check_tensors, read_checkpoint
 from plan_runner.errors import PlanError
-from plan_runner.export import Export
+from plan_runner.files.export import Export
+from plan_runner.graphs.checkpoints import check_tensors, read_checkpoint
 from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.computations.template import type_from_spec
 from tff_agnostic.deployment.naming import METRICS, SERVER, leaves, named
 from tff_agnostic.errors import UserError
 
+# The tensor of a server's state that says after how many rounds it is.
+ROUND_NUM = f"{SERVER}/round_num"
+_OF_ALGORITHM = f"{SERVER}/algorithm/"
+
 
 def read_server_state(export: Export, path: Path) -> dict[str, np.ndarray]:
-    """Returns the state's tensors in a server's checkpoint, by their names.
+    """Returns the state's tensors in a server's checkpoint, by the names that they have today.
 
     Args:
         export: The export that the server was given.
@@ -40,7 +44,18 @@ def read_server_state(export: Export, path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: expected a checkpoint, cannot read it ({e.strerror})") from e
     except PlanError as e:
         raise UserError(str(e)) from e
-    return state
+    return _with_names_of_today(state)
+
+
+def _with_names_of_today(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Puts the algorithm's state where it is now: exports of 0.1.0 had nothing beside it."""
+    if any(name.startswith(_OF_ALGORITHM) for name in state):
+        return dict(state)
+    top = f"{SERVER}/"
+    return {
+        name if name == ROUND_NUM else f"{_OF_ALGORITHM}{name[len(top) :]}": value
+        for name, value in state.items()
+    }
 
 
 def names_of(state: Any) -> list[str]:

@@ -1,24 +1,27 @@
 """Ops that devices may lack, in terms of ops that TensorFlow Lite has itself.
 
-Each gives the same numbers, integers to the last bit: a device computes what a simulation does. A
-`GraphDef` keeps the ops; TFLite's graph gets functions in their place.
+Each gives the same numbers, integers to the last bit and floats up to rounding: a device computes
+what a simulation does. A `GraphDef` keeps the ops; TFLite's graph gets functions in their place.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.python.framework import op_def_registry
 
 from tff_agnostic.deployment.device import int64_bits
+from tff_agnostic.deployment.device.convolutions import (
+    convolution_filter_gradient,
+    max_pool_gradient,
+)
+from tff_agnostic.deployment.device.known_values import Known, KnownValues
 
-# Of the inputs of a node, the values of those that are constants of the graph.
-Constants = Sequence[Optional[np.ndarray]]
-# From them to a function of the inputs.
-Lowering = Callable[[Constants], Callable[..., Any]]
+# From a node's attributes and what is known of its inputs to a function of these; None if the op
+# has to stay.
+Lowering = Callable[[Any, Known], Optional[Callable[..., Any]]]
 
 _PREFIX = "lowered"
 
@@ -40,16 +43,40 @@ def sparse_softmax_cross_entropy(
     return loss, tf.nn.softmax(features) - is_label
 
 
+def _filter_gradient(attr: Any, known: Known) -> Optional[Callable[..., Any]]:
+    shape = known[1]
+    if shape is None or not _is_of_images(attr) or set(attr["dilations"].list.i) != {1}:
+        return None
+    return convolution_filter_gradient(shape, attr["strides"].list.i, attr["padding"].s)
+
+
+def _pool_gradient(attr: Any, known: Known) -> Optional[Callable[..., Any]]:
+    if not _is_of_images(attr):
+        return None
+    return max_pool_gradient(attr["ksize"].list.i, attr["strides"].list.i, attr["padding"].s)
+
+
+def _is_of_images(attr: Any) -> bool:
+    windows = [attr[name].list.i for name in ("strides", "ksize") if name in attr]
+    return (
+        attr["data_format"].s == b"NHWC"
+        and attr["padding"].s in (b"SAME", b"VALID")
+        and all(window[0] == window[3] == 1 for window in windows)
+    )
+
+
 # By op and dtype.
 LOWERINGS: Mapping[tuple[str, tf.DType], Lowering] = {
-    ("BitwiseXor", tf.int64): lambda constants: int64_bits.xor,
-    ("BitwiseAnd", tf.int64): lambda constants: int64_bits.and_with(constants[1]),
-    ("BitwiseOr", tf.int64): lambda constants: int64_bits.or_,
-    ("RightShift", tf.int64): lambda constants: int64_bits.right_shift_by(constants[1]),
-    ("TensorScatterSub", tf.float32): lambda constants: tensor_scatter_sub,
+    ("BitwiseXor", tf.int64): lambda attr, known: int64_bits.xor,
+    ("BitwiseAnd", tf.int64): lambda attr, known: int64_bits.and_with(known[1]),
+    ("BitwiseOr", tf.int64): lambda attr, known: int64_bits.or_,
+    ("RightShift", tf.int64): lambda attr, known: int64_bits.right_shift_by(known[1]),
+    ("TensorScatterSub", tf.float32): lambda attr, known: tensor_scatter_sub,
     ("SparseSoftmaxCrossEntropyWithLogits", tf.float32): (
-        lambda constants: sparse_softmax_cross_entropy
+        lambda attr, known: sparse_softmax_cross_entropy
     ),
+    ("Conv2DBackpropFilter", tf.float32): _filter_gradient,
+    ("MaxPoolGrad", tf.float32): _pool_gradient,
 }
 
 
@@ -58,14 +85,19 @@ def lowered(graph_def: GraphDef) -> GraphDef:
     result = GraphDef()
     result.CopyFrom(graph_def)
     made: dict[str, Any] = {}
-    for body in [result.node, *(function.node_def for function in result.library.function)]:
-        constants = {node.name: node for node in body if node.op == "Const"}
-        for node in body:
+    values = KnownValues(graph_def)
+    functions = {function.signature.name: function.node_def for function in result.library.function}
+    bodies = {"": result.node, **functions}
+    for where in values.functions:
+        for node in bodies[where]:
             lowering = LOWERINGS.get((node.op, _dtype(node)))
             if lowering is None:
                 continue
-            known = [_value(constants.get(name.partition(":")[0])) for name in node.input]
-            function = _function(node, lowering(known), known)
+            known = values.inputs_of(where, node.name)
+            compute = lowering(node.attr, known)
+            if compute is None:
+                continue
+            function = _function(node, compute, known)
             made[function.signature.name] = function
             # An op of a function's name is a call of it.
             node.op = function.signature.name
@@ -74,7 +106,7 @@ def lowered(graph_def: GraphDef) -> GraphDef:
     return result
 
 
-def _function(node: Any, compute: Callable[..., Any], known: Constants) -> Any:
+def _function(node: Any, compute: Callable[..., Any], known: Known) -> Any:
     """Returns a function with the inputs and outputs of the node, which computes in its place."""
     definition = op_def_registry.get(node.op)
     dtypes = [
@@ -92,14 +124,11 @@ def _function(node: Any, compute: Callable[..., Any], known: Constants) -> Any:
     ):
         output.name = expected.name
         function.ret[output.name] = result
-    # One for the same constants, which is the same in every process.
-    digest = hashlib.sha256(repr([dtypes, known]).encode()).hexdigest()[:8]
+    # One for the same attributes and constants, which is the same in every process.
+    attributes = [(name, str(node.attr[name])) for name in sorted(node.attr)]
+    digest = hashlib.sha256(repr([dtypes, attributes, known]).encode()).hexdigest()[:8]
     function.signature.name = f"{_PREFIX}_{node.op}_{digest}"
     return function
-
-
-def _value(node: Any) -> Optional[np.ndarray]:
-    return None if node is None else tf.make_ndarray(node.attr["value"].tensor)
 
 
 def _dtype(node: Any) -> Any:

@@ -5,7 +5,9 @@ from typing import Any
 
 from tabulate import tabulate
 
+from tff_agnostic.computations.exchange import MAIN_MODEL
 from tff_agnostic.deployment.kinds import EVALUATION
+from tff_agnostic.program.deployed.exporting import EVALUATED_MODEL
 
 
 def summary(manifest: dict[str, Any]) -> str:
@@ -21,10 +23,11 @@ def summary(manifest: dict[str, Any]) -> str:
         paper = counts["paper"]
         rows.append(["paper, both", paper["values"], paper["payload_bytes"], ""])
     table = tabulate(rows, headers=["per client and round", "values", "bytes", "bytes as sent"])
-    evaluation = f"{EVALUATION} of " if manifest["kind"] == EVALUATION else ""
-    what = (
-        f"{evaluation}{manifest['algorithm']} on {manifest['task']}, profile {manifest['profile']}"
-    )
+    algorithm = manifest["algorithm"]
+    what = f"{algorithm} on {manifest['task']}, profile {manifest['profile']}"
+    if manifest["kind"] == EVALUATION:
+        model = manifest[EVALUATED_MODEL]
+        what = f"{EVALUATION} of {'' if model == MAIN_MODEL else f'{model} of '}{what}"
     rounds = f"after {manifest['rounds_trained']} rounds"
     lines = [
         f"{what}, {rounds}; the server sees {manifest['privacy']['server_sees']}",

@@ -1,6 +1,7 @@
 """What a run has to say for its export."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -22,6 +23,7 @@ from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance
 from tff_agnostic.program.specs.run_algorithm import build_algorithm
 from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec
 from tff_agnostic.program.specs.setting_paths import path_fields
+from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task
 
@@ -39,6 +41,8 @@ OF_SIMULATIONS = (
 )
 # In the manifest, beside "task" and "settings": what a run has to know to go on.
 OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fingerprint"
+# In the manifest of an evaluation.
+EVALUATED_MODEL = "evaluated_model"
 # The collections of the app itself; there are others, which no client of ours has.
 _OF_THE_APP = "app:/"
 _OF_RANGES = (
@@ -75,6 +79,7 @@ def export_request(
     restore: Optional[Callable[[RunState], RunState]] = None,
     kind: str = TRAINING,
     task_settings: TaskSettings = TaskSettings(),
+    models: Optional[Sequence[str]] = None,
 ) -> ExportRequest:
     """Returns what to export.
 
@@ -86,13 +91,20 @@ def export_request(
         restore: See `ExportRequest`.
         kind: Name of the kind of rounds.
         task_settings: What the server's task is to be.
+        models: Of an evaluation: the name of the model of a family that is evaluated; the main one
+            if None.
 
     Raises:
         UserError: If the settings do not fit the task or each other.
     """
     config, aggregation = spec.config, spec.build_aggregation()
     _check_device(device, config, aggregation)
-    algorithm = build_algorithm(spec, task)
+    algorithm, evaluated = build_algorithm(spec, task), {}
+    if kind == EVALUATION:
+        name = _evaluated_model(algorithm, models)
+        algorithm, evaluated = algorithm.with_main_model(name), {EVALUATED_MODEL: name}
+    elif models is not None:
+        raise UserError(f"--models has no effect with --kind={kind}")
     privacy, noise = _privacy(spec, task, algorithm), None
     if privacy is not None and kind == EVALUATION:
         raise UserError(
@@ -135,9 +147,26 @@ def export_request(
             OPTIONS: _options_without_paths(spec),
             SETTINGS_FORMAT: FORMAT,
             FINGERPRINT: spec.fingerprint(task),
+            **evaluated,
         },
         noise=noise,
     )
+
+
+def _evaluated_model(algorithm: Algorithm, names: Optional[Sequence[str]]) -> str:
+    family = Registry(f"model of {algorithm.name}", dict(algorithm.models(algorithm.initialize())))
+    if names is None:
+        return next(iter(family))
+    if len(names) != 1:
+        found = ", ".join(names) or "none"
+        raise UserError(
+            f"--models: expected one of {', '.join(family)}, as a plan evaluates one, found {found}"
+        )
+    try:
+        _ = family[names[0]]
+    except UserError as e:
+        raise UserError(f"--models: {e}") from None
+    return names[0]
 
 
 def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:

@@ -1,0 +1,1 @@
+"""Clients: their examples, and their graph in a session and in TFLite's interpreter."""

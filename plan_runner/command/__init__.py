@@ -1,0 +1,1 @@
+"""The command: what is asked for, done in a process of its own, and told."""

@@ -1,0 +1,1 @@
+"""Reads the files of an export without trusting them, and without TensorFlow."""

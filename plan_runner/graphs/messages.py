@@ -1,0 +1,123 @@
+"""The parts of a plan that are TensorFlow's own: graphs, tensors and savers."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import any_pb2
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.core.protobuf import saver_pb2, struct_pb2
+
+from plan_runner.errors import PlanError, reason
+from plan_runner.files.manifest import TensorType
+from plan_runner.files.parsing import check_parts as check_parts
+from plan_runner.files.parsing import parse as parse
+from plan_runner.files.parsing import parse_foreign as parse_foreign
+from plan_runner.files.parsing import parse_plan as parse_plan
+from plan_runner.graphs.bounds import check_tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedTensor:
+    """A tensor's name and type; the name is that in a graph or in a checkpoint."""
+
+    name: str
+    kind: TensorType
+
+
+def graph_of(packed: any_pb2.Any, where: str) -> tf.compat.v1.GraphDef:
+    """Returns the graph in a message that may hold anything.
+
+    Raises:
+        PlanError: If it holds something else.
+    """
+    return parse_foreign(tf.compat.v1.GraphDef, unpacked(packed, "GraphDef", where), where)
+
+
+def unpacked(packed: any_pb2.Any, kind: str, where: str) -> bytes:
+    """Returns the bytes in a message that may hold anything but has to hold that of TensorFlow.
+
+    Raises:
+        PlanError: If it holds something else.
+    """
+    if packed.type_url.rpartition("/")[2] != f"tensorflow.{kind}":
+        raise PlanError(f"{where}: expected tensorflow.{kind}, found {packed.type_url!r}")
+    return packed.value
+
+
+def tensor_spec(content: bytes, where: str) -> NamedTensor:
+    """Reads a TensorSpecProto.
+
+    Raises:
+        PlanError: If it is damaged, or the tensor has no name, dtype or rank.
+    """
+    spec = parse_foreign(struct_pb2.TensorSpecProto, content, where)
+    if not spec.name or spec.shape.unknown_rank or not spec.dtype:
+        raise PlanError(f"{where}: expected a tensor's name, dtype and shape, found a part of it")
+    shape: list[Optional[int]] = [d.size if d.size >= 0 else None for d in spec.shape.dim]
+    return NamedTensor(spec.name, TensorType(dtype_name(spec.dtype, where), tuple(shape)))
+
+
+def tensor_specs(contents: Sequence[bytes], where: str) -> dict[str, NamedTensor]:
+    """Reads TensorSpecProtos; returns them by name, in their order.
+
+    Raises:
+        PlanError: If one is damaged or there twice.
+    """
+    specs: dict[str, NamedTensor] = {}
+    for content in contents:
+        spec = tensor_spec(content, where)
+        if spec.name in specs:
+            raise PlanError(f"{where}: expected {spec.name} once, found it again")
+        specs[spec.name] = spec
+    return specs
+
+
+def constants(contents: Mapping[str, bytes], where: str) -> dict[str, np.ndarray]:
+    """Reads TensorProtos.
+
+    Raises:
+        PlanError: If one is damaged, or larger than a graph's may be.
+    """
+    values = {}
+    for name, content in contents.items():
+        proto = parse_foreign(tensor_pb2.TensorProto, content, f"{where}: {name}")
+        check_tensor(proto, f"{where}: {name}")
+        try:
+            values[tensor_name(name)] = tf.make_ndarray(proto)
+        except (TypeError, ValueError) as e:
+            raise PlanError(f"{where}: {name}: expected a tensor, found {reason(e)}") from e
+    return values
+
+
+def saver_def(content: bytes, where: str) -> saver_pb2.SaverDef:
+    """Reads the SaverDef of a checkpoint that is one file.
+
+    Raises:
+        PlanError: If it is damaged, or its checkpoints are several files.
+    """
+    saver = parse_foreign(saver_pb2.SaverDef, content, where)
+    if saver.version not in (saver_pb2.SaverDef.LEGACY, saver_pb2.SaverDef.V1) or saver.sharded:
+        raise PlanError(f"{where}: expected a saver of one file (version 1), found another")
+    if not saver.filename_tensor_name:
+        raise PlanError(f"{where}: expected the part filename_tensor_name, found none")
+    return saver
+
+
+def dtype_name(number: int, where: str) -> str:
+    """Returns TensorFlow's name of a DataType.
+
+    Raises:
+        PlanError: If there is none.
+    """
+    try:
+        return str(tf.as_dtype(number).name)
+    except TypeError as e:
+        raise PlanError(f"{where}: expected a DataType of TensorFlow, found {number}") from e
+
+
+def tensor_name(name: str) -> str:
+    """Returns the full name of a tensor; that of an operation alone means its first output."""
+    return name if not name or ":" in name else f"{name}:0"

@@ -1,0 +1,1 @@
+"""The kinds of plans, and how a round of each is summed."""
