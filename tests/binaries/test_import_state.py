@@ -178,18 +178,23 @@ _FLAGS = [
         ["--plan=of_other_model", "--server_state=state", "--output_dir=z"],
         "state: expected the state of this algorithm, found server/algorithm/domains/",
     ),
+    (
+        ["--plan=of_private_run", "--server_state=state", "--output_dir=z"],
+        "--plan: expected the export of a run without --privacy, found one of a private run",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), _FLAGS)
 def test_flags(loop, folder, arguments, message):
     (folder / "full").touch()
-    for name in ("export", "of_other_data", "of_other_model"):
+    for name in ("export", "of_other_data", "of_other_model", "of_private_run"):
         shutil.copytree(loop / "export", folder / name)
     manifest = json.loads((folder / "export" / "manifest.json").read_text())
     rehash(folder / "of_other_data", fingerprint={"vocabulary": "abc"})
     settings = {**manifest["settings"], "algorithm": "fed_avg"}
     rehash(folder / "of_other_model", settings=settings)
+    rehash(folder / "of_private_run", privacy={"differential_privacy": {}})
     shutil.copy(loop / "after" / "server_state.ckpt", folder / "state")
     tensors = read_checkpoint(folder / "state", "the state")
     write_checkpoint(folder / "less", {n: v for n, v in tensors.items() if "round" in n})

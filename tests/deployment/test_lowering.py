@@ -184,5 +184,12 @@ def test_ops_that_may_not_be_there():
     check_within_odp(beyond_odp(["RestoreV2"], is_secure=False))
     beyond = beyond_odp(["RestoreV2", "MaxPoolGrad", "Round", "Foo"], is_secure=True)
     assert beyond["Round"].startswith("--profile=secure")
+    assert beyond["MaxPoolGrad"].startswith("the gradient of a layer")
+    private = beyond_odp(["MaxPoolGrad", "Round", "Sqrt"], is_secure=True, is_private=True)
+    assert [reason.split()[0] for reason in private.values()] == [
+        "the",
+        "--profile=secure",
+        "--privacy",
+    ]
     with pytest.raises(UserError, match=r"^--require_odp_ops: .* found 3: Foo, MaxPoolGrad, Round"):
         check_within_odp(beyond)

@@ -125,7 +125,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
         settings = PlanSettings(source, rounds.quantities, request.max_clients_per_round)
         plan = profile.build(rounds.round_, settings)
         lite = convert_client_graph(plan.client_graph, plan.client_phase)
-        beyond = beyond_odp(lite.flex_ops, is_secure=bool(plan.secure))
+        beyond = beyond_odp(lite.flex_ops, bool(plan.secure), request.noise is not None)
         if request.require_odp_ops:
             check_within_odp(beyond)
         plan.plan.client_tflite_graph_bytes = lite.content

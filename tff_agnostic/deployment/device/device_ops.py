@@ -39,12 +39,17 @@ ODP_FLEX_OPS = frozenset(
 _DROPOUT = "random numbers of a layer, as of dropout: a model without such layers has none"
 _GRADIENT = "the gradient of a layer that has none in TensorFlow Lite"
 _FLOAT64 = "--profile=secure quantises in float64, for which TensorFlow Lite has no ops"
+_CLIPPED = "--privacy clips in float64, for which TensorFlow Lite has no ops"
 _UNKNOWN = "the model or the algorithm needs it"
 
 # What secure sums are quantised with; TFLite has these itself, but for smaller numbers only.
 _OF_FLOAT64 = frozenset(
     ("Abs", "DivNoNan", "Floor", "Max", "Maximum", "Minimum", "Mul", "RealDiv", "Relu", "Round")
 )
+# And what values are clipped with beside these.
+_OF_CLIPPING = _OF_FLOAT64 | {
+    *("AddN", "AddV2", "Greater", "Less", "SelectV2", "Sqrt", "Square", "Sum")
+}
 
 # By the beginning of an op's name.
 _REASONS = {
@@ -56,14 +61,20 @@ _REASONS = {
 }
 
 
-def beyond_odp(flex_ops: Iterable[str], is_secure: bool) -> dict[str, str]:
+def beyond_odp(
+    flex_ops: Iterable[str], is_secure: bool, is_private: bool = False
+) -> dict[str, str]:
     """Returns the ops that On-Device Personalization's devices lack, and why each is there.
 
     Args:
         flex_ops: TensorFlow's ops of a graph for devices.
         is_secure: Whether values are quantised for secure sums.
+        is_private: Whether values are clipped to a norm.
     """
-    return {op: _reason(op, is_secure) for op in sorted(set(flex_ops) - ODP_FLEX_OPS)}
+    of_sums = dict.fromkeys(_OF_CLIPPING, _CLIPPED) if is_private else {}
+    of_sums.update(dict.fromkeys(_OF_FLOAT64, _FLOAT64) if is_secure else {})
+    beyond = sorted(set(flex_ops) - ODP_FLEX_OPS)
+    return {op: of_sums.get(op) or _reason_of_layer(op) for op in beyond}
 
 
 def check_within_odp(beyond: Mapping[str, str]) -> None:
@@ -80,6 +91,5 @@ def check_within_odp(beyond: Mapping[str, str]) -> None:
         )
 
 
-def _reason(op: str, is_secure: bool) -> str:
-    known = (reason for start, reason in _REASONS.items() if op.startswith(start))
-    return next(known, _FLOAT64 if is_secure and op in _OF_FLOAT64 else _UNKNOWN)
+def _reason_of_layer(op: str) -> str:
+    return next((reason for start, reason in _REASONS.items() if op.startswith(start)), _UNKNOWN)

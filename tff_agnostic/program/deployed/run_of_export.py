@@ -43,9 +43,14 @@ def run_of_export(
         data: The client store, if it was given.
 
     Raises:
-        UserError: If the manifest is of another kind, or a setting is out of range or without
-            effect.
+        UserError: If the manifest is of another kind or of a private run, or a setting is out of
+            range or without effect.
     """
+    if "differential_privacy" in manifest.get("privacy", {}):
+        raise UserError(
+            "--plan: expected the export of a run without --privacy, found one of a private run: "
+            "what it has released since, and its key, are known to its server alone"
+        )
     task = manifest["task"]
     spec = TASKS[task]
     settings = by_flag(made_of(RunConfig, spec.defaults))
