@@ -96,11 +96,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         steps = alpha_steps(model, options, chosen.seed)
         return excess(trained(steps, lambda_, chosen.rounds), lambda_)
 
-    ways = [("none", None), *itertools.product(("uniform", "weighted"), chosen.budgets)]
+    ways = list(itertools.product(("uniform", "weighted"), chosen.budgets))
+    # With gamma_k = 1 all estimates are the gradient.
+    of_all = cell("masked", "none", None)
     rows = [
-        [e, *(cell(e, sampling, budget) for sampling, budget in ways)] for e in chosen.estimators
+        [e, of_all, *(cell(e, sampling, budget) for sampling, budget in ways)]
+        for e in chosen.estimators
     ]
-    headers = ["estimator", "full", *(f"{s} {c}" for s, c in ways[1:])]
+    headers = ["estimator", "full", *(f"{s} {c}" for s, c in ways)]
     start = excess(np.full(chosen.predictors, 1 / chosen.predictors), lambda_)
     print(f"excess at the start {start:.5f}, after {chosen.rounds} rounds:")
     print(tabulate(rows, headers=headers, floatfmt=".5f"))
