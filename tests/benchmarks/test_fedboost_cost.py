@@ -6,8 +6,8 @@ from benchmarks.fedboost_cost.measure import main
 def test_bytes_are_those_of_the_budget(capsys):
     size = ["--outcomes=7", "--budget=2", "--clients=3", "--words=4", "--rounds=1"]
     main(["--predictors", "9", *size])
-    q, seconds, _, sent, of_all, _ = capsys.readouterr().out.splitlines()[-1].split()
-    assert (q, float(seconds) > 0) == ("9", True)
+    q, _, _, sent, of_all, _ = capsys.readouterr().out.splitlines()[-1].split()
+    assert q == "9"
     # Two of 7 probabilities and four numbers, and the scale of a domain
     assert sent == str(4 * (2 * (7 + 4) + 1))
     assert of_all == str(4 * 9 * (7 + 1))

@@ -14,8 +14,10 @@ from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
 from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
 from tff_agnostic.models.mixtures.losses import MIXTURE_LOSSES
+from tff_agnostic.models.number_metrics import binary_accuracy
 from tff_agnostic.models.sentences import SentenceLoss
 from tff_agnostic.models.unigram import unigram_model
 
@@ -53,13 +55,34 @@ def _probabilities_model() -> Model:
     )
 
 
+def _two_classes(from_logits: bool) -> Model:
+    def build() -> tf.keras.Model:
+        activation = None if from_logits else "sigmoid"
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, activation)])
+
+    keras_loss = tf.keras.losses.BinaryCrossentropy(from_logits=from_logits, reduction="none")
+    return model_from_keras(
+        build,
+        loss=OfColumns(keras_loss),
+        example_spec={
+            "x": tf.TensorSpec([None, 4], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+        metrics=[binary_accuracy(from_logits)],
+    )
+
+
 _NEXT_WORD = next_word_lstm(2, embedding=3, units=4, sequence_length=4)
+_LENGTH = 5.0
 _MODELS = {
     "words": lambda: unigram_model(5),
     "scores": lambda: logistic_regression(4, 3),
     "probabilities": _probabilities_model,
     "numbers": lambda: _regression(2),
     "sentences": lambda: _NEXT_WORD,
+    "sentences of a length": lambda: dataclasses.replace(_NEXT_WORD, loss=SentenceLoss(_LENGTH)),
+    "score of a class": lambda: _two_classes(from_logits=True),
+    "probability of a class": lambda: _two_classes(from_logits=False),
 }
 
 
@@ -76,7 +99,7 @@ def _examples(kind: str, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
     if kind == "words":
         words = _RNG.integers(5, size=n).astype(np.int32)
         return words, words
-    if kind == "sentences":
+    if kind.startswith("sentences"):
         x, y = _RNG.integers(1, 6, size=[2, n, 4]).astype(np.int32)
         # Padding after the last word; the last sentence has no word at all.
         y[np.arange(4) >= np.array([4, 1, 2, 3, 4, 0])[:n, np.newaxis]] = 0
@@ -84,12 +107,12 @@ def _examples(kind: str, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
     x = _RNG.normal(size=[n, 4]).astype(np.float32)
     if kind == "numbers":
         return x, _RNG.normal(size=[n, 2]).astype(np.float32)
-    return x, _RNG.integers(3, size=n).astype(np.int32)
+    return x, _RNG.integers(2 if "of a class" in kind else 3, size=n).astype(np.int32)
 
 
 def _said(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarray:
     """What each predictor says of each example: [n, q, numbers], of sentences [n, T, q, ids]."""
-    if kind == "sentences":
+    if kind.startswith("sentences"):
         predicted = [_NEXT_WORD.predict(p, tf.constant(x), False, _SEED) for p in predictors]
         scores = np.stack([np.asarray(p, np.float64) for p in predicted], axis=2)
     elif kind == "words":
@@ -98,6 +121,8 @@ def _said(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarra
         scores = np.stack([x @ p.trainable[0] + p.trainable[1] for p in predictors], axis=1)
     if kind == "numbers":
         return scores
+    if "of a class" in kind:
+        scores = np.concatenate([np.zeros_like(scores), scores], axis=2)
     return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
 
@@ -106,10 +131,11 @@ def _reference(kind: str, loss: str, said: np.ndarray, label: Any) -> tuple[floa
     if kind == "numbers":
         left = _ALPHA @ said - label
         return np.sum(left**2), 2 * said @ left
-    if kind == "sentences":
+    if kind.startswith("sentences"):
         of_words = [_reference("", loss, h, word) for h, word in zip(said, label) if word]
         losses, gradients = zip(*of_words) if of_words else ([0.0], [np.zeros(3)])
-        return np.mean(losses), np.mean(gradients, axis=0)
+        length = _LENGTH if kind == "sentences of a length" else len(losses)
+        return np.sum(losses) / length, np.sum(gradients, axis=0) / length
     example = reference.Example(said, int(label))
     at = (loss, _ALPHA, example)
     return reference.loss_at(*at), reference.gradient_at(*at)
@@ -143,7 +169,8 @@ def test_losses_and_gradients_are_those_of_numpy(kind, loss):
 def test_the_model_has_the_loss_that_is_differentiated(kind, loss):
     made, _ = _made(kind, loss)
     x, y = map(tf.constant, _examples(kind))
-    alpha = tf.constant(_ALPHA)
+    # One number for two classes says the shares of both, and not their sum.
+    alpha = tf.constant(_ALPHA / _ALPHA.sum() if "of a class" in kind else _ALPHA)
     weights = ModelWeights([alpha], made.initial_weights.non_trainable)
     with tf.GradientTape() as tape:
         tape.watch(alpha)
@@ -153,7 +180,14 @@ def test_the_model_has_the_loss_that_is_differentiated(kind, loss):
     found = MIXTURE_LOSSES[loss].at(outputs, alpha, y)
     np.testing.assert_allclose(losses, found.losses, rtol=1e-5, atol=1e-6)
     expected = tf.reduce_sum(found.gradients, axis=0)
-    np.testing.assert_allclose(tape.gradient(total, alpha), expected, rtol=1e-4, atol=1e-5)
+    if "of a class" in kind:
+        # By what leaves their sum as it is.
+        basis = tf.constant([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]])
+        found_gradient = tf.linalg.matvec(basis, tape.gradient(total, alpha))
+        expected = tf.linalg.matvec(basis, expected)
+    else:
+        found_gradient = tape.gradient(total, alpha)
+    np.testing.assert_allclose(found_gradient, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_client_answers_the_gradient_of_all_its_sentences():
@@ -194,6 +228,18 @@ def test_it_starts_uniform_and_metrics_read_the_mixture():
     assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
 
 
+@pytest.mark.parametrize("kind", ["score of a class", "probability of a class"])
+def test_metrics_of_two_classes_read_the_mixture(kind):
+    made, predictors = _made(kind, "log")
+    x, y = _examples(kind, n=50)
+    predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
+    correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
+    is_one = _said(kind, predictors, x).mean(axis=1)[:, 1] > 0.5
+    np.testing.assert_array_equal(np.asarray(correct) > 0, is_one == (y == 1))
+    # The shape of the task's own model.
+    assert predictions.shape == [50, 1]
+
+
 def test_a_unigram_model_is_the_softmax_of_its_scores():
     model = unigram_model(3)
     scores = np.array([1.0, 0.0, -1.0], np.float32)
@@ -214,7 +260,15 @@ def test_equal_ensembles_are_traced_once():
 @pytest.mark.parametrize(
     ("model", "loss", "message"),
     [
-        (dataclasses.replace(_NEXT_WORD, loss=SentenceLoss(5.0)), None, "found the loss Sentence"),
+        (dataclasses.replace(_regression(2), loss=tf.keras.losses.Huber()), None, "loss Huber"),
+        (
+            dataclasses.replace(
+                _regression(1),
+                loss=OfColumns(tf.keras.losses.BinaryCrossentropy(label_smoothing=0.1)),
+            ),
+            None,
+            "found the loss BinaryCrossentropy",
+        ),
         (_regression(2), "log", "--ensemble_loss: expected squared, found log"),
     ],
 )

@@ -232,3 +232,45 @@ def test_runs_of_users_models_are_mixed_by_their_files(tmp_path):
     np.testing.assert_allclose(found, np.mean(expected, axis=0), rtol=1e-5, atol=1e-6)
     _own_model(tmp_path / "other.py", 2, "sigmoid")
     assert f"{runs[1]}: expected the model of this task" in _error(own, *runs)
+
+
+_TWO_CLASSES = """
+import tensorflow as tf
+
+def build_model(data):
+    last = tf.keras.layers.Dense(1, ACTIVATION)
+    model = tf.keras.Sequential([tf.keras.Input(data.x_shape), last])
+    scores = ACTIVATION is None
+    return model, tf.keras.losses.BinaryCrossentropy(from_logits=scores, reduction="none")
+"""
+
+
+def test_files_of_one_output_are_scores_unless_they_end_in_a_sigmoid(tmp_path):
+    rng = np.random.default_rng(0)
+    records = [
+        (split, Record("c", "d", {"x": rng.random(4, np.float32), "label": k}))
+        for split in ("train", "test")
+        for k in (0, 1)
+    ]
+    data = write_store(tmp_path / "s.sqlite", records, "features", class_names=("no", "yes"))
+    paths = [tmp_path / f"{name}.keras" for name in ("score", "probability")]
+    score = _save(paths[0], layers.Dense(1), features=4)
+    probability = _save(paths[1], layers.Dense(2, "relu"), layers.Dense(1, "sigmoid"), features=4)
+    x = rng.normal(size=[9, 4]).astype(np.float32)
+    expected = (tf.sigmoid(score(x)) + probability(x)) / 2
+    own = tmp_path / "own.py"
+    own.write_text(_TWO_CLASSES.replace("ACTIVATION", "None"))
+    model = _mixed(_mixing("custom", data, model=str(own)), *paths).model
+    scores = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
+    np.testing.assert_allclose(tf.sigmoid(scores), expected, rtol=1e-5)
+    # A task of probabilities has no use for scores.
+    score.set_weights([np.full([4, 1], 9.0), np.full([1], 5.0)])
+    score.save(paths[0])
+    own.write_text(_TWO_CLASSES.replace("ACTIVATION", '"sigmoid"'))
+    mixing = _mixing("custom", data, model=str(own))
+    assert _error(mixing, *paths).startswith(
+        f"--base_predictors: {paths[0]}: expected probabilities, as the task's model has them, "
+    )
+    model = _mixed(mixing, paths[1]).model
+    found = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
+    np.testing.assert_allclose(found, probability(x), rtol=1e-5)

@@ -1,4 +1,5 @@
-"""Rounds that tests of the ray runtime compare between processes; run, it writes the cohort's.
+"""Rounds that tests of the ray runtime compare between processes; run with a file and cases as
+MODE-AGGREGATION-ALGORITHM, it writes the cohort's.
 
 The cohort runtime's bits are those of a process that runs each operation in one thread, which
 TensorFlow has to be told before its first operation: in a test's own process it is too late.
@@ -19,15 +20,21 @@ from tff_agnostic.models import Model, logistic_regression
 NUM_DOMAINS = 3
 # Features and classes: a model that is run in step, and one that is large enough to be streamed.
 _SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
-# Modes, with aggregations: secure sums are those of an algorithm of two exchanges.
-CASES = (("vectorised", "plain"), ("vectorised", "secure"), ("streamed", "plain"))
 OPTIONS = {"max_clients_in_step": 2}
 _AGGREGATIONS = {"plain": PlainSum(), "secure": SecureSum(SecureSumOptions(max_examples=50))}
+# Of each mode and aggregation; secure sums are those of an algorithm of two exchanges.
 _ALGORITHMS = {
     ("vectorised", "plain"): "agnostic_fed_avg",
     ("vectorised", "secure"): "above_mean",
     ("streamed", "plain"): "stochastic_afl",
 }
+CASES = tuple((*of, algorithm) for of, algorithm in _ALGORITHMS.items())
+# Messages of another form, and as clients' model an ensemble.
+ENSEMBLE_CASES = (
+    ("vectorised", "plain", "fed_boost"),
+    ("vectorised", "secure", "afl_boost"),
+    ("streamed", "plain", "afl_boost"),
+)
 
 
 @functools.cache
@@ -37,13 +44,14 @@ def model(mode: str) -> Model:
 
 
 @functools.cache
-def _algorithm(mode: str, aggregation: str) -> Algorithm:
-    return build(_ALGORITHMS[mode, aggregation], model(mode), NUM_DOMAINS, client_learning_rate=0.5)
+def _algorithm(mode: str, name: str) -> Algorithm:
+    return build(name, model(mode), NUM_DOMAINS, client_learning_rate=0.5)
 
 
-def training(runtime: Any, mode: str, aggregation: str = "plain") -> Any:
-    """Prepares rounds of the model of a mode."""
-    return runtime.training(_algorithm(mode, aggregation), _AGGREGATIONS[aggregation])
+def training(runtime: Any, mode: str, aggregation: str = "plain", algorithm: str = "") -> Any:
+    """Prepares rounds of the model of a mode, of its own algorithm if no other is named."""
+    name = algorithm or _ALGORITHMS[mode, aggregation]
+    return runtime.training(_algorithm(mode, name), _AGGREGATIONS[aggregation])
 
 
 def cohort(mode: str, num: int, size: int = 20) -> list[dict[str, np.ndarray]]:
@@ -75,8 +83,12 @@ if __name__ == "__main__":
     from tff_agnostic.runtimes.cohort import CohortRuntime
     from tff_agnostic.runtimes.options import RuntimeOptions
 
+    path, *chosen = sys.argv[1:]
+    cases = [tuple(case.split("-")) for case in chosen]
     with CohortRuntime(RuntimeOptions(**OPTIONS)) as running:
-        results = {case: three_rounds(training(running, *case), case[0]) for case in CASES}
+        results: dict[Any, Any] = {
+            case: three_rounds(training(running, *case), case[0]) for case in cases
+        }
         results["evaluation"] = evaluated(running, "vectorised")
-    with open(sys.argv[1], "wb") as file:
+    with open(path, "wb") as file:
         pickle.dump(results, file)

@@ -19,6 +19,7 @@ from tests.computations.harness import run_rounds
 from tests.runtimes.processes import descendants, resident_mb, title, wait_for
 from tests.runtimes.ray_rounds import (
     CASES,
+    ENSEMBLE_CASES,
     NUM_DOMAINS,
     OPTIONS,
     cohort,
@@ -57,18 +58,19 @@ def of_three(local_ray: None) -> Iterator[Any]:
         yield runtime
 
 
-@pytest.fixture(scope="module")
-def cohort_results(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    path = tmp_path_factory.mktemp("cohort") / "results"
-    subprocess.run(
-        [sys.executable, "-m", "tests.runtimes.ray_rounds", str(path)],
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        check=True,
-    )
+def _cohort_results(folder: Path, cases: tuple[tuple[str, ...], ...]) -> dict:
+    path = folder / "results"
+    command = [sys.executable, "-m", "tests.runtimes.ray_rounds", str(path), *map("-".join, cases)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(_ROOT)}, check=True)
     return pickle.loads(path.read_bytes())
 
 
-_USUAL = ("vectorised", "secure")
+@pytest.fixture(scope="module")
+def cohort_results(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return _cohort_results(tmp_path_factory.mktemp("cohort"), CASES)
+
+
+_USUAL = ("vectorised", "secure", "above_mean")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,14 @@ def test_three_workers_give_the_bits_of_the_cohort_runtime(of_three, cohort_resu
     _assert_identical(found, cohort_results[case])
 
 
+@exhaustive
+def test_ensembles_have_the_bits_of_the_cohort_runtime(of_three, tmp_path):
+    expected = _cohort_results(tmp_path, ENSEMBLE_CASES)
+    for case in ENSEMBLE_CASES:
+        found = three_rounds(training(of_three, *case), case[0])
+        _assert_identical(found, expected[case])
+
+
 def test_an_evaluation_gives_them_too(of_three, cohort_results):
     _assert_identical(evaluated(of_three, "vectorised"), cohort_results["evaluation"])
 
@@ -92,7 +102,7 @@ def test_one_worker_gives_them_too_and_nothing_after_its_end(local_ray, cohort_r
     with RUNTIMES["ray"](_options(1)) as runtime:
         rounds = training(runtime, "streamed")
         found = three_rounds(rounds, "streamed")
-    _assert_identical(found, cohort_results["streamed", "plain"])
+    _assert_identical(found, cohort_results["streamed", "plain", "stochastic_afl"])
     with pytest.raises(ExecutionError, match="the Ray runtime is not running"):
         rounds.next(rounds.initialize(), cohort("streamed", 2))
 

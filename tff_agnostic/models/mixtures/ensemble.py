@@ -107,7 +107,7 @@ def ensemble(
     form = form_of(model)
     if architectures is None:
         architectures = [architecture_of(model)] * len(predictors)
-    members = form.members(held_by(architectures))
+    members = form.members(held_by(architectures), model.loss)
     if loss is None:
         loss = "log" if members.are_densities else "squared"
     mixture_loss = MIXTURE_LOSSES[loss]

@@ -7,9 +7,9 @@ import tensorflow as tf
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.losses import OfColumns, sparse_cross_entropy, takes_scores
+from tff_agnostic.models.mixtures.class_members import ClassMembers, TwoClassMembers
 from tff_agnostic.models.mixtures.holding import Architecture, Held
 from tff_agnostic.models.mixtures.members import (
-    ClassMembers,
     DiscreteMembers,
     Members,
     NumberMembers,
@@ -24,12 +24,12 @@ class Form(NamedTuple):
 
     Attributes:
         is_of: Whether models of a loss have it.
-        members: What makes members of predictors.
+        members: What makes members of predictors, given the loss of the task's model.
         are_models: Whether members are models with inputs, and may be of several architectures.
     """
 
     is_of: Callable[[Any], bool]
-    members: Callable[[Held], Members]
+    members: Callable[[Held, Any], Members]
     are_models: bool = True
 
 
@@ -39,20 +39,35 @@ def _is_class_loss(loss: Any) -> bool:
     )
 
 
+def _of_keras(loss: Any) -> Any:
+    return loss.loss if isinstance(loss, OfColumns) else loss
+
+
 def _is_number_loss(loss: Any) -> bool:
-    of_columns = loss.loss if isinstance(loss, OfColumns) else loss
-    return isinstance(of_columns, tf.keras.losses.MeanSquaredError)
+    return isinstance(_of_keras(loss), tf.keras.losses.MeanSquaredError)
 
 
-def _is_word_loss(loss: Any) -> bool:
-    return isinstance(loss, SentenceLoss) and loss.expected_length is None
+def _is_two_class_loss(loss: Any) -> bool:
+    of_keras = _of_keras(loss)
+    # A smoothed label is no class.
+    return (
+        isinstance(of_keras, tf.keras.losses.BinaryCrossentropy)
+        and not of_keras.get_config()["label_smoothing"]
+    )
 
 
 _FORMS = (
-    Form(lambda loss: loss is unigram_loss, lambda held: DiscreteMembers(), are_models=False),
-    Form(_is_class_loss, ClassMembers),
-    Form(_is_word_loss, WordMembers),
-    Form(_is_number_loss, NumberMembers),
+    Form(lambda loss: loss is unigram_loss, lambda held, loss: DiscreteMembers(), are_models=False),
+    Form(_is_class_loss, lambda held, loss: ClassMembers(held)),
+    Form(
+        _is_two_class_loss,
+        lambda held, loss: TwoClassMembers(held, from_scores=bool(takes_scores(loss))),
+    ),
+    Form(
+        lambda loss: isinstance(loss, SentenceLoss),
+        lambda held, loss: WordMembers(held, loss.expected_length),
+    ),
+    Form(_is_number_loss, lambda held, loss: NumberMembers(held)),
 )
 
 
@@ -65,11 +80,12 @@ def form_of(model: Model) -> Form:
     for form in _FORMS:
         if form.is_of(model.loss):
             return form
-    name = getattr(model.loss, "__name__", type(model.loss).__name__)
+    loss = _of_keras(model.loss)
+    name = getattr(loss, "__name__", type(loss).__name__)
     raise UserError(
         "--base_predictors: expected a task whose model has class scores, class probabilities or "
-        "numbers with the loss sparse_cross_entropy, Keras' SparseCategoricalCrossentropy or "
-        "MeanSquaredError, sentences with SentenceLoss() and no expected_length, or one of words, "
+        "numbers with the loss sparse_cross_entropy, Keras' SparseCategoricalCrossentropy, "
+        "BinaryCrossentropy or MeanSquaredError, sentences with SentenceLoss, or one of words, "
         f"found the loss {name}: of what it is not known to be a distribution or a number, a "
         "mixture means nothing"
     )

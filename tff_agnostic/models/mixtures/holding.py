@@ -28,7 +28,8 @@ class Architecture:
 
     Attributes:
         model: What predicts.
-        from_scores: Whether it predicts scores, of which the distribution is the softmax.
+        from_scores: Whether it predicts scores, of which the distribution is the softmax, and of a
+            single one the sigmoid.
     """
 
     model: Model
@@ -38,7 +39,10 @@ class Architecture:
         """Returns what it says of n examples, float32 [n, ...]: distributions, or numbers."""
         predictions = self.model.predict(weights, x, False, tf.zeros([2], tf.int32))
         predictions = tf.cast(predictions, tf.float32)
-        return tf.nn.softmax(predictions) if self.from_scores else predictions
+        if not self.from_scores:
+            return predictions
+        is_one = predictions.shape.rank == 1 or predictions.shape[-1] == 1
+        return tf.sigmoid(predictions) if is_one else tf.nn.softmax(predictions)
 
     def weights(self, arrays: Sequence[Any]) -> ModelWeights:
         """Returns arrays in the order of `_leaves` as weights."""

@@ -11,14 +11,13 @@ from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.models.mixtures.holding import Held, Stacks
 from tff_agnostic.models.mixtures.losses import Fit
 from tff_agnostic.models.mixtures.outputs import (
-    ClassOutputs,
     NumberOutputs,
     Outputs,
     SharedOutputs,
     WordOutputs,
     as_columns,
     at_words,
-    mean_over_words,
+    over_words,
 )
 
 _EXAMPLES_AT_ONCE = 256
@@ -168,43 +167,22 @@ class ModelMembers:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassMembers(ModelMembers):
-    """Classifiers, whose class probabilities are mixed."""
-
-    are_densities = True
-
-    def outputs(self, stacks: Stacks, x: Any) -> ClassOutputs:
-        """See `Members`."""
-        return ClassOutputs(self.columns(stacks, x))
-
-    def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x), float32 [n, classes]: scores, as metrics of classes read them."""
-        del x
-        return tf.math.log(outputs.mixed(weights))
-
-    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
-        """See `Members`."""
-        probabilities = tf.exp(predictions)
-        return Fit(
-            tf.gather(probabilities, labels, axis=1, batch_dims=1),
-            tf.reduce_sum(tf.square(probabilities), axis=1),
-            tf.ones(tf.shape(labels)),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class WordMembers(ModelMembers):
     """Next-word models, whose probabilities of each word are mixed.
 
-    A loss of a sentence is the mean of its words', as that of `SentenceLoss` is.
+    A loss of a sentence is made of those of its words as `SentenceLoss` does it.
+
+    Attributes:
+        expected_length: Its setting.
     """
 
+    expected_length: Optional[float] = None
     are_densities = True
     examples_at_once = _SENTENCES_AT_ONCE
 
     def outputs(self, stacks: Stacks, x: Any) -> WordOutputs:
         """See `Members`."""
-        return WordOutputs(self.held.said(stacks, x))
+        return WordOutputs(self.held.said(stacks, x), self.expected_length)
 
     def predictions(self, outputs: WordOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
         """Returns log h(x), float32 [n, T, ids]: scores, as metrics of words read them."""
@@ -222,7 +200,7 @@ class WordMembers(ModelMembers):
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """See `Members`."""
-        return mean_over_words(values, labels)
+        return over_words(values, labels, self.expected_length)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ predictor's. Source: Hamer, Mohri, Suresh 2020, section 4: d loss / d alpha_k = 
 import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import Optional
 
 import tensorflow as tf
 
@@ -121,9 +122,11 @@ class WordOutputs(Outputs):
     Attributes:
         values: h_k(x_j) of each of the C predictors, float32 [n, T, ids]: they are large, and a
             tensor of all would be a copy of all.
+        expected_length: As `SentenceLoss` has it.
     """
 
     values: Sequence[tf.Tensor]
+    expected_length: Optional[float] = None
 
     def agreements(self, labels: tf.Tensor) -> tf.Tensor:
         """See `Outputs`, float32 [n, T, C]; 1 at padding, whose logarithm is 0."""
@@ -139,8 +142,8 @@ class WordOutputs(Outputs):
         return tf.stack([tf.reduce_sum(tf.square(v), axis=2) for v in self.values], axis=2)
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """See `Outputs`: the mean over the sentence's words."""
-        return mean_over_words(values, labels)
+        """See `Outputs`: over the sentence's words."""
+        return over_words(values, labels, self.expected_length)
 
     def mixed(self, weights: tf.Tensor) -> tf.Tensor:
         """Returns sum_k weights_k h_k(x_j), float32 [n, T, ids]."""
@@ -154,15 +157,19 @@ def at_words(values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.where(is_word(labels) > 0, tf.reshape(found, tf.shape(labels)), 1.0)
 
 
-def mean_over_words(values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def over_words(values: tf.Tensor, labels: tf.Tensor, expected_length: Optional[float]) -> tf.Tensor:
     """Returns the mean over the words of each sentence, [n, ...]; 0 of one without words.
 
     Args:
         values: float32 [n, T] or [n, T, C]; what stands at padding has to be finite.
         labels: Ids, int [n, T].
+        expected_length: What the sum over the words is divided by; None for their number.
     """
     words = is_word(labels)
-    share = tf.math.divide_no_nan(words, tf.reduce_sum(words, axis=1, keepdims=True))
+    length = tf.reduce_sum(words, axis=1, keepdims=True)
+    if expected_length is not None:
+        length = tf.constant(expected_length)
+    share = tf.math.divide_no_nan(words, length)
     if values.shape.rank == 3:
         share = share[:, :, tf.newaxis]
     return tf.reduce_sum(values * share, axis=1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +34,8 @@ def keras_predictor(
     """Reads a Keras file as a base predictor.
 
     Where the task's model has scores, a file may have scores or probabilities: outputs that are not
-    negative and sum to 1 are probabilities.
+    negative and sum to 1 are probabilities, and a single one is if its last layer's activation is
+    a sigmoid.
 
     Args:
         path: A .keras or .h5 file.
@@ -54,7 +55,11 @@ def keras_predictor(
     keras_model = read_keras(path, model.keras_model, FLAG)
     outputs = _outputs(path, keras_model, model.example_spec["x"])
     check_outputs(path, outputs, model)
-    from_scores = _has_scores(path, outputs, takes_scores(model.loss))
+    takes = takes_scores(model.loss)
+    if outputs.shape.rank == 1 or outputs.shape[-1] == 1:
+        from_scores = _has_score(path, keras_model, outputs, takes)
+    else:
+        from_scores = _has_scores(path, outputs, takes)
     text = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
     if text in known:
         architecture = known[text]
@@ -78,7 +83,7 @@ def _outputs(path: Path, keras_model: tf.keras.Model, x_spec: Any) -> Any:
         ) from e
 
 
-def _has_scores(path: Path, outputs: tf.Tensor, takes: Any) -> bool:
+def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
     """Returns whether outputs are scores; `takes` as of `takes_scores`."""
     if takes is None:
         return False
@@ -92,3 +97,23 @@ def _has_scores(path: Path, outputs: tf.Tensor, takes: Any) -> bool:
             f"that sum to {sums.ravel()[0]:.4g}"
         )
     return True
+
+
+def _has_score(
+    path: Path, keras_model: tf.keras.Model, outputs: tf.Tensor, takes: Optional[bool]
+) -> bool:
+    """Returns whether a single output is the score of a class, and not its probability."""
+    if takes is None or _ends_in_sigmoid(keras_model):
+        return False
+    values = np.asarray(outputs)
+    if not takes and not np.all((values >= 0) & (values <= 1)):
+        raise UserError(
+            f"{FLAG}: {path}: expected probabilities, as the task's model has them, found the "
+            f"output {values.ravel()[0]:.4g}"
+        )
+    return takes
+
+
+def _ends_in_sigmoid(keras_model: tf.keras.Model) -> bool:
+    (*_, last) = keras_model.layers
+    return getattr(last, "activation", None) is tf.keras.activations.sigmoid
