@@ -24,8 +24,9 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 _CLIENTS = 20
 _LEVELS = (0.1, 0.5, 0.8, 1.0)
 _SGD = {"client_learning_rate": 0.1, "batch_normalizer": "batch", "server_optimizer": "sgd"}
+_WARM, _ROUNDS = 5, 20
 # A tracked threshold starts at a tenth of the loss, and needs as many rounds to rise to its place.
-_WARM, _ROUNDS = 30, 20
+_WARM_OF_TRACKED = 30
 
 
 class _Side(NamedTuple):
@@ -51,8 +52,17 @@ _SINGLES = {
 }
 
 
-def costs(task: Any, sides: dict[str, _Side], runtime: CohortRuntime) -> dict[str, np.ndarray]:
-    """Returns seconds and processor seconds of each round of each side, [rounds, 2]."""
+def costs(
+    task: Any, sides: dict[str, _Side], runtime: CohortRuntime, warm: int = _WARM
+) -> dict[str, np.ndarray]:
+    """Returns seconds and processor seconds of each round of each side, [rounds, 2].
+
+    Args:
+        task: The task.
+        sides: What takes turns.
+        runtime: Where clients run.
+        warm: How many rounds are left out before.
+    """
     problem = Problem.of_numbered_domains(task.model, task.num_domains)
     trainings = {}
     for name, (algorithm, settings) in sides.items():
@@ -62,14 +72,14 @@ def costs(task: Any, sides: dict[str, _Side], runtime: CohortRuntime) -> dict[st
     states = {name: training.initialize() for name, training in trainings.items()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     rng = np.random.default_rng(0)
-    for k in range(_WARM + _ROUNDS):
+    for k in range(warm + _ROUNDS):
         ids = rng.choice(task.train.client_ids, _CLIENTS, replace=False)
         cohort = [task.train.read(client_id) for client_id in ids]
         for name in list(sides)[:: 1 if k % 2 else -1]:
             start, used = time.perf_counter(), time.process_time()
             states[name], _ = trainings[name].next(states[name], cohort)
             found[name].append((time.perf_counter() - start, time.process_time() - used))
-    return {name: np.array(rounds[_WARM:]) for name, rounds in found.items()}
+    return {name: np.array(rounds[warm:]) for name, rounds in found.items()}
 
 
 def _row(label: str, costs: np.ndarray, of: np.ndarray) -> list[str]:
@@ -85,7 +95,7 @@ def main() -> None:
         options = {"num_classes": 10, "model": model}
         task = resolve("emnist", {}, options, None, store).load_task()
         with CohortRuntime() as runtime:
-            found = costs(task, _THRESHOLDS, runtime)
+            found = costs(task, _THRESHOLDS, runtime, _WARM_OF_TRACKED)
             rows += [
                 _row(f"{model}: {how} / FedAvg", found[how], found["FedAvg"])
                 for how in _THRESHOLDS

@@ -15,11 +15,12 @@ from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
 from tests.algorithms.references import delta_fl as reference
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss
-from tests.computations.harness import random_client
-from tests.selection import usually
+from tests.computations.harness import make_client, random_client
+from tests.selection import exhaustive, usually
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.emnist_cnn import emnist_cnn
 
 # Of the smoothed objective.
 _NU = 0.3
@@ -144,6 +145,25 @@ def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtim
     ]
     for k, theta in enumerate(levels):
         _assert_follows(training, algorithm, _Case(theta, threshold), level=k)
+
+
+@exhaustive
+@pytest.mark.parametrize("threshold", ["survey", "lagged"])
+def test_a_family_of_networks_runs_client_after_client(streaming_runtime, threshold):
+    """Its graph is large enough for TensorFlow to rewrite sums in loops; see `seeds.fold_in`."""
+    algorithm = build(
+        "delta_fl", model=emnist_cnn(10, 0), conformity=(0.1, 0.5, 0.8, 1.0), threshold=threshold
+    )
+    training = streaming_runtime.training(algorithm, PlainSum())
+    rng = np.random.default_rng(0)
+    state = training.initialize()
+    for _ in range(3):
+        clients = [
+            make_client(rng.random((n, 28, 28, 1)), np.zeros(n), rng.integers(10, size=n))
+            for n in (6, 9, 1, 4, 15, 20)
+        ]
+        state, report = training.next(state, clients)
+    assert report["clients"]["non_finite"] == 0
 
 
 def test_a_level_of_1_is_fed_avg_bit_for_bit(streaming_runtime):

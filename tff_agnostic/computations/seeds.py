@@ -24,7 +24,9 @@ UNIFORM_BITS = 24
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
     """Returns new seeds, int64, from seeds and integers whose shapes broadcast."""
     increment = tf.constant(_INCREMENT, tf.int64)
-    state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) * increment + increment)
+    # (data + 1) rather than a third addend: of three, in a loop of a large graph, TensorFlow makes
+    # an operation with a temporary variable, which the function's next call finds still there.
+    state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) + 1) * increment
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS):
         state = (state ^ _logical_shift(state, shift)) * multiplier
     return state ^ _logical_shift(state, _SHIFTS[2])

@@ -6,8 +6,9 @@ from typing import Callable, Optional
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.client_work import CompiledWork, ShardFunction
+from tff_agnostic.runtimes.client_work import CompiledWork
 from tff_agnostic.runtimes.shards import Shard, streamed_shards, vectorised_shards
+from tff_agnostic.runtimes.submissions import ShardFunction
 
 # Up to here a client's step costs less than starting its operations does (measured on CPU).
 _LARGEST_VECTORISED_MODEL_BYTES = 400_000

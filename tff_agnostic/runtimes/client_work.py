@@ -21,7 +21,7 @@ from tff_agnostic.computations.client_group import (
     one_client_in_fixed_shapes,
 )
 from tff_agnostic.models.functional import Examples
-from tff_agnostic.runtimes.submissions import of_client, summed_in_order
+from tff_agnostic.runtimes.submissions import ShardFunction, of_client
 
 # (what is broadcast, clients, how to apply functions of one client) -> what each client submits,
 # and what it keeps.
@@ -89,28 +89,6 @@ def client_work_of(
         kept_spec=kept_spec,
         bytes_per_example=exchange.exchange.bytes_per_example,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardFunction:
-    """The clients of a shard: calls of one traced function, and a sum of what they return.
-
-    Attributes:
-        traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
-        inputs: Returns the NumPy arrays of each call, from the clients of a shard and what they
-            have kept, with a leading axis of clients.
-        add: Adds two sums.
-    """
-
-    traced: Callable[[], Any]
-    inputs: Callable[[Sequence[Examples], Any], Iterator[Any]]
-    add: Callable[[Any, Any], Any]
-
-    def __call__(self, broadcast: Any, clients: Sequence[Examples], kept: Any = ()) -> Submission:
-        """Returns the sum of what the clients of a shard submit, and what they keep."""
-        function = self.traced()
-        calls = (function(broadcast, _tensors(inputs)) for inputs in self.inputs(clients, kept))
-        return summed_in_order(calls, self.add)
 
 
 def _num_bytes(specs: Any) -> int:
@@ -282,7 +260,3 @@ def _quiet_tensorflow() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _tensors(structure: Any) -> Any:
-    return tf.nest.map_structure(tf.convert_to_tensor, structure)

@@ -12,12 +12,17 @@ import tensorflow as tf
 from tff_agnostic.computations.aggregated import Submission
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.runtimes.client_modes import CLIENT_MODES
-from tff_agnostic.runtimes.client_work import ClientWork, CompiledWork, ShardFunction
+from tff_agnostic.runtimes.client_work import ClientWork, CompiledWork
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_pool import WorkerPool
 from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_work import pack
-from tff_agnostic.runtimes.submissions import in_cohort_order, of_shard, summed_in_order
+from tff_agnostic.runtimes.submissions import (
+    ShardFunction,
+    in_cohort_order,
+    of_shard,
+    summed_in_order,
+)
 
 
 class SumOnRay:

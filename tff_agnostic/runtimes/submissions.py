@@ -1,9 +1,10 @@
-"""What clients submit, summed; what they keep, put back where each of them finds it.
+"""What the clients of shards submit, summed; what they keep, where each of them finds it.
 
 Shards are cut anew in every exchange, as its work may be of another size: what clients keep is
 therefore held in the order of the cohort, with a leading axis of clients.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
@@ -11,8 +12,34 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.computations.aggregated import Submission
+from tff_agnostic.models.functional import Examples
 from tff_agnostic.runtimes.lanes import sum_in_order
 from tff_agnostic.runtimes.shards import Shard
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardFunction:
+    """The clients of a shard: calls of one traced function, and a sum of what they return.
+
+    Attributes:
+        traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
+        inputs: Returns the NumPy arrays of each call, from the clients of a shard and what they
+            have kept, with a leading axis of clients.
+        add: Adds two sums.
+    """
+
+    traced: Callable[[], Any]
+    inputs: Callable[[Sequence[Examples], Any], Iterator[Any]]
+    add: Callable[[Any, Any], Any]
+
+    def __call__(self, broadcast: Any, clients: Sequence[Examples], kept: Any = ()) -> Submission:
+        """Returns the sum of what the clients of a shard submit, and what they keep."""
+        function = self.traced()
+        calls = (
+            function(broadcast, tf.nest.map_structure(tf.convert_to_tensor, inputs))
+            for inputs in self.inputs(clients, kept)
+        )
+        return summed_in_order(calls, self.add)
 
 
 def summed_in_order(parts: Iterable[Submission], add: Callable[[Any, Any], Any]) -> Submission:
