@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tff_agnostic.errors import UserError
@@ -89,6 +90,14 @@ def _assert_same_run(found: Path, expected: Path) -> None:
             assert content == wanted, name
 
 
+def _shown(axes: Axes) -> list[Any]:
+    """Returns the points of lines, and the corners of bars, in the axes' own numbers."""
+    corners = (
+        patch.get_patch_transform().transform(patch.get_path().vertices) for patch in axes.patches
+    )
+    return [*(line.get_xydata().tolist() for line in axes.lines), *(c.tolist() for c in corners)]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _figures_as_text() -> Iterator[None]:
     """Saves what figures show in place of pixels, which take longer than the rounds.
@@ -97,8 +106,7 @@ def _figures_as_text() -> Iterator[None]:
     """
 
     def save(figure: Figure, path: Path) -> None:
-        shown = [[line.get_xydata().tolist() for line in axes.lines] for axes in figure.axes]
-        path.write_text(json.dumps(shown))
+        path.write_text(json.dumps([_shown(axes) for axes in figure.axes]))
 
     with mock.patch.object(plots, "save", save):
         yield

@@ -54,7 +54,8 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     steps = []
     for k, exchange in enumerate(round_.exchanges):
         exchanges.append(placed_exchange(exchange, message_type, client_data_type, kept_type))
-        kept_type = exchanges[k].kept_type or kept_type
+        if exchange.exchange.keeps:
+            kept_type = exchanges[k].kept_type
         sum_type = exchanges[k].sum_of.type_signature.result.member
         is_last = k == len(round_.exchanges) - 1
         after_sum = round_.finish if is_last else round_.go_on
