@@ -162,6 +162,8 @@ def _domain_table(run: RunRecord, measure: MeasureFacts, series: Series) -> Tabl
     # Those without a value last: they are neither good nor bad.
     names = sorted(by_domain, key=lambda n: _sort_key(sign * by_domain[n].value))
     worst = run.source.get("worst", measure.name, "domain")
+    # Of algorithms that weigh no domains, a column of dashes says nothing.
+    is_weighed = bool(run.source.get("domain_weights"))
     rows: list[Sequence[Line]] = []
     for name in names:
         part = run.source.below("domains", name)
@@ -172,7 +174,7 @@ def _domain_table(run: RunRecord, measure: MeasureFacts, series: Series) -> Tabl
                 _with_interval(part, measure.name, _VALUE, measure.unit),
                 part.number("num_examples"),
                 part.number("over_clients", measure.name, _NUM_CLIENTS),
-                run.source.number("domain_weights", name, decimals=3),
+                *([run.source.number("domain_weights", name, decimals=3)] if is_weighed else []),
                 remark,
             ]
         )
@@ -182,11 +184,11 @@ def _domain_table(run: RunRecord, measure: MeasureFacts, series: Series) -> Tabl
             _with_interval(run.source.below("overall"), measure.name, _VALUE, measure.unit),
             run.source.number("overall", "num_examples"),
             run.source.number("overall", "over_clients", measure.name, _NUM_CLIENTS),
-            "",
+            *([""] if is_weighed else []),
             "",
         ]
     )
-    notes = ["Weight: what the domain weighed in the last round."]
+    notes = ["Weight: what the domain weighed in the last round."] if is_weighed else []
     if not_counted:
         fewest = run.result.get("worst_min_examples")
         notes.append(
@@ -195,7 +197,7 @@ def _domain_table(run: RunRecord, measure: MeasureFacts, series: Series) -> Tabl
         )
     return Table(
         f"{with_percent(measure.name, measure.unit)} ({measure.better} is better)",
-        ["domain", measure.name, "examples", "clients", "weight", ""],
+        ["domain", measure.name, "examples", "clients", *(["weight"] if is_weighed else []), ""],
         rows,
         notes,
     )
