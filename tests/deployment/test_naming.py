@@ -7,7 +7,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_agnostic.deployment.metric_outputs import scalar_outputs
 from tff_agnostic.deployment.naming import leaves, named, only_element, side_channel_names
+from tff_agnostic.errors import UserError
+from tff_agnostic.quantities import Quantity
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -49,3 +52,18 @@ def test_side_channels_have_the_names_of_the_platforms_tools():
 def test_what_is_no_tensor():
     with pytest.raises(TypeError, match=r"expected a structure of tensors, found .* at a/0"):
         leaves(tff.to_type(collections.OrderedDict(a=[tff.SequenceType(np.int32)])))
+
+
+def test_a_metric_may_be_called_what_no_node_may():
+    structure = leaves(tff.to_type(collections.OrderedDict([("top 3, größte", np.float32)])))
+    (spec,) = named(structure, "metrics")
+    with tf.Graph().as_default():
+        quantities = {"top 3, größte": Quantity("top 3, größte", "a share")}
+        outputs = scalar_outputs(structure, [tf.constant(0.5)], quantities)
+        assert {name: output.op.name for name, output in outputs.items()} == {spec.name: spec.name}
+
+
+def test_two_metrics_of_one_node_are_refused():
+    same = collections.OrderedDict([("top 3", np.float32), ("top_3", np.float32)])
+    with pytest.raises(UserError, match="found 'top 3' and 'top_3'"):
+        leaves(tff.to_type(same))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.deployment.naming import METRICS, Leaf
+from tff_agnostic.deployment.naming import METRICS, Leaf, node_name
 from tff_agnostic.quantities import Quantities, Quantity, Unit
 
 OVERALL = "overall"
@@ -70,7 +70,9 @@ def scalar_outputs(
             scalars[at] = by_path[leaf.path][index] if index else by_path[leaf.path]
     for metric, weights in overall_metrics(quantities):
         of_domains = None if weights is None else by_path[weights]
-        scalars[f"{METRICS}/{metric}/{OVERALL}"] = overall_value(by_path[metric], of_domains)
+        scalars[f"{METRICS}/{node_name(metric)}/{OVERALL}"] = overall_value(
+            by_path[metric], of_domains
+        )
     return {name: tf.identity(value, name=name) for name, value in scalars.items()}
 
 

@@ -1,10 +1,13 @@
 """Names of tensors in checkpoints and graphs, from the paths of TFF types."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_agnostic.errors import UserError
 
 # Prefixes of the names in checkpoints, those of the platform's own tools.
 SERVER = "server"
@@ -14,6 +17,9 @@ INTERMEDIATE_UPDATE = "intermediate_update"
 AGGREGATED_UPDATE = "aggregated_update"
 INTERMEDIATE_STATE = "intermediate_state"
 METRICS = "metrics"
+
+# What TensorFlow takes in the name of a node.
+_NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +38,31 @@ class Leaf:
 
     def named(self, prefix: str) -> tf.TensorSpec:
         """Returns the spec of the tensor under its name in a checkpoint."""
-        name = f"{prefix}/{self.path}" if self.path else prefix
+        name = f"{prefix}/{node_name(self.path)}" if self.path else prefix
         return tf.TensorSpec(self.shape, self.dtype, name)
 
 
 def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
-    """Returns the tensors of an unplaced type, in TFF's order."""
-    return tuple(_leaves(structure, ()))
+    """Returns the tensors of an unplaced type, in TFF's order.
+
+    Raises:
+        UserError: If two of them would have one name in a graph.
+    """
+    found = tuple(_leaves(structure, ()))
+    paths: dict[str, str] = {}
+    for leaf in found:
+        other = paths.setdefault(node_name(leaf.path), leaf.path)
+        if other != leaf.path:
+            raise UserError(
+                "export: expected names that still differ where nodes of a graph have _ for a "
+                f"space and the like, found {other!r} and {leaf.path!r}"
+            )
+    return found
+
+
+def node_name(path: str) -> str:
+    """Returns a path as the name of a node: a metric of a user may have a space in its name."""
+    return _NOT_IN_NODES.sub("_", path)
 
 
 def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
