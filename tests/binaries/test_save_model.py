@@ -11,7 +11,7 @@ import tensorflow as tf
 from binaries import evaluate, export, save_model, train
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import WORDS, image, text_store, write_store
-from tests.plan_runner.test_cli import call as run_plan
+from tests.plan_runner.harness import call as run_plan
 from tests.saving.harness import ask_plain_tensorflow
 from tests.selection import exhaustive, usually
 from tff_agnostic.data.records import Record
