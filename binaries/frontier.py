@@ -12,7 +12,7 @@ import numpy as np
 from absl import flags
 
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.computations.minimax.lambda_steps import LambdaOptions
+from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json, write_text
 from tff_agnostic.models.measures import Measure, measures_of

@@ -1,5 +1,7 @@
 """What tests of the binaries share."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.binaries.harness import Caller
@@ -22,3 +24,18 @@ def folder(tmp_path, monkeypatch):
     """An empty folder, the current one, in which commands run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def three_rounds(call: Caller, tmp_path_factory) -> Path:
+    """A run of digits with a checkpoint after each round; not to be changed."""
+    from binaries import train
+
+    path = tmp_path_factory.mktemp("digits") / "run"
+    outcome = call(
+        *(train, "--task=digits", "--digits_num_clients=6", "--digits_num_test_clients=4"),
+        *("--clients_per_round=3", "--rounds=3", "--checkpoint_every=1"),
+        f"--output_dir={path}",
+    )
+    assert outcome.status == 0, outcome
+    return path

@@ -12,7 +12,7 @@ from plan_runner.files.export import open_export
 from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
 from tests.binaries.harness import Caller
 from tests.plan_runner.exports import rehash
-from tests.plan_runner.test_cli import call as run_plan
+from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
 from tff_agnostic.files import read_json
 from tff_agnostic.program.reporting.history import read_history

@@ -11,7 +11,7 @@ import pytest
 from binaries import compare, evaluate, export, train
 from plan_runner.graphs.checkpoints import read_checkpoint
 from tests.binaries.harness import TOY, Caller, Process, python_module
-from tests.plan_runner.test_cli import call as run_plan
+from tests.plan_runner.harness import call as run_plan
 from tests.selection import exhaustive, usually
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 

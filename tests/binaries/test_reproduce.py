@@ -1,5 +1,6 @@
 """`reproduce`: the arms of an experiment, and its page."""
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -13,6 +14,7 @@ from binaries import reproduce
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
 from tests.program.harness import is_png
+from tff_agnostic.experiments.experiment import ArmsAsPredictors
 from tff_agnostic.experiments.prepare import data_lines
 from tff_agnostic.experiments.registry import EXPERIMENTS
 
@@ -49,6 +51,11 @@ def small_experiments(monkeypatch):
     smaller("adult", _ARMS, num_clients=5, num_test_clients=2)
     sizes = {"vocabulary_size": 20, "sequence_length": 4, "embedding": 2, "units": 3}
     smaller("stackoverflow", ("fed_avg",), **sizes)
+    mixing = ("ai", "beer", "agnostic_fed_avg", "fed_boost", "afl_boost")
+    smaller("fedboost_stackexchange", mixing, **sizes)
+    experiments["fedboost_stackexchange"] = dataclasses.replace(
+        experiments["fedboost_stackexchange"], base_predictors=ArmsAsPredictors(mixing[:2])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +70,14 @@ def adult_files(tmp_path_factory) -> Path:
 
 
 def _posts(folder: Path) -> Path:
-    """A dump of three users each of whom asks and answers."""
+    """A dump of users who ask and answer."""
     rows = []
     for k in range(30):
         body = escape(f"<p>What is number {k % 4} of these?</p>")
         rows.append(
             f'<row Id="{k + 1}" PostTypeId="{1 + k % 2}" OwnerUserId="{k % 15}" Body="{body}" />'
         )
-    folder.mkdir()
+    folder.mkdir(parents=True)
     text = '<?xml version="1.0" encoding="utf-8"?>\n<posts>\n' + "\n".join(rows) + "\n</posts>\n"
     (folder / "Posts.xml").write_text(text)
     return folder
@@ -168,31 +175,51 @@ class _Prepared:
         raise AssertionError("nothing is left to do")
 
 
-def test_a_dump_is_imported_and_trained_on(call: Caller, folder, small_experiments):
-    _posts(folder / "dump")
-    outcome = call(
-        reproduce, *_STACKOVERFLOW, "--data_dir=dump", "--output_dir=run", "--clients_per_round=3"
+def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
+    call: Caller, folder, small_experiments
+):
+    sites, mixed = ("ai", "beer"), ("fed_boost", "afl_boost")
+    for site in sites:
+        _posts(folder / "dump" / site)
+    run = folder / "run"
+    arguments = (
+        *("--experiment=fedboost_stackexchange", "--data_dir=dump", "--trials=1", "--rounds=2"),
+        *("--clients_per_round=3", "--client_mode=streamed", "--output_dir=run"),
+        *(f"--override={name}:budget=1" for name in mixed),
     )
+    outcome = call(reproduce, *arguments)
     assert outcome.status == 0, outcome
     assert "importing dump into run/clients.sqlite" in outcome.out
-    config = json.loads((folder / "run/fed_avg/trial_00/config.json").read_text())
-    assert config["data"] == str(folder / "run" / "clients.sqlite")
-    assert config["data_dir"] is None
-    page = (folder / "run" / "page.md").read_text()
+    page = (run / "page.md").read_text()
     assert "\n## perplexity (lower is better)\n" in page
-    for line in data_lines(folder / "run" / "clients.sqlite"):
+    for line in data_lines(run / "clients.sqlite"):
         assert f"\n- {line}\n" in page
-    store = (folder / "run" / "clients.sqlite").read_bytes()
+    compared = json.loads((run / "compare.json").read_text())
+    assert list(compared) == [*sites, "agnostic_fed_avg", *mixed]
+    for name, results in compared.items():
+        # Sites, and not kinds of posts, are the domains.
+        assert all(results[site]["perplexity"]["mean"] >= 1 for site in sites)
+        assert f"| {EXPERIMENTS['fedboost_stackexchange'].arms[name].label} " in page
+    for name in mixed:
+        trial = run / name / "trial_00"
+        config = json.loads((trial / "config.json").read_text())
+        assert (config["data"], config["data_dir"]) == (str(run / "clients.sqlite"), None)
+        assert config["base_predictors"] == [str(run / site / "trial_00") for site in sites]
+        rows = list(csv.DictReader((trial / "metrics.csv").read_text().splitlines()))
+        assert [int(row["predictors/sampled"]) for row in rows] == [1, 1]
+        for row in rows:
+            whole = int(row["predictors/bytes_of_ensemble"])
+            # Beside the predictor, a few numbers.
+            assert whole / 2 < int(row["predictors/bytes_sent"]) < whole
+    store = (run / "clients.sqlite").read_bytes()
 
     # The dump need not be read again.
-    shutil.move(folder / "dump" / "Posts.xml", folder / "dump" / "gone.xml")
-    outcome = call(
-        *(reproduce, *_STACKOVERFLOW, "--data_dir=dump", "--output_dir=run"),
-        *("--clients_per_round=3", "--resume"),
-    )
+    shutil.move(folder / "dump", folder / "gone")
+    (folder / "dump").mkdir()
+    outcome = call(reproduce, *arguments, "--resume")
     assert outcome.status == 0, outcome
     assert "importing" not in outcome.out
-    assert (folder / "run" / "clients.sqlite").read_bytes() == store
+    assert (run / "clients.sqlite").read_bytes() == store
 
 
 def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, monkeypatch):

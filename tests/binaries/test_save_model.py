@@ -1,56 +1,37 @@
 """`save_model`: files of a run that plain TensorFlow reads, and their card."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from binaries import evaluate, export, save_model, train
-from tests.binaries.harness import TOY, Caller
-from tests.data.stores import WORDS, image, text_store, write_store
-from tests.plan_runner.test_cli import call as run_plan
+from binaries import save_model, train
+from tests.binaries.harness import TOY
 from tests.saving.harness import ask_plain_tensorflow
-from tests.selection import exhaustive, usually
-from tff_agnostic.data.records import Record
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
-from tff_agnostic.tasks.emnist import CENSUS, HIGH_SCHOOL
 
-_DIGITS = ("--task=digits", "--digits_num_clients=6", "--digits_num_test_clients=4")
 _FORMATS = "--format=keras,saved_model,tflite"
-
-
-@pytest.fixture(scope="module")
-def digits(call: Caller, tmp_path_factory) -> Path:
-    """Three rounds, a checkpoint after each."""
-    path = tmp_path_factory.mktemp("digits") / "run"
-    outcome = call(
-        *(train, *_DIGITS, "--clients_per_round=3", "--rounds=3", "--checkpoint_every=1"),
-        f"--output_dir={path}",
-    )
-    assert outcome.status == 0, outcome
-    return path
 
 
 def _card(folder: Path) -> dict:
     return json.loads((folder / "model_card.json").read_text())
 
 
-def test_files_tell_what_the_run_tells_in_plain_tensorflow(call, folder, digits):
+def test_files_tell_what_the_run_tells_in_plain_tensorflow(call, folder, three_rounds):
     outcome = call(
-        *(save_model, f"--checkpoint={digits}", _FORMATS, "--quantize=float16"),
+        *(save_model, f"--checkpoint={three_rounds}", _FORMATS, "--quantize=float16"),
         "--output_dir=all/saved",
     )
     assert outcome.status == 0, outcome
     names = ["model.keras", "model_saved_model", "model.tflite", "model_float16.tflite"]
     saved = folder / "all" / "saved"
     assert {path.name for path in saved.iterdir()} == {*names, "model_card.json"}
-    clients = RunFolder(digits).spec().load_task().test
+    clients = RunFolder(three_rounds).spec().load_task().test
     x = np.concatenate([clients.read(c)["x"] for c in clients.client_ids])
-    kernel, bias = newest_checkpoint(digits / "checkpoints").model_arrays["model"]
+    kernel, bias = newest_checkpoint(three_rounds / "checkpoints").model_arrays["model"]
     scores = x @ kernel + bias
     np.savez(saved / "x.npz", x=x)
     ask_plain_tensorflow(folder / "all")
@@ -65,7 +46,7 @@ def test_files_tell_what_the_run_tells_in_plain_tensorflow(call, folder, digits)
         assert f"{name}: " in outcome.out
     files = {file["path"]: file for file in _card(saved)["files"]}
     assert [files[name]["check"]["is_same"] for name in names] == [True, True, True, False]
-    result = json.loads((digits / "result.json").read_text())
+    result = json.loads((three_rounds / "result.json").read_text())
     for name in names:
         check = files[name]["check"]
         assert check["num_examples"] == len(x)
@@ -75,17 +56,17 @@ def test_files_tell_what_the_run_tells_in_plain_tensorflow(call, folder, digits)
             assert values["accuracy"]["file"] == pytest.approx(expected, abs=0.05)
 
 
-def test_the_card_says_what_the_model_is(call, folder, digits):
-    outcome = call(save_model, f"--checkpoint={digits}", "--output_dir=saved")
+def test_the_card_says_what_the_model_is(call, folder, three_rounds):
+    outcome = call(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved")
     assert outcome.status == 0, outcome
     card = _card(folder / "saved")
     assert (card["task"], card["algorithm"], card["round"]) == ("digits", "agnostic_fed_avg", 3)
-    assert card["result"] == json.loads((digits / "result.json").read_text())
+    assert card["result"] == json.loads((three_rounds / "result.json").read_text())
     assert card["settings"]["clients_per_round"] == 3
     assert card["inputs"] == "float32[None, 64]"
     assert card["versions"]["tensorflow"].startswith("2.")
     # Of an earlier round there is no result.
-    path = digits / "checkpoints" / "round_00000002.npz"
+    path = three_rounds / "checkpoints" / "round_00000002.npz"
     assert call(save_model, f"--checkpoint={path}", "--output_dir=earlier").status == 0
     card = _card(folder / "earlier")
     assert (card["round"], card["result"]) == (2, None)
@@ -116,205 +97,6 @@ def test_every_member_of_a_family(call, folder):
     ]
 
 
-_MODEL = """
-import tensorflow as tf
-from tff_agnostic.models import LSTM, SentenceLoss
-
-def build_model(data):
-    x = tf.keras.Input(data.x_shape, dtype=data.x_dtype)
-    states = LSTM(3, return_sequences=True)(tf.keras.layers.Embedding(data.num_ids, 2)(x))
-    return tf.keras.Model(x, tf.keras.layers.Dense(data.num_ids)(states)), SentenceLoss()
-"""
-
-
-_WORDS = (b"the", b"cat", b"sat")
-_TEXTS = ("the cat", "unheard")
-# Ids of the texts for models that predict the next word, and for those that tell a class.
-_BEGINS = np.array([[5, 1, 2, 0], [5, 4, 0, 0]], np.int32)
-_IDS = np.array([[1, 2, 0, 0], [4, 0, 0, 0]], np.int32)
-_CLASSIFIER = (
-    *("--task=text_classifier", "--data=labelled.sqlite", "--text_classifier_embedding=3"),
-    "--text_classifier_sequence_length=4",
-)
-# Flags, and what the model is given.
-_TASKS = {
-    "next_word": (
-        *("--task=next_word", "--data=texts.sqlite", "--next_word_units=3"),
-        "--next_word_sequence_length=4",
-    ),
-    "custom": (
-        *("--task=custom", "--data=texts.sqlite", "--model=model.py"),
-        "--custom_sequence_length=4",
-    ),
-    "text_classifier": _CLASSIFIER,
-    "adult": (
-        "--task=adult",
-        "--data_dir=adult",
-        "--adult_num_clients=2",
-        "--adult_num_test_clients=2",
-    ),
-    "emnist": ("--task=emnist", "--data=images.sqlite", "--emnist_num_classes=10"),
-}
-_USUAL = ("text_classifier", "adult")
-_INPUTS = {
-    "next_word": _BEGINS,
-    "custom": _BEGINS,
-    "text_classifier": _IDS,
-    "adult": None,
-    "emnist": None,
-}
-# Rows of UCI's files, of either domain.
-_PEOPLE = [
-    "39, Private, 77516, Bachelors, 13, Never-married, Sales, Husband, White, Male, 0, 0, 40, ?, "
-    "<=50K",
-    "50, Private, 1, Doctorate, 16, Divorced, Sales, Husband, Black, Female, 2174, 0, 30, ?, >50K",
-]
-_ONE_ROUND = ("--clients_per_round=2", "--rounds=1", "--client_mode=streamed")
-
-
-def _labelled_texts(path: Path) -> Path:
-    rows = [
-        (split, Record(client, domain, {"tokens": tokens, "label": label}))
-        for split, clients in (("train", "ab"), ("test", "t"))
-        for client in clients
-        for domain, tokens, label in (("web", "the cat", 1), ("phone", "sat dog the", 0))
-    ]
-    return write_store(path, rows, "text", vocabulary=WORDS, class_names=("bad", "good"))
-
-
-@pytest.fixture(scope="module")
-def several(request: pytest.FixtureRequest, call: Caller, tmp_path_factory) -> Path:
-    """A run of each task, its models in all/NAME, and what plain TensorFlow tells."""
-    names = _TASKS if request.config.getoption("--exhaustive") else _USUAL
-    folder = tmp_path_factory.mktemp("several")
-    (folder / "model.py").write_text(_MODEL)
-    text_store(folder / "texts.sqlite")
-    _labelled_texts(folder / "labelled.sqlite")
-    (folder / "adult").mkdir()
-    for name in ("adult.data", "adult.test"):
-        (folder / "adult" / name).write_text("\n".join(_PEOPLE * 4))
-    writers = [
-        (split, image(f"{split}{domain}", domain, label, ink=0.1 * label))
-        for split in ("train", "test")
-        for domain in (HIGH_SCHOOL, CENSUS)
-        for label in (2, 5)
-    ]
-    write_store(folder / "images.sqlite", writers, "features")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name in names:
-            outcome = call(train, *_TASKS[name], *_ONE_ROUND, f"--output_dir=run_{name}")
-            assert outcome.status == 0, outcome
-            outcome = call(
-                *(save_model, f"--checkpoint=run_{name}", "--format=keras,saved_model"),
-                f"--output_dir=all/{name}",
-            )
-            assert outcome.status == 0, outcome
-            assert outcome.out.count("predicts as the run's model does") == 2
-            np.savez(folder / "all" / name / "x.npz", x=_inputs(folder, name))
-            (folder / "all" / name / "texts.json").write_text(json.dumps(_TEXTS))
-        ask_plain_tensorflow(folder / "all")
-    return folder
-
-
-def _inputs(folder: Path, name: str) -> np.ndarray:
-    if _INPUTS[name] is not None:
-        return _INPUTS[name]
-    clients = RunFolder(folder / f"run_{name}").spec().load_task().test
-    return np.concatenate([clients.read(client)["x"] for client in clients.client_ids])
-
-
-def _told(folder: Path, name: str, file_name: str) -> dict[str, np.ndarray]:
-    with np.load(folder / "all" / name / f"{file_name}.npz") as file:
-        return dict(file)
-
-
-def _scores(folder: Path, name: str) -> np.ndarray:
-    run = RunFolder(folder / f"run_{name}")
-    model = run.spec().load_task().model
-    weights = newest_checkpoint(run.checkpoints).models(model.initial_weights, "")["model"]
-    x = _inputs(folder, name)
-    return np.asarray(model.predict(weights, x, False, np.zeros(2, np.int32)))
-
-
-@pytest.mark.parametrize("name", usually(_USUAL, _TASKS))
-def test_tasks_in_plain_tensorflow(several, name):
-    scores = _scores(several, name)
-    for file_name in ("model.keras", "model_saved_model"):
-        told = _told(several, name, file_name)
-        np.testing.assert_allclose(told["predictions"], scores, rtol=1e-5, atol=1e-5)
-    # What the run left is the same file.
-    left, saved = (several / f / "model.keras" for f in (f"run_{name}/model", f"all/{name}"))
-    assert left.read_bytes() == saved.read_bytes()
-
-
-@exhaustive
-@pytest.mark.parametrize("name", ["next_word", "custom"])
-def test_next_words_of_texts(several, name):
-    scores, words = _scores(several, name), np.array(_WORDS)
-    best = [np.argsort(-scores[row, last][1:4])[:2] for row, last in enumerate([2, 1])]
-    told = _told(several, name, "model_saved_model")
-    assert told["next_words"].tolist() == words[best].tolist()
-
-
-def test_classes_of_texts(several):
-    scores = _scores(several, "text_classifier")
-    told = _told(several, "text_classifier", "model_saved_model")
-    np.testing.assert_allclose(told["default_predictions"], scores, atol=1e-6)
-    names = np.array([b"bad", b"good"])
-    assert told["default_class_name"].tolist() == names[scores.argmax(axis=1)].tolist()
-
-
-_SUMS = {"plain": (), "secure": ("--aggregation=secure", "--secure_min_clients=1")}
-
-
-@pytest.mark.parametrize("aggregation", usually(["secure"], _SUMS))
-def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
-    """From a run of which nothing was frozen, and on to one of which nothing is any more."""
-    data = several / "labelled.sqlite"
-
-    def run(name: str, *arguments: str) -> list[np.ndarray]:
-        task = [*_CLASSIFIER, f"--data={data}", *_ONE_ROUND, f"--output_dir={name}"]
-        outcome = call(train, *task, *arguments)
-        assert outcome.status == 0, outcome
-        return _weights(folder / name)
-
-    source = several / "run_text_classifier"
-    frozen = ["--frozen_layers=embed*", f"--initial_model={source}", "--rounds=2"]
-    before, after = _weights(source), run("frozen", *frozen, *_SUMS[aggregation])
-    assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
-    free = run("free", "--initial_model=frozen")
-    assert [np.any(a != b) for a, b in zip(after, free)] == [True] * 3
-    # What is evaluated and left is what was trained.
-    assert (
-        call(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain").status == 0
-    )
-    result, found = (
-        json.loads((folder / name).read_text()) for name in ("frozen/result.json", "e.json")
-    )
-    # Secure sums round.
-    assert found["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-3)
-    keras_model = tf.keras.models.load_model(folder / "frozen" / "model" / "model.keras")
-    for weights, expected in zip(keras_model.get_weights(), after):
-        np.testing.assert_array_equal(weights, expected)
-    message = call.refused(folder, train, *_CLASSIFIER, f"--data={data}", "--frozen_layers=lstm")
-    assert message == (
-        "--frozen_layers: expected names of layers with weights to train, or patterns of them "
-        "(embedding, dense), found 'lstm'"
-    )
-
-
-@exhaustive
-def test_a_run_with_frozen_layers_is_exported(call, folder, several):
-    data = several / "labelled.sqlite"
-    task = [*_CLASSIFIER, f"--data={data}", *_ONE_ROUND, "--frozen_layers=embedding"]
-    assert call(train, *task, "--output_dir=run").status == 0
-    outcome = call(export, "--checkpoint=run", "--output_dir=exported")
-    assert outcome.status == 0, outcome
-    outcome = run_plan("--plan=exported", "--verify")
-    assert outcome.status == 0, outcome
-
-
 _BAD = [
     (["--format=onnx"], "--format: unknown format 'onnx': valid names: keras, saved_model, tflite"),
     (["--format="], "--format: expected some of keras, saved_model, tflite, found none"),
@@ -332,21 +114,25 @@ _BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), _BAD)
-def test_what_cannot_be_saved(call, folder, digits, arguments, message):
+def test_what_cannot_be_saved(call, folder, three_rounds, arguments, message):
     found = call.refused(
-        folder, save_model, f"--checkpoint={digits}", "--output_dir=saved", *arguments
+        folder,
+        save_model,
+        f"--checkpoint={three_rounds}",
+        "--output_dir=saved",
+        *arguments,
     )
     assert found.startswith(message)
 
 
-def test_folders_that_are_missing_or_not_free(call, folder, digits):
+def test_folders_that_are_missing_or_not_free(call, folder, three_rounds):
     def refused(*arguments: str) -> str:
         return call.refused(folder, save_model, *arguments)
 
     assert refused("--output_dir=saved") == (
         "--checkpoint: expected the folder of a run or a checkpoint file, found none"
     )
-    assert refused(f"--checkpoint={digits}") == (
+    assert refused(f"--checkpoint={three_rounds}") == (
         "--output_dir: expected the folder to write, found none"
     )
     (folder / "empty").mkdir()
@@ -354,69 +140,6 @@ def test_folders_that_are_missing_or_not_free(call, folder, digits):
         "empty/checkpoints: expected checkpoints, found none"
     )
     (folder / "empty" / "thesis.tex").write_text("")
-    assert refused(f"--checkpoint={digits}", "--output_dir=empty") == (
+    assert refused(f"--checkpoint={three_rounds}", "--output_dir=empty") == (
         "--output_dir: expected a new or empty folder, found empty"
-    )
-
-
-# Full batches of all clients in every round: a round is the same function of the weights.
-_SAME_ROUNDS = (
-    *("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2"),
-    *("--clients_per_round=4", "--algorithm=fed_avg", "--batch_size=2000", "--client_epochs=1"),
-)
-
-
-def _weights(run: Path) -> list[np.ndarray]:
-    return list(newest_checkpoint(run / "checkpoints").model_arrays["model"])
-
-
-def test_a_run_from_the_model_of_round_n_is_the_run_that_goes_on_there(call, folder):
-    def run(*arguments: str) -> None:
-        outcome = call(train, *_SAME_ROUNDS, *arguments)
-        assert outcome.status == 0, outcome
-
-    run("--rounds=2", "--output_dir=whole")
-    assert call(save_model, "--checkpoint=whole", "--output_dir=saved").status == 0
-    shutil.copytree(folder / "whole", folder / "two")
-    run("--rounds=4", "--output_dir=whole", "--resume")
-    start, expected = _weights(folder / "two"), _weights(folder / "whole")
-    assert max(np.abs(a - b).max() for a, b in zip(start, expected)) > 0.01
-    for name, source in (("from_run", "two"), ("from_keras", "saved/model.keras")):
-        run("--rounds=2", f"--output_dir={name}", f"--initial_model={source}")
-        for found, wanted in zip(_weights(folder / name), expected):
-            np.testing.assert_allclose(found, wanted, atol=1e-6)
-    # It goes on, and is evaluated and saved, when what it started from has moved or is gone.
-    (folder / "saved" / "model.keras").rename(folder / "moved.keras")
-    more = ["--output_dir=from_keras", "--rounds=3", "--resume"]
-    run(*more, "--initial_model=moved.keras")
-    (folder / "moved.keras").unlink()
-    assert call(evaluate, "--checkpoint=from_keras").status == 0
-    assert call(save_model, "--checkpoint=from_keras", "--output_dir=again").status == 0
-
-
-def test_initial_models_that_do_not_fit(call, folder, digits):
-    def refused(path: str) -> str:
-        arguments = [*TOY, "--rounds=1", "--output_dir=run", f"--initial_model={path}"]
-        return call.refused(folder, train, *arguments)
-
-    assert call(save_model, f"--checkpoint={digits}", "--output_dir=saved").status == 0
-    for path in ("saved/model.keras", str(digits)):
-        message = refused(path)
-        assert message.startswith("--initial_model: /")
-        assert "[64, 10]" in message
-    (folder / "empty").mkdir()
-    assert refused("empty") == (
-        "--initial_model: expected a Keras model, a checkpoint or the folder of a run, found no "
-        "checkpoint in empty"
-    )
-    assert refused("no.keras") == (
-        "--initial_model: expected a file or a run's folder, found none at no.keras"
-    )
-    (folder / "notes.txt").write_text("")
-    assert refused("notes.txt").startswith(
-        "--initial_model: expected a Keras model (.keras or .h5), a checkpoint or the folder of a "
-    )
-    (folder / "broken.keras").write_text("")
-    assert refused("broken.keras").startswith(
-        "--initial_model: expected a Keras model, cannot load "
     )

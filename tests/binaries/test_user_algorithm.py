@@ -12,7 +12,7 @@ import pytest
 from binaries import compare, evaluate, export, train
 from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, python_module
-from tests.plan_runner.test_cli import call as run_plan
+from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.runtimes.options import RuntimeOptions

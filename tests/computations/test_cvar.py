@@ -7,7 +7,8 @@ from scipy.optimize import linprog
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
 from tff_agnostic.computations.minimax.cvar import cvar_step
-from tff_agnostic.computations.minimax.lambda_steps import LambdaOptions, LambdaSteps, lambda_steps
+from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
+from tff_agnostic.computations.minimax.lambda_steps import LambdaSteps, lambda_steps
 from tff_agnostic.errors import UserError
 
 _LEVELS = (1e-30, 0.01, 0.1, 0.29, 0.5, 0.8, 1.0)

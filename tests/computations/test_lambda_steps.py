@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tests.selection import usually
-from tff_agnostic.computations.minimax import lambda_steps as ls
 from tff_agnostic.computations.minimax import lambda_updates
+from tff_agnostic.computations.minimax.lambda_options import DOMAIN_WEIGHT_UPDATES, LambdaOptions
+from tff_agnostic.computations.minimax.lambda_steps import lambda_steps
 from tff_agnostic.lambda_sets import project_to_simplex
 
 
@@ -14,7 +15,7 @@ def _f32(*values) -> np.ndarray:
 
 
 def _next(options, lambda_, losses, counts):
-    return ls.lambda_steps(options, ["abc"[i] for i in range(len(lambda_))]).next(
+    return lambda_steps(options, ["abc"[i] for i in range(len(lambda_))]).next(
         lambda_, losses, counts
     )
 
@@ -128,37 +129,37 @@ def test_fixed_stays():
 # Absent domains
 
 
-@pytest.mark.parametrize("update", list(ls.DOMAIN_WEIGHT_UPDATES))
+@pytest.mark.parametrize("update", list(DOMAIN_WEIGHT_UPDATES))
 def test_a_round_without_examples_leaves_lambda(update):
-    options = ls.LambdaOptions(domain_weight_update=update, domain_learning_rate=1.0)
+    options = LambdaOptions(domain_weight_update=update, domain_learning_rate=1.0)
     lambda_ = _f32(0.1, 0.9)
     updated = _next(options, lambda_, _f32(0, 0), _f32(0, 0))
     np.testing.assert_array_equal(updated, lambda_)
 
 
 def test_by_default_an_absent_domain_loses_weight():
-    options = ls.LambdaOptions(domain_learning_rate=1.0)
+    options = LambdaOptions(domain_learning_rate=1.0)
     updated = _next(options, _f32(0.5, 0.5), _f32(0, np.log(3)), _f32(0, 2))
     np.testing.assert_allclose(updated, [0.25, 0.75], rtol=1e-6)
 
 
 def test_freeze_absent_shares_the_rest_among_the_present():
-    options = ls.LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
     losses = _f32(0, np.log(3), 0)
     updated = _next(options, _f32(0.5, 0.25, 0.25), losses, _f32(0, 2, 2))
     np.testing.assert_allclose(updated, [0.5, 0.375, 0.125], rtol=1e-6)
 
 
 def test_freeze_absent_leaves_a_single_present_domain():
-    options = ls.LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
     updated = _next(options, _f32(0.3, 0.7), _f32(50.0, 0), _f32(4, 0))
     np.testing.assert_allclose(updated, [0.3, 0.7], rtol=1e-6)
 
 
-@pytest.mark.parametrize("update", list(ls.DOMAIN_WEIGHT_UPDATES))
+@pytest.mark.parametrize("update", list(DOMAIN_WEIGHT_UPDATES))
 @pytest.mark.parametrize("losses", [(-50.0, 0.0, 0.0), (-500.0, -500.0, 0.0)])
 def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, losses):
-    options = ls.LambdaOptions(
+    options = LambdaOptions(
         domain_weight_update=update, domain_learning_rate=1.0, freeze_absent_domains=True
     )
     counts = _f32(*[1.0 if loss else 0.0 for loss in losses])
@@ -168,7 +169,7 @@ def test_freeze_absent_stays_on_the_simplex_when_losses_are_negative(update, los
 
 
 def test_freeze_absent_compares_negative_losses_of_the_present():
-    options = ls.LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
     losses = _f32(-500, -500 + np.log(3), 0)
     updated = _next(options, _f32(0.2, 0.2, 0.6), losses, _f32(1, 1, 0))
     np.testing.assert_allclose(updated, [0.1, 0.3, 0.6], rtol=1e-4)
@@ -191,7 +192,7 @@ def _moved(options, lambda_, losses, counts, rounds):
 @pytest.mark.parametrize("freeze", usually([True], [False, True]))
 def test_a_weight_that_fell_for_thousands_of_rounds_is_positive_and_recovers(freeze):
     """It falls by e a round; float32 has no room for 90 of them, and log 0 would be the end."""
-    options = ls.LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=freeze)
+    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=freeze)
     counts = _f32(5, 5, 0)
     fallen = _moved(options, _f32(0.4, 0.4, 0.2), _f32(0, 1, 0), counts, _ROUNDS)
     assert fallen[0] == _TINY
@@ -205,7 +206,7 @@ def test_a_weight_that_fell_for_thousands_of_rounds_is_positive_and_recovers(fre
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_weight_that_was_0_stays_0(freeze):
-    options = ls.LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=freeze)
+    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=freeze)
     lambda_ = _moved(options, _f32(0.0, 0.5, 0.5), _f32(9, 1, 0), _f32(5, 5, 5), 50)
     assert lambda_[0] == 0
     assert lambda_[1] > 0.99
@@ -213,7 +214,7 @@ def test_a_weight_that_was_0_stays_0(freeze):
 
 def test_present_domains_may_have_next_to_nothing_to_share():
     """Halves of the smallest normal number are not normal: processors may take them for 0."""
-    options = ls.LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
+    options = LambdaOptions(domain_learning_rate=1.0, freeze_absent_domains=True)
     lambda_ = _moved(options, _f32(_TINY, _TINY, 1.0), _f32(3, 0, 0), _f32(1, 1, 0), 5)
     assert np.all(lambda_ >= _TINY)
     # Nothing but the next round in which the third is present as well can give them more.

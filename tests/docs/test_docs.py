@@ -15,7 +15,7 @@ from binaries import reproduce
 from tests.binaries.harness import Caller, Outcome, draw_nothing
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
-from tests.plan_runner.test_cli import call as run_plan
+from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
 from tff_agnostic.program.reporting import plots
 

@@ -11,7 +11,7 @@ import pytest
 from binaries import evaluate, export, import_state, train
 from plan_runner.graphs.checkpoints import read_checkpoint as read_server_state
 from tests.binaries.harness import Caller
-from tests.plan_runner.test_cli import call as run_plan
+from tests.plan_runner.harness import call as run_plan
 from tests.releases.old_runs import LAST, RELEASE, RUNS, copy_of, interrupted, missing_data
 from tests.selection import usually
 from tff_agnostic.program.reporting.history import read_history

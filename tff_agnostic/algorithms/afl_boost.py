@@ -27,11 +27,8 @@ from tff_agnostic.computations.boosting.options import BoostOptions
 from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, Sums
 from tff_agnostic.computations.minimax.game_estimates import DOMAIN_LOSSES, DomainLossesOptions
 from tff_agnostic.computations.minimax.game_steps import running_mean
-from tff_agnostic.computations.minimax.lambda_steps import (
-    LAMBDA_QUANTITIES,
-    LambdaOptions,
-    lambda_steps,
-)
+from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
+from tff_agnostic.computations.minimax.lambda_steps import LAMBDA_QUANTITIES, lambda_steps
 from tff_agnostic.computations.server_update import (
     as_tensors,
     domain_sums,

@@ -24,9 +24,11 @@ from tff_agnostic.computations.minimax.game_estimates import (
     LAMBDA_GRADIENTS,
     WEIGHTS_GRADIENTS,
     DomainLossesOptions,
+    GameGradientOptions,
 )
 from tff_agnostic.computations.minimax.game_steps import (
     STEP_DECAYS,
+    GameStepOptions,
     Gradients,
     optimistic,
     project_to_ball,
@@ -34,11 +36,8 @@ from tff_agnostic.computations.minimax.game_steps import (
     scaled_step,
 )
 from tff_agnostic.computations.minimax.gradient_client import GradientClient
-from tff_agnostic.computations.minimax.lambda_steps import (
-    LAMBDA_QUANTITIES,
-    LambdaOptions,
-    lambda_steps,
-)
+from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
+from tff_agnostic.computations.minimax.lambda_steps import LAMBDA_QUANTITIES, lambda_steps
 from tff_agnostic.computations.seeds import fold_in, stateless_seed
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.computations.server_update import (
@@ -64,48 +63,22 @@ _OF_WEIGHTS, _OF_LAMBDA = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class StochasticAflOptions(
-    ServerOptimizerOptions, LambdaOptions, DomainLossesOptions, DomainLossOptions
+    ServerOptimizerOptions,
+    LambdaOptions,
+    GameGradientOptions,
+    GameStepOptions,
+    DomainLossesOptions,
+    DomainLossOptions,
 ):
     """Settings of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
-        weights_gradient: Member of `WEIGHTS_GRADIENTS`. "per_domain": of all domains, each with its
-            lambda; "weighted": of one domain, which the server draws with probabilities lambda for
-            the round.
-        lambda_gradient: Member of `LAMBDA_GRADIENTS`. "every_domain": the losses of all domains;
-            "one_domain": p times that of one domain, drawn uniformly, and 0 for the others.
         sample_size: Examples that each client draws; all if None.
-        step_decay: Member of `STEP_DECAYS`, for both players.
-        optimistic: Steps along 2 g_{t-1} - g_{t-2} in place of g_{t-1}, of both players.
-        weights_radius: Norm of the ball around 0 in which w stays; none if None.
     """
 
     own_update: ClassVar[str] = "projected_gradient"
-    weights_gradient: str = setting(
-        "per_domain",
-        "Of what the weights' gradient is in Stochastic-AFL: of all domains by their lambda, or of "
-        "one that is drawn by lambda.",
-        choices=WEIGHTS_GRADIENTS,
-    )
-    lambda_gradient: str = setting(
-        "every_domain",
-        "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
-        "that is drawn uniformly.",
-        choices=LAMBDA_GRADIENTS,
-    )
     sample_size: Optional[int] = setting(
         None, "Examples that each client draws for its gradient; all if not given.", at_least=1
-    )
-    step_decay: str = setting(
-        "none",
-        "How both players' steps fall in round t: not, by 1 / sqrt(t), or by 1 / t.",
-        choices=STEP_DECAYS,
-    )
-    optimistic: bool = setting(
-        False, "Whether both players step along twice the gradient less the one before."
-    )
-    weights_radius: Optional[float] = setting(
-        None, "Norm of the ball in which the weights stay; none if not given.", positive=True
     )
 
     def __post_init__(self) -> None:

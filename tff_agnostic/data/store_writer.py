@@ -1,16 +1,14 @@
 """Writes client stores, in one pass over records that come in any order."""
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
-
-import numpy as np
+from typing import Callable, Optional
 
 from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.data.scratch_database import ScratchDatabase
+from tff_agnostic.data.store_contents import StoreContents
 from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,
@@ -18,9 +16,7 @@ from tff_agnostic.data.store_format import (
     LABEL,
     OWN_TABLES,
     TFF_TABLES,
-    TOKENS,
     TRAIN,
-    Feature,
     StoreDescription,
 )
 from tff_agnostic.data.unit_counts import UnitCounts
@@ -42,9 +38,6 @@ class StoreWriter:
     Args:
         path: The store's file.
 
-    Attributes:
-        counts: Examples so far, by (split, domain).
-
     Raises:
         UserError: If there is a file at `path`, or none can be made there.
     """
@@ -52,19 +45,19 @@ class StoreWriter:
     def __init__(self, path: Path) -> None:
         if path.exists():
             raise UserError(f"{path}: expected no file there yet: stores are not overwritten")
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self._contents = StoreContents()
         self._path = path
         self._unsorted = ScratchDatabase(path, "unsorted")
         self._sorted = ScratchDatabase(path, "sorted")
-        self._features: dict[str, Feature] = {}
-        self._known_looks: set[Any] = set()
-        self._labels: Optional[tuple[int, int]] = None
-        self._label_range: Optional[tuple[float, float]] = None
         self._serialize = ExampleSerializer()
-        self._lengths: Counter[tuple[str, str, int]] = Counter()
         self._units: Optional[UnitCounts] = None
         self._rows: list[tuple[str, str, str, Optional[int], bytes]] = []
         self._connection: Optional[sqlite3.Connection] = None
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Examples so far, by (split, domain)."""
+        return self._contents.counts
 
     def __enter__(self) -> "StoreWriter":
         """Makes the temporary file."""
@@ -98,12 +91,7 @@ class StoreWriter:
             UserError: If the disk is full.
         """
         features = {**record.features, DOMAIN: record.domain}
-        self._check(features)
-        self._see_label(split, record.features.get(LABEL))
-        self.counts[split, record.domain] += 1
-        tokens = record.features.get(TOKENS)
-        if tokens is not None:
-            self._lengths[split, record.domain, str(tokens).count(" ") + 1] += 1
+        self._contents.add(split, record, features)
         if unit is not None:
             assert self._units is not None
             self._units.add(unit, record.domain)
@@ -145,7 +133,7 @@ class StoreWriter:
                 "JOIN moves USING (unit)"
             ):
                 record = Record(client, domain, parsed_features(proto))
-                self._move(old, new, record)
+                self._contents.move(old, new, record)
                 on_moved(old, new, record)
             self._connection.execute(
                 "UPDATE rows SET split_name = "
@@ -153,30 +141,14 @@ class StoreWriter:
                 "WHERE unit IN (SELECT unit FROM moves)"
             )
             self._connection.execute("DROP TABLE moves")
-            # Without the domains that a split has lost.
-            self.counts = +self.counts
-            if self._label_range is not None:
-                self._label_range = self._training_label_range()
+            self._contents.end_moves(self._training_labels())
 
-    def _move(self, old: str, new: str, record: Record) -> None:
-        self.counts[old, record.domain] -= 1
-        self.counts[new, record.domain] += 1
-        tokens = record.features.get(TOKENS)
-        if tokens is not None:
-            words = str(tokens).count(" ") + 1
-            self._lengths[old, record.domain, words] -= 1
-            self._lengths[new, record.domain, words] += 1
-
-    def _training_label_range(self) -> Optional[tuple[float, float]]:
+    def _training_labels(self) -> Iterator[Value]:
         assert self._connection is not None
-        found: Optional[tuple[float, float]] = None
         for (proto,) in self._connection.execute(
             "SELECT proto FROM rows WHERE split_name = ?", [TRAIN]
         ):
-            label = float(np.asarray(parsed_features(proto)[LABEL]).item())
-            least, most = found or (label, label)
-            found = min(least, label), max(most, label)
-        return found
+            yield parsed_features(proto)[LABEL]
 
     def finish(
         self,
@@ -201,17 +173,18 @@ class StoreWriter:
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
         self._flush()
-        if not self.counts:
+        contents = self._contents
+        if not contents.counts:
             raise UserError(f"{self._path}: expected at least one example to store, found none")
         description = StoreDescription(
             kind=kind,
-            features=self._features,
-            domains=tuple(sorted({domain for _, domain in self.counts})),
-            num_classes=self._num_classes(class_names),
+            features=contents.features,
+            domains=contents.domains(),
+            num_classes=contents.num_classes(class_names),
             class_names=None if class_names is None else tuple(class_names),
             source=source,
             categories={name: tuple(values) for name, values in (categories or {}).items()},
-            label_range=self._label_range,
+            label_range=contents.label_range,
         )
         assert self._connection is not None
         self._connection.close()
@@ -244,7 +217,7 @@ class StoreWriter:
             )
             connection.executemany(
                 "INSERT INTO sentence_lengths VALUES (?, ?, ?, ?)",
-                ((*key, n) for key, n in sorted(self._lengths.items()) if n),
+                self._contents.lengths(),
             )
             connection.executescript(INDICES)
             connection.execute("INSERT INTO tff_agnostic VALUES (?)", [description.to_json()])
@@ -260,52 +233,3 @@ class StoreWriter:
                 self._units.bound_memory()
             self._connection.commit()
         self._rows = []
-
-    def _see_label(self, split: str, label: Optional[Value]) -> None:
-        feature = self._features.get(LABEL)
-        if feature == Feature("int64"):
-            value = int(np.asarray(label))
-            low, high = self._labels or (value, value)
-            self._labels = min(low, value), max(high, value)
-        elif feature == Feature("float32") and split == TRAIN:
-            number = float(np.asarray(label))
-            least, most = self._label_range or (number, number)
-            self._label_range = min(least, number), max(most, number)
-
-    def _num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
-        if class_names is not None:
-            return len(class_names)
-        # Negative numbers are quantities, no classes.
-        return self._labels[1] + 1 if self._labels and self._labels[0] >= 0 else None
-
-    def _check(self, features: Mapping[str, Value]) -> None:
-        # Most records are alike in this: looking at types alone saves time.
-        look = tuple([(name, type(value)) for name, value in features.items()])
-        if look in self._known_looks:
-            return
-        found = {name: _feature(name, value) for name, value in features.items()}
-        if not self._features:
-            self._features = found
-        elif found != self._features:
-            different = next(
-                name
-                for name in (*self._features, *found)
-                if found.get(name) != self._features.get(name)
-            )
-            raise ValueError(
-                f"{different}: expected {self._features.get(different, 'no such feature')}, as in "
-                f"the first example, found {found.get(different, 'none')}"
-            )
-        if not any(isinstance(value, np.ndarray) for value in features.values()):
-            self._known_looks.add(look)
-
-
-def _feature(name: str, value: Value) -> Feature:
-    if isinstance(value, str):
-        return Feature("string")
-    array = np.asarray(value)
-    if array.dtype.kind in "iub":
-        return Feature("int64", array.shape)
-    if array.dtype.kind == "f":
-        return Feature("float32", array.shape)
-    raise ValueError(f"{name}: expected text or numbers, found {type(value).__name__}")

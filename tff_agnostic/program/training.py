@@ -1,21 +1,15 @@
 """The training loop: rounds, evaluations, checkpoints, and what a run leaves behind."""
 
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
-
-import numpy as np
+from typing import Callable, Optional
 
 from tff_agnostic.computations.evaluation import evaluation_bounds
 from tff_agnostic.computations.exchange import Report, RunState
 from tff_agnostic.data.cohorts import CohortReader
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, check_cohort_size
-from tff_agnostic.files import read_json, write_json
+from tff_agnostic.files import read_json
 from tff_agnostic.models.functional import Examples
-from tff_agnostic.models.measures import measures_of
-from tff_agnostic.models.mixtures.ensemble import EnsembleModel
-from tff_agnostic.program import left_models
 from tff_agnostic.program.data_remarks import data_remarks, share_kept_out
-from tff_agnostic.program.ensembles.alpha_report import alpha_table, alphas, write_alphas
 from tff_agnostic.program.evaluation.divergence import diverged, skipped_rounds
 from tff_agnostic.program.evaluation.evaluator import (
     Evaluator,
@@ -25,26 +19,17 @@ from tff_agnostic.program.evaluation.evaluator import (
 )
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.private.run_privacy import RunPrivacy, run_privacy
-from tff_agnostic.program.reporting import plots
-from tff_agnostic.program.reporting.client_figure import client_figures
-from tff_agnostic.program.reporting.columns import (
-    EvaluationColumns,
-    TrainingColumns,
-    distinct,
-    with_role,
-)
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
-from tff_agnostic.program.reporting.history import History
 from tff_agnostic.program.reporting.packed_rows import Row
 from tff_agnostic.program.reporting.progress import Progress
+from tff_agnostic.program.reporting.run_rows import RunRows
 from tff_agnostic.program.reporting.tensorboard import TensorBoardSink
-from tff_agnostic.program.run_facts import run_facts
+from tff_agnostic.program.run_results import leave_results
 from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance, check_test_clients
 from tff_agnostic.program.specs.run_algorithm import MAX_READS, build_algorithm
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
-from tff_agnostic.quantities import Role, flattened
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import Task
@@ -138,23 +123,17 @@ class TrainingRun:
             config.rounds,
         )
         self._initial = self._training.initialize()
-        names = self.task.domain_names
         bounds = evaluation_bounds(self.task.model, aggregation.limits)
-        # What private evaluations clip stays with the clients.
-        clipped = aggregation.quantities(bounds).get("clipped", {}) if noise is None else {}
-        self._training_columns = TrainingColumns(self._quantities, self.task.tracked_weights, names)
-        self._evaluation_columns = EvaluationColumns(
+        self._rows = RunRows(
+            folder.metrics,
+            self.task,
+            self._quantities,
             tuple(self._algorithm.models(self._initial.algorithm)),
-            measures_of(self.task.model),
-            clipped,
-            names,
-            self.task.test_split,
+            # What private evaluations clip stays with the clients.
+            aggregation.quantities(bounds).get("clipped", {}) if noise is None else {},
             config.client_percentiles,
         )
-        self._history = History(
-            folder.metrics,
-            distinct((*self._training_columns.columns, *self._evaluation_columns.columns)),
-        )
+        self._history = self._rows.history
         self._checkpoints = CheckpointFolder(
             folder.checkpoints, config.keep_checkpoints, self.task.model.frozen
         )
@@ -226,7 +205,7 @@ class TrainingRun:
                 for event in self._take_events():
                     progress.note(f"round {round_num}: {event}")
                 if report["skipped"]:
-                    progress.note(f"round {round_num}: {self._skipped_rounds()}")
+                    progress.note(f"round {round_num}: {skipped_rounds(self.spec.settings())}")
                 progress.show(round_num, report)
                 # Asked once: a signal between two questions would be obeyed without saving.
                 stopping = stop.signal_number is not None and round_num < total
@@ -272,14 +251,14 @@ class TrainingRun:
         config, completed = self.spec.config, int(state.round_num)
         last, every = self._folder.last_evaluation() or (0, 1)
         if 0 < last <= completed and last % every and not self._evaluations.are_due(last):
-            self._history.change(last, self._evaluation_columns.values(None))
+            self._rows.change_evaluation(last, None)
         is_last = completed == config.rounds
         was_last = 0 < completed == last and self._evaluations.are_due(completed)
         if not (is_last or (was_last and config.evaluation_clients is not None)):
             return None
         noise = self._privacy if self._privacy and self._privacy.evaluation else None
         reports = self._evaluations(state)
-        self._history.change(completed, self._evaluation_columns.values(reports))
+        self._rows.change_evaluation(completed, reports)
         if noise is not None and not (is_last and was_last):
             # Of other clients than those that were evaluated then, if any were.
             noise.evaluated_again()
@@ -301,9 +280,7 @@ class TrainingRun:
 
     def _record(self, state: RunState, report: Report, reports: Optional[Reports]) -> Row:
         weights = self._algorithm.main_model(state.algorithm)
-        values: dict[str, Any] = self._training_columns.values(report, weights)
-        values.update(self._evaluation_columns.values(reports))
-        return self._history.append(int(state.round_num), values)
+        return self._rows.append(int(state.round_num), report, weights, reports)
 
     def _begin_private(self, privacy: RunPrivacy, state: RunState) -> None:
         """Says what the run will have spent, and keeps its key before anything is released."""
@@ -318,64 +295,19 @@ class TrainingRun:
         self._checkpoints.save(int(state.round_num), state, models)
 
     def _finish(self, state: RunState, reports: Reports) -> None:
-        values = self._history.values()
-        num_skipped = int(np.nansum(values["skipped"]))
-        if num_skipped:
-            rounds = self.spec.config.rounds
-            print(f"{num_skipped} of {rounds} rounds were {self._skipped_rounds()}")
-        plots.draw_run(
-            self._folder.plots, self.task, self._history.columns, values, client_figures(reports)
-        )
-        if isinstance(self.task.model, EnsembleModel):
-            by_model = alphas(self._algorithm.models(state.algorithm))
-            write_alphas(self._folder.path, self.task.model, by_model)
-            print(alpha_table(self.task.model, by_model))
-        config, weights = self.spec.config, self.domain_weights()
-        (_, report), *further = reports.items()
-        result = {
-            "task": self.spec.task,
-            "algorithm": config.algorithm,
-            "runtime": config.runtime,
-            "seed": config.seed,
-            "rounds": config.rounds,
-            **report.to_json(),
-            **({"domain_weights": weights} if weights else {}),
-            **self._privacy_of_result(),
-            **({"models": {n: r.to_json() for n, r in further}} if further else {}),
-        }
-        models = self._algorithm.models(state.algorithm)
-        self.left_out = left_models.leave_models(self._folder, self.spec, self.task, models, result)
-        # Last: where it is, the run is complete.
-        about = run_facts(
+        private = self._privacy
+        self.left_out = leave_results(
+            self._folder,
             self.spec,
             self.task,
-            self._history.columns,
-            self.remarks,
-            self.security,
-            num_skipped,
+            self._rows,
+            self._algorithm.models(state.algorithm),
+            reports,
+            privacy=None if private is None else private.to_json(self.spec.config.rounds),
+            remarks=self.remarks,
+            security=self.security,
         )
-        write_json(self._folder.result, {**result, "about": about})
-
-    def _privacy_of_result(self) -> dict[str, Any]:
-        if self._privacy is None:
-            return {}
-        return {"privacy": self._privacy.to_json(self.spec.config.rounds)}
-
-    def _skipped_rounds(self) -> str:
-        return skipped_rounds(self.spec.settings())
-
-    def domain_weights(self) -> dict[str, float]:
-        """Returns the weight of each domain after the last round; empty if there are none."""
-        quantity = with_role(flattened(self._training.quantities), Role.DOMAIN_WEIGHT)
-        last = self._history.rows[-1]
-        return {
-            column.domain: float(last[column.name])
-            for column in self._history.columns
-            if column.quantity == quantity and column.domain is not None and last[column.name]
-        }
 
     def table(self, report: EvaluationReport) -> str:
         """Returns the table of an evaluation with the weights of domains, as the run calls them."""
-        quantity = with_role(flattened(self._training.quantities), Role.DOMAIN_WEIGHT)
-        name = quantity.name if quantity is not None else ""
-        return evaluation_table(report, self.domain_weights(), name)
+        return evaluation_table(report, self._rows.domain_weights(), self._rows.weight_name)

@@ -10,7 +10,8 @@ from typing import NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.minimax.lambda_steps import LambdaOptions, LambdaSteps, per_domain
+from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
+from tff_agnostic.computations.minimax.lambda_steps import LambdaSteps, per_domain
 from tff_agnostic.errors import UserError
 from tff_agnostic.settings import setting
 

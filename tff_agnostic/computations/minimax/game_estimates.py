@@ -88,3 +88,29 @@ class DomainLossesOptions(Settings):
         "expected (unbiased), or those of the round (ratio).",
         choices=DOMAIN_LOSSES,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class GameGradientOptions(Settings):
+    """Which estimates of the two players' gradients a round makes.
+
+    Attributes:
+        weights_gradient: Member of `WEIGHTS_GRADIENTS`. "per_domain": of all domains, each with its
+            lambda; "weighted": of one domain, which the server draws with probabilities lambda for
+            the round.
+        lambda_gradient: Member of `LAMBDA_GRADIENTS`. "every_domain": the losses of all domains;
+            "one_domain": p times that of one domain, drawn uniformly, and 0 for the others.
+    """
+
+    weights_gradient: str = setting(
+        "per_domain",
+        "Of what the weights' gradient is in Stochastic-AFL: of all domains by their lambda, or of "
+        "one that is drawn by lambda.",
+        choices=WEIGHTS_GRADIENTS,
+    )
+    lambda_gradient: str = setting(
+        "every_domain",
+        "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
+        "that is drawn uniformly.",
+        choices=LAMBDA_GRADIENTS,
+    )

@@ -1,10 +1,12 @@
 """Steps of the game between weights and lambda, as pure functions (Mohri et al. 2019, figure 3)."""
 
-from typing import Callable, NamedTuple
+import dataclasses
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_agnostic.registry import Registry
+from tff_agnostic.settings import Settings, setting
 
 # t, counted from 1 -> what both step sizes are multiplied by.
 STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
@@ -15,6 +17,29 @@ STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
         "inverse": tf.math.reciprocal,
     },
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class GameStepOptions(Settings):
+    """How both players step.
+
+    Attributes:
+        step_decay: Member of `STEP_DECAYS`, for both players.
+        optimistic: Steps along 2 g_{t-1} - g_{t-2} in place of g_{t-1}, of both players.
+        weights_radius: Norm of the ball around 0 in which w stays; none if None.
+    """
+
+    step_decay: str = setting(
+        "none",
+        "How both players' steps fall in round t: not, by 1 / sqrt(t), or by 1 / t.",
+        choices=STEP_DECAYS,
+    )
+    optimistic: bool = setting(
+        False, "Whether both players step along twice the gradient less the one before."
+    )
+    weights_radius: Optional[float] = setting(
+        None, "Norm of the ball in which the weights stay; none if not given.", positive=True
+    )
 
 
 class Gradients(NamedTuple):

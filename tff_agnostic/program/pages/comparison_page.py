@@ -1,12 +1,7 @@
 """The page of a comparison: what algorithms attain for whom, and what that costs."""
 
-import functools
 from collections.abc import Sequence
 
-from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.comparing.comparison import OVER_CLIENTS
-from tff_agnostic.program.comparing.comparison_figure import figure
-from tff_agnostic.program.comparing.trial_results import DIFFERENCE, OVERALL, WORST
 from tff_agnostic.program.pages.blocks import (
     Block,
     Line,
@@ -14,28 +9,24 @@ from tff_agnostic.program.pages.blocks import (
     Number,
     Page,
     Paragraph,
-    Part,
-    Picture,
     Section,
     Table,
     Warnings,
     in_line,
 )
 from tff_agnostic.program.pages.caveats import data_caveats, training_caveats
-from tff_agnostic.program.pages.client_curves import client_curves
 from tff_agnostic.program.pages.comparison_price import BASELINE, price_section
 from tff_agnostic.program.pages.comparison_record import ComparisonRecord
+from tff_agnostic.program.pages.comparison_results import by_domain, over_clients, summaries
 from tff_agnostic.program.pages.course import curves_of, weight_quantity
 from tff_agnostic.program.pages.details import data_section, measure_facts, use_section
 from tff_agnostic.program.pages.reproduction import command_blocks, versions_blocks
 from tff_agnostic.program.pages.server_view import server_section
-from tff_agnostic.program.reporting.cells import with_percent
 
-# Columns of a table that fit on a printed page.
-_MAX_COLUMNS = 5
+# Rows whose weights are drawn.
+_MAX_CURVES = 5
 # Warnings of one row; those of its other trials are alike.
 _MAX_OF_ROW = 3
-_SUMMARIES = {WORST: "worst domain", OVERALL: "all examples", DIFFERENCE: "best - worst"}
 
 
 def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
@@ -56,15 +47,15 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
             "over the trials and, in parentheses, standard deviations.",
         ],
         [
-            Section("summary", "In short", _summaries(record)),
+            Section("summary", "In short", summaries(record)),
             _caveats(record),
             Section("rows", "What was compared", [_rows(record)]),
             use_section(comparison.domain_names),
             data_section(first),
             Section("measures", "What was measured", [measure_facts(first)]),
-            Section("domains", "Results by domain", _domains(record)),
+            Section("domains", "Results by domain", by_domain(record)),
             price_section(record),
-            Section("clients", "The tail of the clients", _clients(record)),
+            Section("clients", "The tail of the clients", over_clients(record)),
             Section("weights", "What domains weighed", _weights(record)),
             _server(record),
             Section(
@@ -77,23 +68,6 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
             ),
         ],
     )
-
-
-def _summaries(record: ComparisonRecord) -> list[Block]:
-    comparison = record.comparison
-    headings = ["", *_SUMMARIES.values(), "worst tenth of clients"]
-    blocks: list[Block] = []
-    for measure in comparison.measures.values():
-        rows: list[Sequence[Line]] = [
-            [
-                Name(comparison.label(row)),
-                *(_mean(record, measure, row, summary) for summary in _SUMMARIES),
-                _mean(record, measure, row, OVER_CLIENTS, "superquantile"),
-            ]
-            for row in comparison.trials
-        ]
-        blocks.append(Table(_caption(measure, comparison.split), headings, rows))
-    return blocks
 
 
 def _caveats(record: ComparisonRecord) -> Section:
@@ -142,65 +116,6 @@ def _rows(record: ComparisonRecord) -> Table:
     return Table("Every row trains on the same data", headings, rows)
 
 
-def _domains(record: ComparisonRecord) -> list[Block]:
-    comparison = record.comparison
-    blocks: list[Block] = []
-    for measure in comparison.measures.values():
-        first = next(iter(comparison.trials))
-        sign = 1.0 if measure.higher_is_better else -1.0
-        means = {
-            n: sign * comparison.trials[first].mean(n, measure.name)
-            for n in comparison.domain_names
-        }
-        names = sorted(means, key=lambda n: (means[n] != means[n], means[n]))
-        blocks += _tables(
-            record,
-            _caption(measure, comparison.split),
-            [
-                *((Name(name), (name,)) for name in names),
-                *((title, (summary,)) for summary, title in _SUMMARIES.items()),
-            ],
-            measure,
-        )
-        blocks.append(
-            Picture(
-                functools.partial(figure, comparison, measure.name),
-                f"{measure.name} of the worst domain over the rounds, and of every domain at the "
-                "end, sorted by the first row, the worst on top; bands and error bars are one "
-                "standard deviation over the trials",
-            )
-        )
-    return blocks
-
-
-def _clients(record: ComparisonRecord) -> list[Block]:
-    comparison = record.comparison
-    blocks: list[Block] = []
-    for measure in comparison.measures.values():
-        reported = (name for of in comparison.trials.values() for name in of.over_clients)
-        statistics = dict.fromkeys(reported)
-        if not statistics:
-            continue
-        caption = f"{_caption(measure, comparison.split)}, over clients, each counted once"
-        lines = [(name, (OVER_CLIENTS, name)) for name in statistics]
-        blocks += _tables(record, caption, lines, measure)
-        values = {
-            comparison.label(row): runs[0].result["client_values"][measure.name]
-            for row, runs in record.runs.items()
-            if measure.name in (runs[0].result.get("client_values") or {})
-        }
-        if values:
-            facts = record.first.measures[measure.name]
-            blocks.append(
-                Picture(
-                    functools.partial(client_curves, facts, values, comparison.split),
-                    f"{measure.name} in the first trial of each row: the share of the clients with "
-                    "a value up to that, and the mean of the clients by their number of examples",
-                )
-            )
-    return blocks
-
-
 def _weights(record: ComparisonRecord) -> list[Block]:
     quantities = {row: weight_quantity(runs[0]) for row, runs in record.runs.items()}
     # What FedAvg has is the data's, and tells nothing of an algorithm.
@@ -214,7 +129,7 @@ def _weights(record: ComparisonRecord) -> list[Block]:
         quantity = quantities[row]
         if quantity is None or quantity.name in of_data or not quantity.is_drawn:
             continue
-        if len(blocks) < 2 * _MAX_COLUMNS:
+        if len(blocks) < 2 * _MAX_CURVES:
             label = Name(record.comparison.label(row))
             blocks += [Paragraph([label, ", first trial:"]), curves_of(runs[0], quantity)]
     return blocks
@@ -233,37 +148,3 @@ def _server(record: ComparisonRecord) -> Section:
             found.append(Paragraph([*in_line(names), ":"]))
         found += blocks
     return Section("server", "What the server saw", found)
-
-
-def _tables(
-    record: ComparisonRecord,
-    caption: str,
-    lines: Sequence[tuple[Part, Sequence[str]]],
-    measure: Measure,
-) -> list[Block]:
-    """Returns a measure with a column for each row of the comparison, of few columns each."""
-    all_rows = list(record.comparison.trials)
-    parts = [all_rows[i : i + _MAX_COLUMNS] for i in range(0, len(all_rows), _MAX_COLUMNS)]
-    return [
-        Table(
-            caption if len(parts) == 1 else f"{caption} (part {k + 1} of {len(parts)})",
-            ["", *(Name(record.comparison.label(row)) for row in rows)],
-            [
-                [title, *(_mean(record, measure, row, *keys) for row in rows)]
-                for title, keys in lines
-            ],
-        )
-        for k, rows in enumerate(parts)
-    ]
-
-
-def _mean(record: ComparisonRecord, measure: Measure, row: str, *keys: str) -> Line:
-    source = record.source.below(row, *keys, measure.name)
-    mean = source.number("mean", unit=measure.unit)
-    std = source.number("std", unit=measure.unit)
-    return mean if std.value is None else [mean, " (", std, ")"]
-
-
-def _caption(measure: Measure, split: str) -> str:
-    better = "higher" if measure.higher_is_better else "lower"
-    return f"{with_percent(measure.name, measure.unit)} on the {split} clients ({better} is better)"

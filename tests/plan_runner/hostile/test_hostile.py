@@ -11,10 +11,13 @@ import time
 import pytest
 
 from tests.binaries.harness import ROOT, tree
-from tests.plan_runner.hostile import HOSTILE, Found
-from tests.plan_runner.test_cli import call
+from tests.plan_runner.harness import call
+from tests.plan_runner.hostile.files import FILES
+from tests.plan_runner.hostile.graphs import GRAPHS
+from tests.plan_runner.hostile.spoiling import Found
 from tests.selection import exhaustive, usually
 
+HOSTILE = {**FILES, **GRAPHS}
 _ENDED = [name for name, case in HOSTILE.items() if case.found is Found.ENDED]
 _LIMIT_BYTES = 2_000_000_000
 # Beside the time limit of a step: Python's and TensorFlow's start, on a machine with other work.

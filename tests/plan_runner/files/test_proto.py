@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2
 
 from plan_runner import plan_pb2
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # Written down from the platform's definition, as message: {field: number}.
 NUMBERS = {

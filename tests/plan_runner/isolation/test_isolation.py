@@ -30,7 +30,7 @@ values = flags.FlagValues()
 cli.define_flags(values)
 rest = values(["run_plan", "--plan=x", "--verify"])
 def player(request, listener):
-    function = "tests.plan_runner.isolated:hangs"
+    function = "tests.plan_runner.isolation.isolated:hangs"
     return run_isolated(function, sys.argv[1], request.limits.bounds, listener)
 sys.exit(cli.exit_status(rest, values, player))
 """
@@ -64,7 +64,7 @@ def scratch(tmp_path, monkeypatch):
 
 def isolated(name, payload, bounds=_BOUNDS):
     told = _Told()
-    return run_isolated(f"tests.plan_runner.isolated:{name}", payload, bounds, told), told
+    return run_isolated(f"tests.plan_runner.isolation.isolated:{name}", payload, bounds, told), told
 
 
 def refused(name, payload, bounds=_BOUNDS) -> str:

@@ -1,0 +1,178 @@
+"""Exports whose folder, manifest, records or archives are damaged or hostile."""
+
+import io
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.plan_runner.exports import rehash, write_client
+from tests.plan_runner.hostile.spoiling import (
+    CLIENT,
+    ROUND,
+    Found,
+    Hostile,
+    changed,
+    manifest,
+    moved_out,
+    replaced,
+    swapped,
+)
+
+_ENTRY = {"sha256": "0" * 64, "bytes": 1}
+
+
+def _manifest_of(content: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "manifest.json").write_bytes(content)
+
+
+def _listed(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+        manifest(files={**files, name: _ENTRY})(folder)
+
+    return spoil
+
+
+def _a_million_entries(folder: Path) -> None:
+    entries = ",".join(f'"{number}":0' for number in range(1_000_000))
+    (folder / "manifest.json").write_text(
+        json.dumps(json.loads((folder / "manifest.json").read_text())).replace(
+            '"files": {', '"files": {' + entries + ",", 1
+        )
+    )
+
+
+def _masked_crc(content: bytes) -> bytes:
+    """CRC-32C as TFRecord files have it."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _records_of_length(length: int) -> Callable[[bytes], bytes]:
+    """A record that is said to be so long, with the right checksum of that."""
+    header = struct.pack("<Q", length)
+    return lambda content: header + _masked_crc(header) + content
+
+
+def _array(content: bytes = b"\0" * 4, shape: str = "()", descr: str = "'<f4'") -> bytes:
+    """An .npy file, whatever its header says."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
+
+
+def _archive(arrays: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in arrays.items():
+            archive.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def _claiming(size: int) -> bytes:
+    """An archive whose one member says that it is so large when unpacked."""
+    content = bytearray(_archive({"a": _array()}))
+    entry = content.rindex(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = struct.pack("<I", size)
+    return bytes(content)
+
+
+FILES = {
+    # The folder.
+    "a path that leaves it": Hostile(_listed("../secret"), "paths within the export"),
+    "an absolute path": Hostile(_listed("/etc/passwd"), "paths within the export"),
+    "a name of terminal codes": Hostile(_listed("\x1b[2J"), "\\x1b[2J: expected the manifest's"),
+    "a name that no file can have": Hostile(_listed("\ud800"), "expected a file"),
+    "a link out": Hostile(moved_out("plan.pb"), "it links to another"),
+    "a linked folder": Hostile(moved_out("conformance"), "it links to another"),
+    "the manifest as a link": Hostile(moved_out("manifest.json"), "it links to another"),
+    "a loop of links": Hostile(
+        replaced("plan.pb", lambda path: path.symlink_to(path.name)), "plan.pb: expected"
+    ),
+    "a pipe as the manifest": Hostile(
+        replaced("manifest.json", os.mkfifo), "expected the file manifest.json"
+    ),
+    "a pipe as a file": Hostile(replaced("plan.pb", os.mkfifo), "expected the manifest's file"),
+    "a device as a file": Hostile(
+        replaced("plan.pb", lambda path: path.symlink_to("/dev/zero")), "it links to another"
+    ),
+    "a file too many": Hostile(
+        lambda folder: (folder / "more").touch(), "expected the manifest's files only"
+    ),
+    # The manifest.
+    "a million entries": Hostile(_a_million_entries, "files: 0: expected dict, found int"),
+    "a manifest of 100 MB": Hostile(
+        lambda folder: os.truncate(folder / "manifest.json", 10**8),
+        "expected at most 16 MB (--max_manifest_mb), found 100.0 MB",
+    ),
+    "a manifest of brackets": Hostile(_manifest_of(b"[" * 100_000), "expected JSON"),
+    "a manifest of digits": Hostile(
+        _manifest_of(b'{"format_version": ' + b"9" * 1_000_000 + b"}"), "manifest.json: "
+    ),
+    "a client elsewhere": Hostile(
+        manifest(conformance={"rounds": 1, "clients": ["../b"], "expected": ["x"]}),
+        "expected names of files",
+    ),
+    # Records.
+    "a record of 1 TiB": Hostile(
+        changed(CLIENT, _records_of_length(1 << 40)), "longer than the file"
+    ),
+    "a record of 2^64 - 1 bytes": Hostile(
+        changed(CLIENT, _records_of_length((1 << 64) - 1)), "longer than the file"
+    ),
+    "a record that is cut": Hostile(
+        changed(CLIENT, lambda content: content[:-1]), "expected a TFRecord file"
+    ),
+    "too many records": Hostile(
+        changed(CLIENT, lambda content: content * 50),
+        "expected at most 99 records (--max_records)",
+        flags=("--max_records=99",),
+    ),
+    "a record of another checksum": Hostile(
+        changed(CLIENT, lambda content: content[:14] + b"\0\0" + content[16:]),
+        "expected a TFRecord file, cannot read it",
+        Found.PLAYED,
+    ),
+    "a record that is no example": Hostile(
+        replaced(CLIENT, lambda path: (write_client(path, [b"\xff"]), rehash(path.parents[2]))),
+        "expected a tf.train.Example",
+        Found.PLAYED,
+    ),
+    "an example of other features": Hostile(
+        lambda folder: rehash(
+            folder, examples={"features": {"x": {"dtype": "string", "shape": []}}}
+        ),
+        "feature 'x': expected string[], found float32",
+        Found.PLAYED,
+    ),
+    # Archives.
+    "an archive that inflates": Hostile(
+        changed(ROUND, lambda _: _archive({"a": _array(bytes(40_000_000), "(10000000,)")})),
+        "expected at most 20 MB when unpacked (--max_unpacked_mb), found 40.0 MB",
+        flags=("--max_unpacked_mb=20",),
+    ),
+    "an archive that claims 4 GB": Hostile(
+        changed(ROUND, lambda _: _claiming(0xFFFFFFF0)), "(--max_unpacked_mb), found 4295.0 MB"
+    ),
+    "an array that claims 4 TiB": Hostile(
+        changed(ROUND, lambda _: _archive({"a": _array(shape=f"({1 << 40},)")})),
+        "an array of 4398046511104 bytes in 4 bytes",
+    ),
+    "an array of objects": Hostile(
+        changed(ROUND, lambda _: _archive({"a": _array(b"cos\nsystem\n.", descr="'|O'")})),
+        "it holds Python's objects",
+    ),
+    "an array with a long header": Hostile(
+        changed(ROUND, lambda _: _archive({"a": _array(shape="(" * 9000)})),
+        "expected an .npz file",
+    ),
+    "an archive that is a plan": Hostile(swapped(ROUND, "plan.pb"), "plan.pb: expected"),
+}

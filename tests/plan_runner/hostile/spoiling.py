@@ -1,0 +1,85 @@
+"""What a damaged or hostile export is, and ways to spoil any file of a good one."""
+
+import enum
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.plan_runner.exports import rehash
+
+ROUND = "conformance/round_1.npz"
+CLIENT = "conformance/clients/ann.tfrecord"
+
+
+class Found(enum.Enum):
+    """What it takes to find out."""
+
+    EARLY = "before TensorFlow is imported"
+    UNPLAYED = "before a graph is run"
+    PLAYED = "by playing it"
+    ENDED = "by ending the process that plays it"
+
+
+class Hostile(NamedTuple):
+    """An export that is not to be trusted.
+
+    Attributes:
+        spoil: Changes a good export of plain sums.
+        message: A part of what is said of it.
+        found: What it takes to find out.
+        flags: What the runner is given beside.
+        status: Its exit status.
+    """
+
+    spoil: Callable[[Path], Any]
+    message: str
+    found: Found = Found.EARLY
+    flags: tuple[str, ...] = ()
+    status: int = 2
+
+
+def manifest(**changes: Any) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        path = folder / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return spoil
+
+
+def replaced(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return spoil
+
+
+def moved_out(name: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        outside = folder.parent / "outside"
+        (folder / name).rename(outside)
+        (folder / name).symlink_to(outside)
+
+    return spoil
+
+
+def swapped(one: str, other: str, is_told: bool = True) -> Callable[[Path], None]:
+    """Swaps two files; the manifest is changed, too, unless it is not told."""
+
+    def spoil(folder: Path) -> None:
+        first, second = (folder / one).read_bytes(), (folder / other).read_bytes()
+        (folder / one).write_bytes(second)
+        (folder / other).write_bytes(first)
+        if is_told:
+            rehash(folder)
+
+    return spoil
+
+
+def changed(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+        rehash(folder)
+
+    return spoil

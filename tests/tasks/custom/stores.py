@@ -1,0 +1,47 @@
+"""Client stores for users' models: of numbers, of people in categories, of texts with labels."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.data.stores import write_store
+from tff_agnostic.data.records import Record
+
+
+def point(client: str, domain: str, x: Any, label: Any) -> Record:
+    return Record(client, domain, {"x": np.array(x, np.float32), "label": label})
+
+
+def points(path, labels=(0, 2, 1), **more):
+    rows = [
+        (split, point("a", domain, [k, -k], label))
+        for split in ("train", "test")
+        for k, (label, domain) in enumerate(zip(labels, ["web", "app", "web"]))
+    ]
+    rows.append(("heldout", point("h", "app", [9, 9], labels[0])))
+    return write_store(path, rows, "features", **more)
+
+
+def people(path, jobs=("baker", "cook"), towns=("Rome",), **features):
+    def person(split, job, town, label):
+        x = {"x": np.array([label, 5], np.float32), **features}
+        return split, Record("a", "web", {**x, "job": job, "town": town, "label": label})
+
+    rows = [
+        person("train", "cook", "Rome", 1),
+        person("train", "", "Rome", 0),
+        person("train", "baker", "Oslo", 1),
+        person("test", "clerk", "Rome", 0),
+    ]
+    # In this order, not in that of the alphabet.
+    return write_store(path, rows, "features", categories={"town": towns, "job": jobs})
+
+
+def reviews(path, labels=(0, 2, 1), **more):
+    rows = [
+        (split, Record("a", "web", {"tokens": tokens, "label": label}))
+        for split in ("train", "test")
+        for tokens, label in zip(("the cat", "sat", "dog the the cat sat"), labels)
+    ]
+    words = {"the": 9, "cat": 5, "sat": 3}
+    return write_store(path, rows, "text", vocabulary=words, **more)

@@ -1,0 +1,219 @@
+"""A user's own model file on a client store."""
+
+import numpy as np
+import pytest
+
+from tests.data.stores import text_store, tff_store, write_store
+from tests.importing.harness import job
+from tests.tasks.custom.stores import people, point, points, reviews
+from tests.tasks.custom.user_models import CLASSIFIER, NEXT_WORD, error_of, load, model_file
+from tff_agnostic.data.records import Record
+from tff_agnostic.importing.records.reading import ReadLog
+from tff_agnostic.program.specs.run_spec import resolve
+
+_OF_TWO_INPUTS = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert data.x_shape == {"age": (), "place": (2,)}, data.x_shape
+        assert data.x_dtype == {"age": "int32", "place": "float32"}, data.x_dtype
+        age = tf.keras.Input([], name="age")
+        place = tf.keras.Input([2], name="place")
+        joined = tf.keras.layers.Concatenate()([tf.reshape(age, [-1, 1]), place])
+        scores = tf.keras.layers.Dense(data.num_classes)(joined)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return tf.keras.Model({"age": age, "place": place}, scores), loss
+"""
+
+
+_REGRESSION = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert data.num_classes is None
+        x = tf.keras.Input(data.x_shape)
+        loss = tf.keras.losses.MeanSquaredError(reduction="none")
+        return tf.keras.Model(x, tf.keras.layers.Dense(1)(x)), loss
+"""
+
+
+def test_numbers_and_classes(tmp_path):
+    task = load(model_file(tmp_path, CLASSIFIER), points(tmp_path / "s.sqlite"))
+    assert task.domain_names == ("app", "web")
+    for clients in (task.train, task.test):
+        examples = clients.read("a")
+        np.testing.assert_array_equal(examples["x"], [[0, 0], [1, -1], [2, -2]])
+        assert examples["y"].tolist() == [0, 2, 1]
+        assert examples["domain_id"].tolist() == [1, 0, 1]
+        dtypes = [examples[name].dtype for name in ("x", "y", "domain_id")]
+        assert dtypes == [np.float32, np.int32, np.int32]
+    assert [w.shape for w in task.model.initial_weights.trainable] == [(2, 3), (3,)]
+    assert [metric.name for metric in task.model.metrics] == ["accuracy"]
+
+
+def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
+    model, data = model_file(tmp_path, CLASSIFIER), points(tmp_path / "s.sqlite")
+    assert list(load(model, data, test_split="heldout").test.client_ids) == ["h"]
+
+
+def test_several_features(tmp_path):
+    def person(split, age, label):
+        place = np.array([age / 10, 1], np.float32)
+        return split, Record("a", "app", {"age": age, "place": place, "label": label})
+
+    rows = [person(split, *p) for split in ("train", "test") for p in ((30, 0), (50, 1))]
+    data = write_store(tmp_path / "s.sqlite", rows, "features")
+    task = load(model_file(tmp_path, _OF_TWO_INPUTS), data)
+    x = task.train.read("a")["x"]
+    assert x["age"].tolist() == [30, 50]
+    assert x["age"].dtype == np.int32
+    np.testing.assert_array_equal(x["place"], np.array([[3, 1], [5, 1]], np.float32))
+    assert task.model.initial_weights.trainable[0].shape == (3, 2)
+
+
+def test_labels_that_are_real_numbers(tmp_path):
+    data = points(tmp_path / "s.sqlite", labels=(0.5, -2.0, 1e3))
+    task = load(model_file(tmp_path, _REGRESSION), data)
+    y = task.train.read("a")["y"]
+    assert (y.dtype, y.tolist()) == (np.float32, [0.5, -2.0, 1e3])
+    names = [metric.name for metric in task.model.metrics]
+    assert names == ["mean_absolute_error", "root_mean_squared_error"]
+
+
+def test_labels_of_a_table_that_are_real_numbers(tmp_path):
+    table = tmp_path / "prices.csv"
+    rows = [f"u{k},{'ab'[k % 2]},{k},{k / 2 - 3}" for k in range(40)]
+    table.write_text("\n".join(["who,where,size,price", *rows]))
+    job(
+        "csv",
+        table,
+        tmp_path / "s.sqlite",
+        client_column="who",
+        domain_column="where",
+        feature_columns=("size",),
+        label_column="price",
+        label_kind="number",
+    ).run(ReadLog(False))
+    task = load(model_file(tmp_path, _REGRESSION), tmp_path / "s.sqlite")
+    for client in task.train.client_ids:
+        examples = task.train.read(client)
+        assert examples["y"].dtype == np.float32
+        np.testing.assert_array_equal(examples["y"], examples["x"][:, 0] / 2 - 3)
+
+
+def test_whole_numbers_below_zero_are_no_classes(tmp_path):
+    data = points(tmp_path / "s.sqlite", labels=(0, -2, 7))
+    y = load(model_file(tmp_path, _REGRESSION), data).train.read("a")["y"]
+    assert (y.dtype, y.tolist()) == (np.int32, [0, -2, 7])
+
+
+def test_whole_numbers_that_need_more_bits(tmp_path):
+    data = points(tmp_path / "s.sqlite", labels=(0, -2, 2**31))
+    assert error_of(model_file(tmp_path, _REGRESSION), data, "a") == (
+        f"{data}: client a: label: expected whole numbers of 32 bits, found a larger one in row 2"
+    )
+
+
+def test_the_fingerprint_is_that_of_the_file_and_of_the_words(tmp_path):
+    data = text_store(tmp_path / "s.sqlite")
+
+    def fingerprint(text, **options):
+        return load(model_file(tmp_path, text), data, sequence_length=3, **options).fingerprint
+
+    first = fingerprint(NEXT_WORD)
+    assert set(first) == {"model", "vocabulary", "data"}
+    assert fingerprint(NEXT_WORD) == first
+    changed = fingerprint(NEXT_WORD + "    # Changed\n")
+    assert changed["model"] != first["model"]
+    assert changed["vocabulary"] == first["vocabulary"]
+    assert fingerprint(NEXT_WORD, vocabulary_size=2)["vocabulary"] != first["vocabulary"]
+
+
+def test_the_fingerprint_holds_the_classes(tmp_path):
+    data = points(tmp_path / "s.sqlite", class_names=["cat", "dog", "fox"])
+    fingerprint = load(model_file(tmp_path, CLASSIFIER), data).fingerprint
+    assert fingerprint["classes"] == "cat, dog, fox"
+
+
+def test_the_file_is_the_same_however_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        resolve("custom", {}, {"model": name}).flags()["model"]
+        for name in ("my_model.py", "./my_model.py", str(tmp_path / "my_model.py"))
+    ]
+    assert set(flags) == {str((tmp_path / "my_model.py").resolve())}
+
+
+def test_no_model_file(tmp_path):
+    data = points(tmp_path / "s.sqlite")
+    assert error_of(None, data) == (
+        "--model: expected a Python file with a function build_model, found none"
+    )
+    missing = tmp_path / "missing.py"
+    assert error_of(missing, data) == f"{missing}: expected a Python file, found none"
+
+
+def test_a_file_that_fails_is_told_with_its_own_lines(tmp_path):
+    model = model_file(tmp_path, "def build_model(data):\n    return data.num_clases\n")
+    message = error_of(model, points(tmp_path / "s.sqlite"))
+    first, *lines = message.splitlines()
+    assert first == f"{model}: build_model fails:"
+    assert "    return data.num_clases" in lines
+    assert lines[-1].startswith("AttributeError: 'ModelData' object has no attribute 'num_clases'")
+    assert "tff_agnostic" not in message
+
+
+def test_a_store_of_tff_does_not_say_what_it_holds(tmp_path):
+    rows = [("train", "a", {"x": [1.0, 2.0], "label": 1, "domain": "web"})]
+    data = tff_store(tmp_path / "s.sqlite", rows)
+    assert error_of(model_file(tmp_path, CLASSIFIER), data) == (
+        f"{data}: expected a store that names its domains, found one that TFF wrote"
+    )
+
+
+def test_a_store_without_labels(tmp_path):
+    rows = [("train", Record("a", "web", {"x": np.zeros([2], np.float32)}))]
+    data = write_store(tmp_path / "s.sqlite", rows, "features")
+    assert error_of(model_file(tmp_path, CLASSIFIER), data) == (
+        f"{data}: --task=custom needs texts (tokens), or a label and numbers, found domain, x"
+    )
+
+
+def test_labels_beyond_the_classes_that_have_names(tmp_path):
+    data = points(tmp_path / "s.sqlite", class_names=["cat", "dog"])
+    assert error_of(model_file(tmp_path, CLASSIFIER), data, "a") == (
+        f"{data}: client a: expected labels from 0 to 1, found 2 in row 1"
+    )
+
+
+def test_numbers_that_are_not_finite(tmp_path):
+    rows = [("train", point("a", "web", [1, np.inf], 0)), ("test", point("a", "web", [1, 1], 1))]
+    data = write_store(tmp_path / "s.sqlite", rows, "features")
+    assert error_of(model_file(tmp_path, CLASSIFIER), data, "a") == (
+        f"{data}: client a: x: expected finite numbers, found NaN or infinity in row 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "message"),
+    [
+        (people, {"sequence_length": 5}, "--custom_sequence_length has no effect: "),
+        (people, {"predict": "label"}, "--custom_predict has no effect: "),
+        (points, {"categories": "ids"}, "--custom_categories has no effect: "),
+        (points, {"vocabulary": "w.txt"}, "--custom_vocabulary has no effect: "),
+        (reviews, {"categories": "ids"}, "--custom_categories has no effect: "),
+        (
+            reviews,
+            {"long_sentences": "chunk"},
+            "--custom_long_sentences has no effect: labels are of whole texts",
+        ),
+        (reviews, {"predict": "topic"}, "--custom_predict: unknown thing to predict 'topic': "),
+        (people, {"categories": "hot"}, "--custom_categories: unknown encoding of categories "),
+        (text_store, {"predict": "label"}, "{data}: expected examples with a label, found "),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, store, options, message):
+    data = store(tmp_path / "s.sqlite")
+    found = error_of(model_file(tmp_path, CLASSIFIER), data, **options)
+    assert found.startswith(message.format(data=data))
+    assert "\n" not in found
