@@ -35,6 +35,7 @@ def test_files_hold_every_level(family):
     assert "test/worst loss" in columns
     assert "test[conformity_1]/worst loss" in columns
     result = json.loads((folder / "result.json").read_text())
+    assert result["main_model"] == "conformity_0.3"
     assert list(result["models"]) == ["conformity_1"]
 
 

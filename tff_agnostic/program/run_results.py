@@ -63,7 +63,13 @@ def leave_results(
         by_model = alphas(models)
         write_alphas(folder.path, task.model, by_model)
         print(alpha_table(task.model, by_model))
-    (_, report), *further = reports.items()
+    (main, report), *further = reports.items()
+    of_family = {"main_model": main, "models": {n: r.to_json() for n, r in further}}
+    if further:
+        others = ", ".join(of_family["models"])
+        print(
+            f"of the models that it trained, the table is of {main}; {folder.result} has {others}"
+        )
     weights = rows.domain_weights()
     result = {
         "task": spec.task,
@@ -74,7 +80,7 @@ def leave_results(
         **report.to_json(),
         **({"domain_weights": weights} if weights else {}),
         **({"privacy": privacy} if privacy is not None else {}),
-        **({"models": {n: r.to_json() for n, r in further}} if further else {}),
+        **(of_family if further else {}),
     }
     left_out = leave_models(folder, spec, task, models, result)
     # Last: where it is, the run is complete.

@@ -190,7 +190,12 @@ def test_what_the_server_saw_is_said(tmp_path, without_pictures):
         (
             secure,
             {"aggregation": "secure"},
-            ["3 values of a client reach the server in secure sum"],
+            ["3 values of a client reach the server in secure sum", "Sums are exact"],
+        ),
+        (
+            {**secure, "privacy": PRIVACY},
+            {"aggregation": "secure", "privacy": "distributed"},
+            ["3 values of a client reach the server in secure sum", "sees no exact sum"],
         ),
         (
             result(["a"], privacy=PRIVACY),

@@ -122,12 +122,18 @@ def models_section(run: RunRecord) -> Section:
     if not models:
         return Section("models", "", [])
     main = run.source
-    sources = {"the main model": main, **{n: main.below("models", n) for n in models}}
+    # Runs of earlier releases do not say what it is called.
+    name_of_main = run.result.get("main_model", "the main model")
+    sources = {name_of_main: main, **{n: main.below("models", n) for n in models}}
     blocks: list[Block] = [
         Paragraph(
-            "The run trained several models. What stands elsewhere on this page is of the main "
-            "one, the first of the algorithm's."
-        )
+            [
+                "The run trained several models. What stands elsewhere on this page is of the "
+                "first one, ",
+                Name(name_of_main),
+                ".",
+            ]
+        ),
     ]
     for name, measure in run.measures.items():
         rows = _model_rows(run, sources, name, measure.unit)

@@ -19,6 +19,8 @@ from tff_agnostic.program.pages.run_record import RunRecord
 
 _PLAIN = "plain"
 _NO_PRIVACY = "none"
+# Noise that clients add, and not the server.
+_DISTRIBUTED = "distributed"
 
 
 def server_section(run: RunRecord) -> Section:
@@ -47,16 +49,27 @@ def _sums(run: RunRecord) -> list[Block]:
         lines.append(
             f"Which values of a client reach the server in secure sums was {NOT_RECORDED}."
         )
-    clients = run.config.get("secure_min_clients")
-    if clients is not None:
-        lines.append(f"A sum is of {clients} clients at least; cohorts of fewer are refused.")
     lines += [
         "It is a simulation: the integers are those that a secure-sum protocol would carry, added "
         "up in the clear.",
+        *_what_sums_show(run),
+    ]
+    return [Paragraph("Secure sums:"), Bullets(lines)]
+
+
+def _what_sums_show(run: RunRecord) -> list[Line]:
+    if run.config.get("privacy") == _DISTRIBUTED:
+        return [
+            "Clients add noise before their integers are summed: of the training the server sees "
+            "no exact sum, and does not look at one of too few clients."
+        ]
+    clients = run.config.get("secure_min_clients")
+    of_few = f"A sum is of {clients} clients at least; cohorts of fewer are refused."
+    return [
+        *([of_few] if clients is not None else []),
         "Sums are exact: how many examples each domain has, what a domain held by one client of a "
         "cohort has, and what two sums differ in is not hidden by them.",
     ]
-    return [Paragraph("Secure sums:"), Bullets(lines)]
 
 
 def _privacy(run: RunRecord) -> list[Block]:
