@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -106,8 +106,37 @@ class Aggregation(Protocol):
         """
 
 
+_Sum = TypeVar("_Sum", bound=Aggregation)
+
+
+class StatelessSum:
+    """What aggregations share that remember nothing from round to round, and have no secret."""
+
+    def of_exchanges(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
+        """Returns itself for each."""
+        return (self,) * len(bounds)
+
+    def on_clients(self: _Sum) -> _Sum:
+        """Returns itself."""
+        return self
+
+    def initialize(self, bounds: Any) -> Any:
+        """Returns no state."""
+        del bounds
+        return ()
+
+    def secrets(self, state: Any) -> list[Any]:
+        """Returns nothing."""
+        del state
+        return []
+
+    def client_params(self, state: Any) -> Any:
+        """Returns nothing."""
+        return state
+
+
 @dataclasses.dataclass(frozen=True)
-class PlainSum:
+class PlainSum(StatelessSum):
     """The sum of the values as they are.
 
     Attributes:
@@ -122,32 +151,10 @@ class PlainSum:
     cuts_clients = False
     min_clients = 0
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Aggregation, ...]:
-        """Returns itself for each."""
-        return (self,) * len(bounds)
-
-    def on_clients(self) -> Aggregation:
-        """Returns itself."""
-        return self
-
-    def initialize(self, bounds: Any) -> Any:
-        """Returns no state."""
-        del bounds
-        return ()
-
-    def secrets(self, state: Any) -> list[Any]:
-        """Returns nothing."""
-        del state
-        return []
-
     def rounding(self, bound: Bound) -> float:
         """Returns 0: values stay as they are."""
         del bound
         return 0.0
-
-    def client_params(self, state: Any) -> Any:
-        """Returns nothing."""
-        return state
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
         """Returns `output`."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, Guarantee
+from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, StatelessSum
 from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.quantities import Quantities, Quantity, Unit
 from tff_agnostic.settings import setting
@@ -57,7 +57,7 @@ class SecureSummand(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureSum:
+class SecureSum(StatelessSum):
     """The sum through `tff.federated_secure_sum_bitwidth`: the server sees integers' sums only.
 
     A real value x in [-limit, limit] becomes round(x / step) + offset with the step
@@ -88,31 +88,9 @@ class SecureSum:
         """The fewest clients of a sum."""
         return self.options.min_clients
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Aggregation, ...]:
-        """Returns itself for each."""
-        return (self,) * len(bounds)
-
-    def on_clients(self) -> Aggregation:
-        """Returns itself."""
-        return self
-
-    def initialize(self, bounds: Any) -> Any:
-        """Returns no state."""
-        del bounds
-        return ()
-
-    def secrets(self, state: Any) -> list[Any]:
-        """Returns nothing."""
-        del state
-        return []
-
     def rounding(self, bound: Bound) -> float:
         """Returns half a step; 0 for whole numbers."""
         return 0.0 if bound.integer else self.step(bound) / 2
-
-    def client_params(self, state: Any) -> Any:
-        """Returns nothing."""
-        return state
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> SecureSummand:
         """Bounds and quantises `output`; see the class."""

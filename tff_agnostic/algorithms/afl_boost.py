@@ -19,12 +19,12 @@ from tff_agnostic.computations.boosting.alpha_steps import (
     alpha_steps,
     ensemble_of,
     last_and_mean,
-    repeated,
+    repeated_exchange,
     start_from,
 )
-from tff_agnostic.computations.boosting.client import BoostBroadcast, BoostClient
+from tff_agnostic.computations.boosting.client import BoostBroadcast
 from tff_agnostic.computations.boosting.options import BoostOptions
-from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.exchange import Algorithm, Report, Sums
 from tff_agnostic.computations.minimax.game_estimates import DOMAIN_LOSSES, DomainLossesOptions
 from tff_agnostic.computations.minimax.game_steps import running_mean
 from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
@@ -32,7 +32,6 @@ from tff_agnostic.computations.minimax.lambda_steps import LAMBDA_QUANTITIES, la
 from tff_agnostic.computations.server_update import (
     as_tensors,
     domain_sums,
-    training_output_bounds,
     training_quantities,
     training_report,
 )
@@ -86,7 +85,6 @@ def afl_boost(problem: Problem, options: AflBoostOptions) -> Algorithm:
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)
     domain_losses = DOMAIN_LOSSES[options.domain_losses]
-    repetitions = options.repetitions
 
     def initialize() -> AflBoostState:
         # alpha_1 = argmin F: uniform, for both mirror maps
@@ -152,17 +150,10 @@ def afl_boost(problem: Problem, options: AflBoostOptions) -> Algorithm:
         },
     )
     quantities["predictors"] = PREDICTOR_QUANTITIES
-    training = Exchange(
-        name="training",
-        prepare=prepare,
-        client=BoostClient(model, p, options.gradient_estimator, alphas.room),
-        bounds=lambda limits: training_output_bounds(model, limits, _MAX_BETA),
-        bytes_per_example=model.message_bytes_per_example(alphas.room),
-    )
     return Algorithm(
         name="afl_boost",
         initialize=initialize,
-        exchanges=repeated(training, repetitions),
+        exchanges=repeated_exchange(alphas, p, prepare, lambda limits: _MAX_BETA),
         finish=finish,
         models=lambda state: last_and_mean(state.weights, state.mean_alpha),
         quantities=quantities,
@@ -170,7 +161,7 @@ def afl_boost(problem: Problem, options: AflBoostOptions) -> Algorithm:
         seed=problem.seed,
         with_weights=start_from,
         lambda_set=lambdas.lambda_set,
-        in_one_exchange="" if repetitions == 1 else "--repetitions=1",
+        in_one_exchange="" if options.repetitions == 1 else "--repetitions=1",
     )
 
 

@@ -16,17 +16,16 @@ from tff_agnostic.computations.boosting.alpha_steps import (
     alpha_steps,
     ensemble_of,
     last_and_mean,
-    repeated,
+    repeated_exchange,
     start_from,
 )
-from tff_agnostic.computations.boosting.client import BoostBroadcast, BoostClient
+from tff_agnostic.computations.boosting.client import BoostBroadcast
 from tff_agnostic.computations.boosting.options import BoostOptions
-from tff_agnostic.computations.exchange import Algorithm, Exchange, Report, Sums
+from tff_agnostic.computations.exchange import Algorithm, Report, Sums
 from tff_agnostic.computations.minimax.game_steps import running_mean
 from tff_agnostic.computations.server_update import (
     as_tensors,
     domain_sums,
-    training_output_bounds,
     training_quantities,
     training_report,
 )
@@ -57,7 +56,6 @@ def fed_boost(problem: Problem, options: BoostOptions) -> Algorithm:
     """
     model, p = ensemble_of(problem.model, "fed_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
-    repetitions = options.repetitions
 
     def initialize() -> FedBoostState:
         # alpha_1 = argmin F: uniform, for both mirror maps
@@ -101,24 +99,17 @@ def fed_boost(problem: Problem, options: BoostOptions) -> Algorithm:
 
     quantities = training_quantities(model, domain_weights={})
     quantities["predictors"] = PREDICTOR_QUANTITIES
-    training = Exchange(
-        name="training",
-        prepare=prepare,
-        client=BoostClient(model, p, options.gradient_estimator, alphas.room),
-        bounds=lambda limits: training_output_bounds(model, limits, float(limits.max_examples)),
-        bytes_per_example=model.message_bytes_per_example(alphas.room),
-    )
     return Algorithm(
         name="fed_boost",
         initialize=initialize,
-        exchanges=repeated(training, repetitions),
+        exchanges=repeated_exchange(alphas, p, prepare, lambda limits: float(limits.max_examples)),
         finish=finish,
         models=lambda state: last_and_mean(state.weights, state.mean_alpha),
         quantities=quantities,
         client_data_spec=model.client_data_spec(),
         seed=problem.seed,
         with_weights=start_from,
-        in_one_exchange="" if repetitions == 1 else "--repetitions=1",
+        in_one_exchange="" if options.repetitions == 1 else "--repetitions=1",
     )
 
 

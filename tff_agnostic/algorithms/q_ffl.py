@@ -203,8 +203,7 @@ def q_ffl(problem: Problem, options: QFflOptions) -> Algorithm:
         update = average_and_apply(
             optimizer, state.weights, state.optimizer_state, summed.delta, summed.h
         )
-        total, count = tf.reduce_sum(summed.sums.losses), tf.reduce_sum(summed.sums.counts)
-        of_cohort = tf.math.divide_no_nan(total, tf.cast(count, tf.float32))
+        of_cohort = mean_loss(summed.sums, otherwise=state.unit_loss)
         unit_loss = tf.where(of_cohort > 0, of_cohort, state.unit_loss)
         report = training_report(
             model, summed.sums, summed.clients, update.update_norm, domain_weights={}

@@ -181,23 +181,19 @@ def term(problem: Problem, options: TermOptions) -> Algorithm:
         update = average_and_apply(
             optimizer, state.weights, state.optimizer_state, summed.delta, summed.weight
         )
-        total, count = tf.reduce_sum(summed.sums.losses), tf.reduce_sum(summed.sums.counts)
-        of_cohort = tf.math.divide_no_nan(total, tf.cast(count, tf.float32))
+        of_cohort = mean_loss(summed.sums, otherwise=state.mean_loss)
         center = next_center(summed.weight, summed.weighted_loss, of_cohort)
-        tilt, center, usual_loss = (
-            tf.where(count > 0, new, old)
-            for new, old in (
-                (options.tilt, state.tilt),
-                (center, state.center),
-                (of_cohort, state.mean_loss),
-            )
+        is_measured = tf.reduce_sum(summed.sums.counts) > 0
+        tilt, center = (
+            tf.where(is_measured, new, old)
+            for new, old in ((options.tilt, state.tilt), (center, state.center))
         )
         report = training_report(
             model, summed.sums, summed.clients, update.update_norm, domain_weights={}
         )
         report["finalizer"].update(center=state.center, capped=summed.capped)
         return (
-            TermState(update.weights, update.optimizer_state, tilt, center, usual_loss),
+            TermState(update.weights, update.optimizer_state, tilt, center, of_cohort),
             report,
         )
 

@@ -13,13 +13,11 @@ from tff_agnostic.computations.domain_pass import add_at
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
 from tff_agnostic.computations.structures import (
     AnyDomainSums,
-    AnyTrainingOutput,
     ClientCounts,
-    DomainSumsApart,
     TrainingBroadcast,
     TrainingOutput,
-    TrainingOutputApart,
     all_finite,
+    training_output,
 )
 from tff_agnostic.models.functional import Model, ModelWeights
 
@@ -96,18 +94,8 @@ def update_outputs(
         clients: The clients.
         per_client: How functions of one client are applied.
     """
-    output = TrainingOutput(
-        weighted_delta=weighted_delta,
-        beta=beta,
-        domain_losses=sums.losses,
-        domain_counts=sums.counts,
-        metric_sums=sums.metric_sums,
-        clients=no_clients(clients),
-    )
-    sent: AnyTrainingOutput = output
-    if isinstance(sums, DomainSumsApart):
-        sent = TrainingOutputApart(*output, sums.trained)
-    return only_sound(sent, beta, clients, per_client)
+    output = training_output(weighted_delta, beta, sums, no_clients(clients))
+    return only_sound(output, beta, clients, per_client)
 
 
 def only_sound(output: Any, weight: tf.Tensor, clients: ClientGroup, per_client: PerClient) -> Any:

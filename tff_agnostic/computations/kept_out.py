@@ -170,11 +170,11 @@ def trained_on(split: ExampleSplit, clients: ClientGroup) -> ClientGroup:
 
 
 def mean_loss(sums: AnyDomainSums, otherwise: tf.Tensor) -> tf.Tensor:
-    """Returns F_k, the mean over the measured examples of one client; `otherwise` if it has none.
+    """Returns the mean over the measured examples of one client, F_k, or of a cohort.
 
     Args:
-        sums: Of the client.
-        otherwise: Of a client whose loss nobody knows, float32 scalar.
+        sums: Of the client, or summed over the cohort.
+        otherwise: What the loss counts as where nothing is measured, float32 scalar.
     """
     count = tf.cast(tf.reduce_sum(sums.counts), tf.float32)
     mean = tf.math.divide_no_nan(tf.reduce_sum(sums.losses), count)

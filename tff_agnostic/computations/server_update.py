@@ -15,8 +15,8 @@ from tff_agnostic.computations.structures import (
     DomainSums,
     DomainSumsApart,
     MetricSums,
-    TrainingOutput,
     TrainingOutputApart,
+    training_output,
 )
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.models.measures import measures_of
@@ -279,14 +279,4 @@ def training_output_bounds(
     max_beta = limits.beta(default_max_beta)
     weighted_delta, beta = update_bounds(model, limits, max_beta, expected_beta)
     sums = measured_sums_bounds(model, limits, is_apart)
-    output = TrainingOutput(
-        weighted_delta=weighted_delta,
-        beta=beta,
-        domain_losses=sums.losses,
-        domain_counts=sums.counts,
-        metric_sums=sums.metric_sums,
-        clients=client_counts_bounds(),
-    )
-    if isinstance(sums, DomainSumsApart):
-        return TrainingOutputApart(*output, trained_counts=sums.trained)
-    return output
+    return training_output(weighted_delta, beta, sums, client_counts_bounds())

@@ -120,6 +120,18 @@ AnyDomainSums = Union[DomainSums, DomainSumsApart]
 AnyTrainingOutput = Union[TrainingOutput, TrainingOutputApart]
 
 
+def training_output(
+    weighted_delta: Any, beta: Any, sums: AnyDomainSums, clients: ClientCounts
+) -> AnyTrainingOutput:
+    """Returns what a client sends, or the bounds of it, in the structure of what it measures."""
+    output = TrainingOutput(
+        weighted_delta, beta, sums.losses, sums.counts, sums.metric_sums, clients
+    )
+    if isinstance(sums, DomainSumsApart):
+        return TrainingOutputApart(*output, sums.trained)
+    return output
+
+
 def all_finite(structure: Any) -> tf.Tensor:
     """Returns whether every value of a structure of real tensors is finite, a boolean scalar."""
     finite = [tf.reduce_all(tf.math.is_finite(value)) for value in tf.nest.flatten(structure)]

@@ -1,5 +1,7 @@
 """EMNIST, appendix C of Ro et al. 2021."""
 
+import dataclasses
+
 from tff_agnostic.experiments.experiment import Experiment, PaperTable, fed_avg_arms
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.program.comparing.trial_results import DIFFERENCE
@@ -37,21 +39,15 @@ EMNIST = Experiment(
     harder_domain=HIGH_SCHOOL,
 )
 
-MNIST_BY_WRITER = Experiment(
+MNIST_BY_WRITER = dataclasses.replace(
+    EMNIST,
     title="MNIST by writer: high-school and census writers",
     summary="EMNIST's digits alone, from mnist_by_writer.npz; beside table 6 of Ro et al. 2021",
-    task="emnist",
     task_options={
         "num_classes": 10,
         # As 500 beside 2900 census writers are in the paper: 50 beside 289.
         "high_school_writers": 50,
     },
-    arms=fed_avg_arms(HIGH_SCHOOL),
-    paper=_PAPER,
-    measures=("accuracy",),
-    columns=_COLUMNS,
-    curve="accuracy",
-    harder_domain=HIGH_SCHOOL,
     raw_data=ImportOptions(
         format="npz",
         client_column="writer",

@@ -221,13 +221,7 @@ class CIFG(RecurrentLayer):
         """
         gates = (self.kernel.numpy(), self.recurrent_kernel.numpy(), self.bias.numpy())
         projection = None if self.projection_units is None else self.projection_kernel.numpy()
-        layer = tf.keras.layers.LSTM(
-            self.units,
-            return_sequences=self.return_sequences,
-            name=self.name,
-            dtype=self.dtype_policy,
-        )
-        states = with_weights(layer, int(self.kernel.shape[0]), *as_lstm(*gates, projection))
+        states = self.keras_lstm(*as_lstm(*gates, projection))
         if projection is None:
             return states
         project = tf.keras.layers.Dense(

@@ -5,7 +5,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.models.plain_keras import PlainForm, with_weights
+from tff_agnostic.models.plain_keras import PlainForm
 from tff_agnostic.models.recurrent import (
     State,
     delayed,
@@ -145,11 +145,4 @@ class LSTM(RecurrentLayer):
 
     def plain_form(self) -> PlainForm:
         """Keras' LSTM, whose weights stand in the same order."""
-        layer = tf.keras.layers.LSTM(
-            self.units,
-            return_sequences=self.return_sequences,
-            name=self.name,
-            dtype=self.dtype_policy,
-        )
-        input_size = int(self.kernel.shape[0])
-        return with_weights(layer, input_size, self.kernel, self.recurrent_kernel, self.bias)
+        return self.keras_lstm(self.kernel, self.recurrent_kernel, self.bias)

@@ -4,6 +4,8 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_agnostic.models.plain_keras import with_weights
+
 
 class RecurrentLayer(tf.keras.layers.Layer):
     """Base of the recurrent layers: arguments, weights of gates, masks and serialisation.
@@ -78,6 +80,22 @@ class RecurrentLayer(tf.keras.layers.Layer):
             initializer=self.recurrent_initializer,
         )
         self.bias = self.add_weight(name="bias", shape=[size], initializer=self._initial_bias)
+
+    def keras_lstm(self, kernel: Any, recurrent_kernel: Any, bias: Any) -> tf.keras.layers.Layer:
+        """Returns Keras' own LSTM with this layer's name and units.
+
+        Args:
+            kernel: [in, 4u]; gates i, f, g, o.
+            recurrent_kernel: [u, 4u].
+            bias: [4u].
+        """
+        layer = tf.keras.layers.LSTM(
+            self.units,
+            return_sequences=self.return_sequences,
+            name=self.name,
+            dtype=self.dtype_policy,
+        )
+        return with_weights(layer, int(kernel.shape[0]), kernel, recurrent_kernel, bias)
 
     def _initial_bias(self, shape: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
         if not self.unit_forget_bias:

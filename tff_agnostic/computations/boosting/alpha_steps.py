@@ -6,11 +6,12 @@ Source: Hamer, Mohri, Suresh 2020, figures 1 and 2.
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
-from tff_agnostic.computations.boosting.client import BoostBroadcast
+from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.computations.boosting.client import BoostBroadcast, BoostClient
 from tff_agnostic.computations.boosting.estimators import Sent
 from tff_agnostic.computations.boosting.options import MIRROR_MAPS, BoostOptions
 from tff_agnostic.computations.boosting.sampling import (
@@ -18,8 +19,9 @@ from tff_agnostic.computations.boosting.sampling import (
     PREDICTOR_SAMPLINGS,
     Drawn,
 )
-from tff_agnostic.computations.exchange import MAIN_MODEL, Exchange
+from tff_agnostic.computations.exchange import MAIN_MODEL, Exchange, Sums
 from tff_agnostic.computations.seeds import fold_in
+from tff_agnostic.computations.server_update import training_output_bounds
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.models.mixtures.ensemble import EnsembleModel
@@ -168,11 +170,31 @@ def last_and_mean(weights: ModelWeights, mean_alpha: Any) -> dict[str, ModelWeig
     return {MAIN_MODEL: weights, "mean": ModelWeights([mean_alpha], weights.non_trainable)}
 
 
-def repeated(exchange: Exchange, repetitions: int) -> tuple[Exchange, ...]:
-    """Returns the exchange of each repetition of a round, of several by names of their own."""
-    if repetitions == 1:
+def repeated_exchange(
+    alphas: AlphaSteps,
+    num_domains: int,
+    prepare: Callable[[Any, Sums], BoostBroadcast],
+    max_beta: Callable[[ClientLimits], float],
+) -> tuple[Exchange, ...]:
+    """Returns the exchange of each repetition of a round, of several by names of their own.
+
+    Args:
+        alphas: What is sent, and to which ensemble it belongs.
+        num_domains: p.
+        prepare: Makes what is sent of the state and the repetitions before.
+        max_beta: The bound of a client's weight, where its limits state none.
+    """
+    model, options = alphas.model, alphas.options
+    exchange = Exchange(
+        name="training",
+        prepare=prepare,
+        client=BoostClient(model, num_domains, options.gradient_estimator, alphas.room),
+        bounds=lambda limits: training_output_bounds(model, limits, max_beta(limits)),
+        bytes_per_example=model.message_bytes_per_example(alphas.room),
+    )
+    if options.repetitions == 1:
         return (exchange,)
-    names = [f"repetition_{r + 1}" for r in range(repetitions)]
+    names = [f"repetition_{r + 1}" for r in range(options.repetitions)]
     return tuple(dataclasses.replace(exchange, name=name) for name in names)
 
 
