@@ -77,6 +77,7 @@ class SecureSum:
 
     guarantees = frozenset({Guarantee.SECURE_SUMS})
     cuts_clients = True
+    numbers_clients = False
 
     @property
     def limits(self) -> ClientLimits:
