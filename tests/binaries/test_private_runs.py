@@ -88,9 +88,10 @@ def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, kind):
 
 
 @exhaustive
-def test_more_rounds_cost_more_and_the_noise_stays(call: Caller, tmp_path):
+@pytest.mark.parametrize("kind", ["central", "distributed"])
+def test_more_rounds_cost_more_and_the_noise_stays(call: Caller, tmp_path, kind):
     folder = tmp_path / "run"
-    flags = (*_PRIVATE[:-4], "--target_epsilon=30", *_PRIVATE[-4:])
+    flags = ("--target_epsilon=30", *_KINDS[kind])
     flags = tuple(flag for flag in flags if not flag.startswith("--noise_multiplier"))
     assert call(train, *flags, "--rounds=2", f"--output_dir={folder}").status == 0
     before = _privacy(folder)

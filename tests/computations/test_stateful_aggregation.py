@@ -50,6 +50,7 @@ class _HalvingNorm:
     guarantees = frozenset[Guarantee]()
     limits = ClientLimits()
     cuts_clients = False
+    numbers_clients = False
     min_clients = 0
 
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:

@@ -34,10 +34,12 @@ class ClientFacts(NamedTuple):
     Attributes:
         seed: The client's seed in this round, int64 scalar.
         examples_cut: How many of its examples were left out, int64 scalar.
+        place: Its number in the cohort, int32 scalar; () unless the aggregation numbers clients.
     """
 
     seed: tf.Tensor
     examples_cut: tf.Tensor
+    place: Any = ()
 
 
 class Aggregation(Protocol):
@@ -61,6 +63,10 @@ class Aggregation(Protocol):
     @property
     def cuts_clients(self) -> bool:
         """Whether no more than `limits.max_examples` examples of a client are used."""
+
+    @property
+    def numbers_clients(self) -> bool:
+        """Whether simulated clients are told their place in the cohort, to draw apart by it."""
 
     @property
     def min_clients(self) -> int:
@@ -149,6 +155,7 @@ class PlainSum(StatelessSum):
 
     guarantees = frozenset[Guarantee]()
     cuts_clients = False
+    numbers_clients = False
     min_clients = 0
 
     def rounding(self, bound: Bound) -> float:

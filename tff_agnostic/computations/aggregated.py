@@ -86,11 +86,11 @@ class AggregatedExchange:
         check_bounds(self.exchange.name, output, bounds)
         examples_cut = tf.cast(clients.num_examples - used.num_examples, tf.int64)
 
-        def encode(output: Any, seed: tf.Tensor, cut: tf.Tensor) -> Any:
-            facts = ClientFacts(seed, cut)
+        def encode(output: Any, facts: ClientFacts) -> Any:
             return aggregation.encode(message.aggregation, output, bounds, facts)
 
-        return Submission(per_client(encode, output, seed, examples_cut), kept)
+        facts = ClientFacts(seed, examples_cut, clients.place)
+        return Submission(per_client(encode, output, facts), kept)
 
     def federated_sum(self, encoded: tff.Value) -> tff.Value:
         """In a federated computation: sums what clients submit."""

@@ -32,6 +32,8 @@ class ClientGroup(NamedTuple):
         order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
             there in their order.
         kept: What each client has kept of the round's earlier exchanges; () if it has kept nothing.
+        place: The number of each client in its cohort, int32, in the shape of `num_examples`; () if
+            nobody asks for it.
     """
 
     examples: Examples
@@ -40,6 +42,7 @@ class ClientGroup(NamedTuple):
     capacity: tf.Tensor
     order: Any = ()
     kept: Any = ()
+    place: Any = ()
 
     def take(self, positions: tf.Tensor) -> Examples:
         """Returns examples of each client.
@@ -147,18 +150,19 @@ def batch_positions(
     return tf.range(start, tf.minimum(start + batch_size, capacity))
 
 
-def group_of_one(examples: Examples, kept: Any = ()) -> ClientGroup:
+def group_of_one(examples: Examples, kept: Any = (), place: Any = ()) -> ClientGroup:
     """Returns one client as a group without an axis of clients, for `one_client`."""
     num_examples = tf.shape(examples["domain_id"])[0]
-    return ClientGroup(examples, tf.constant(0), num_examples, num_examples, kept=kept)
+    return ClientGroup(examples, tf.constant(0), num_examples, num_examples, kept=kept, place=place)
 
 
-def group_of_many(clients: Sequence[Examples], kept: Any = ()) -> ClientGroup:
+def group_of_many(clients: Sequence[Examples], kept: Any = (), place: Any = ()) -> ClientGroup:
     """Returns NumPy arrays of a group with an axis of clients, for `clients_in_step`.
 
     Args:
         clients: At least one client; columns of all of them have the same shapes and dtypes.
         kept: What they have kept, with a leading axis of clients.
+        place: Their numbers in the cohort; () if nobody asks for them.
     """
     sizes = np.array([len(client["domain_id"]) for client in clients], np.int32)
 
@@ -172,4 +176,5 @@ def group_of_many(clients: Sequence[Examples], kept: Any = ()) -> ClientGroup:
         num_examples=sizes,
         capacity=sizes.max(),
         kept=kept,
+        place=place,
     )

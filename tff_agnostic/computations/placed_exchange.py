@@ -2,10 +2,31 @@
 
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow_federated as tff
 
+from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.aggregated import AggregatedExchange
 from tff_agnostic.computations.client_group import group_of_one, one_client
+
+
+class NumberedClient(NamedTuple):
+    """What a client has in TFF where the aggregation numbers clients.
+
+    Attributes:
+        examples: Its examples.
+        place: Its number in the cohort, int32 scalar.
+    """
+
+    examples: Any
+    place: Any
+
+
+def client_type(examples_type: tff.Type, aggregation: Aggregation) -> tff.Type:
+    """Returns the type of what a client has: its examples, or a `NumberedClient`."""
+    if not aggregation.numbers_clients:
+        return examples_type
+    return tff.to_type(NumberedClient(examples_type, np.int32))
 
 
 class PlacedExchange(NamedTuple):
@@ -42,7 +63,7 @@ def placed_exchange(
     Args:
         exchange: The exchange with its aggregation.
         message_type: Of what every client is sent.
-        client_data_type: Of a client's examples.
+        client_data_type: Of what a client has; see `client_type`.
         kept_type: Of what it has kept of earlier exchanges; None if that is nothing.
     """
     has_kept = kept_type is not None
@@ -52,8 +73,10 @@ def placed_exchange(
     keeps = exchange.exchange.keeps
 
     @tff.tensorflow.computation(message_type, on_client_type)
-    def client_work(message: Any, examples: Any) -> Any:
-        clients = group_of_one(*examples) if has_kept else group_of_one(examples)
+    def client_work(message: Any, on_client: Any) -> Any:
+        client, kept = on_client if has_kept else (on_client, ())
+        examples, place = client if exchange.aggregation.numbers_clients else (client, ())
+        clients = group_of_one(examples, kept, place)
         submission = exchange.client_work(message, clients, one_client)
         return submission if keeps else submission.submitted
 

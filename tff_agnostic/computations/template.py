@@ -9,7 +9,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound, SumsSoFar
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm
-from tff_agnostic.computations.placed_exchange import PlacedExchange, placed_exchange
+from tff_agnostic.computations.placed_exchange import PlacedExchange, client_type, placed_exchange
 from tff_agnostic.models.functional import Model, ModelWeights
 
 
@@ -35,7 +35,8 @@ def build_learning_process(
     """Wires an algorithm and an aggregation into a TFF learning process.
 
     `next` maps (state at the server, one mapping of arrays per client) to
-    `tff.learning.templates.LearningProcessOutput(state, report)`; the state is a `RunState`.
+    `tff.learning.templates.LearningProcessOutput(state, report)`; the state is a `RunState`. Where
+    the aggregation numbers clients they have a `NumberedClient` each instead of the mapping alone.
     Reports of the aggregation are under "aggregator".
     """
     return build_process(algorithm, aggregation).learning_process
@@ -44,7 +45,7 @@ def build_learning_process(
 def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     """Returns the learning process together with its exchanges; see `build_learning_process`."""
     round_ = AggregatedRound(algorithm, aggregation)
-    client_data_type = type_from_spec(algorithm.client_data_spec)
+    client_data_type = client_type(type_from_spec(algorithm.client_data_spec), aggregation)
     initialize = tff.tensorflow.computation(round_.initialize)
     state_type = initialize.type_signature.result
     start = tff.tensorflow.computation(round_.start, state_type)
@@ -127,7 +128,7 @@ def build_evaluation_parts(measurement: Measurement, aggregation: Aggregation) -
     exchange = placed_exchange(
         functions.exchange,
         message.type_signature.result,
-        type_from_spec(measurement.client_data_spec),
+        client_type(type_from_spec(measurement.client_data_spec), aggregation),
     ).sum_of
     sum_type = exchange.type_signature.result.member
     decode = tff.tensorflow.computation(functions.decode, [state_type, sum_type])
@@ -173,7 +174,7 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
     """Returns a TFF computation (what is measured at the server, client data) -> its sums."""
     functions = EvaluationFunctions(measurement, aggregation)
     measured_type = type_from_spec(measurement.measured_spec)
-    client_data_type = type_from_spec(measurement.client_data_spec)
+    client_data_type = client_type(type_from_spec(measurement.client_data_spec), aggregation)
 
     @tff.tensorflow.computation(measured_type)
     def message_of(measured: Any) -> Any:

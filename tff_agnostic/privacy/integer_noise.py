@@ -17,8 +17,8 @@ import numpy as np
 
 from tff_agnostic.registry import Registry
 
-# With which probability a client draws a rounding again, at the most.
-ROUNDING_BETA = math.exp(-0.5)
+# With which probability a client's rounding is too long, at the most.
+ROUNDING_BETA = math.exp(-8)
 
 
 class Sensitivity(NamedTuple):
@@ -57,13 +57,13 @@ class IntegerNoise(Protocol):
 def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity:
     """Returns the sensitivity of a clipped vector after stochastic rounding.
 
-    A client draws roundings again until the norm is within the first one (Kairouz, Liu, Steinke
-    2021, Proposition 22); the l1 norm of integers is at most their squared l2 norm.
+    A rounding that is longer is not sent (Kairouz, Liu, Steinke 2021, Proposition 22); the l1 norm
+    of integers is at most their squared l2 norm.
 
     Args:
         clip: c, the norm before the rounding, in steps.
         dimension: d, values of the vector.
-        beta: With which probability a rounding is drawn again, at the most; above 0.
+        beta: With which probability a rounding is too long, at the most; above 0.
     """
     root = math.sqrt(dimension)
     unlikely = math.sqrt(2 * math.log(1 / beta)) * (clip + root / 2)

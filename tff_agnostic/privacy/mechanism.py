@@ -192,7 +192,7 @@ class DistributedNoise:
         sampling: How cohorts are drawn.
         expected_clients: For how many the noise of each is worked out.
         min_clients: How many there are at the least.
-        beta: With which probability a rounding is drawn again; see `rounded_sensitivity`.
+        beta: With which probability a rounding is too long, at the most; see `rounded_sensitivity`.
     """
 
     groups: tuple[IntegerGroup, ...]

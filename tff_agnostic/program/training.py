@@ -92,12 +92,14 @@ class TrainingRun:
         if self._privacy is not None:
             summed = self._privacy.aggregation(aggregation)
             self._privacy.describe(self._algorithm, summed)
+        self._summed = summed
         check_sizes_by_chance(config, summed)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
         if self._privacy is not None:
             self._privacy.check_execution(self._execution)
-        self._training = runtime.training(self._algorithm, summed)
+        self._prepare = lambda summed: runtime.training(self._algorithm, summed)
+        self._training = self._prepare(summed)
         self._quantities = self._training.quantities
         if self._privacy is not None:
             self._quantities = self._privacy.quantities(self._quantities)
@@ -240,6 +242,10 @@ class TrainingRun:
         if self._privacy is not None:
             before = self._history.rows[-1].get("evaluations") if self._history.rows else None
             self._privacy.go_on_from(state, int(before) if before else 0)
+            if checkpoint is not None and not self._privacy.has_noise_of(self._summed):
+                # A run of more rounds has the noise that was worked out for fewer.
+                self._summed = self._privacy.aggregation(self.spec.build_aggregation())
+                self._training = self._prepare(self._summed)
         return state, self._evaluate_as_in_one_run(state)
 
     def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:

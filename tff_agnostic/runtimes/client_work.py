@@ -21,6 +21,7 @@ from tff_agnostic.computations.client_group import (
     one_client_in_fixed_shapes,
 )
 from tff_agnostic.models.functional import Examples
+from tff_agnostic.runtimes.shards import Shard
 from tff_agnostic.runtimes.submissions import ShardFunction, of_client
 
 # (what is broadcast, clients, how to apply functions of one client) -> what each client submits,
@@ -38,6 +39,7 @@ class ClientWork:
         broadcast_spec: Tensor specs of its first argument.
         client_spec: Tensor specs of one client's examples.
         kept_spec: Of what one client has kept of the round's earlier exchanges.
+        numbers_clients: Whether clients are told their place in the cohort.
         bytes_per_example: What an example looks up in what is broadcast; None if a client computes
             with all of it. See `Exchange`.
     """
@@ -47,6 +49,7 @@ class ClientWork:
     broadcast_spec: Any = dataclasses.field(compare=False)
     client_spec: Mapping[str, Any] = dataclasses.field(compare=False)
     kept_spec: Any = dataclasses.field(compare=False, default=())
+    numbers_clients: bool = dataclasses.field(compare=False, default=False)
     bytes_per_example: Optional[int] = dataclasses.field(default=None, compare=False)
 
     @property
@@ -87,6 +90,7 @@ def client_work_of(
         message_spec,
         client_spec,
         kept_spec=kept_spec,
+        numbers_clients=exchange.aggregation.numbers_clients,
         bytes_per_example=exchange.exchange.bytes_per_example,
     )
 
@@ -124,14 +128,15 @@ class CompiledWork:
     def _one(self) -> Any:
         per_client = one_client_in_fixed_shapes if self._jit_compile else one_client
 
-        def one(broadcast: Any, client: tuple[Any, Any]) -> Submission:
+        def one(broadcast: Any, client: tuple[Any, Any, Any]) -> Submission:
             submitted, kept = self.work.fn(broadcast, group_of_one(*client), per_client)
             # In an axis of one client, as of many.
             return Submission(
                 submitted, tf.nest.map_structure(lambda value: value[tf.newaxis], kept)
             )
 
-        return self._trace(one, (self._columns, self.work.kept_spec))
+        place = tf.TensorSpec([], tf.int32) if self.work.numbers_clients else ()
+        return self._trace(one, (self._columns, self.work.kept_spec, place))
 
     @functools.cached_property
     def _many(self) -> Any:
@@ -146,8 +151,9 @@ class CompiledWork:
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.work.kept_spec
         )
         capacity = tf.TensorSpec([], tf.int32)
+        place = rows if self.work.numbers_clients else ()
         return self._trace(
-            many, ClientGroup(self._columns, rows, rows, capacity, kept=kept_of_many)
+            many, ClientGroup(self._columns, rows, rows, capacity, kept=kept_of_many, place=place)
         )
 
     def _trace(self, fn: Any, clients_spec: Any) -> Any:
@@ -199,12 +205,14 @@ class CompiledWork:
         specs: Submission = traced.structured_outputs
         return specs
 
-    def _each_client(self, clients: Sequence[Examples], kept: Any) -> Iterator[Any]:
+    def _each_client(self, clients: Sequence[Examples], kept: Any, shard: Shard) -> Iterator[Any]:
         for k, examples in enumerate(clients):
-            yield self._chosen(examples), of_client(kept, k)
+            place = np.int32(shard[k]) if self.work.numbers_clients else ()
+            yield self._chosen(examples), of_client(kept, k), place
 
-    def _as_one_group(self, clients: Sequence[Examples], kept: Any) -> Iterator[Any]:
-        yield group_of_many([self._chosen(examples) for examples in clients], kept)
+    def _as_one_group(self, clients: Sequence[Examples], kept: Any, shard: Shard) -> Iterator[Any]:
+        places = np.array(shard, np.int32) if self.work.numbers_clients else ()
+        yield group_of_many([self._chosen(examples) for examples in clients], kept, places)
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:
         return {name: examples[name] for name in self._columns}

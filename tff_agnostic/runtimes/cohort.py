@@ -134,7 +134,8 @@ class SumOnLanes:
         if not shards:
             return self.compiled.zeros()
         partial_sums = lanes.map_in_order(
-            lambda shard: run(broadcast, [cohort[k] for k in shard], of_shard(kept, shard)), shards
+            lambda shard: run(broadcast, [cohort[k] for k in shard], of_shard(kept, shard), shard),
+            shards,
         )
         try:
             total, kept_now = summed_in_order(partial_sums, self.compiled.add)

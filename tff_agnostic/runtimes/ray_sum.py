@@ -68,7 +68,7 @@ class SumOnRay:
 
         def submit(actor: Any, index: int) -> Any:
             shard = shards[index]
-            calls = function.inputs([cohort[k] for k in shard], of_shard(kept, shard))
+            calls = function.inputs([cohort[k] for k in shard], of_shard(kept, shard), shard)
             return actor.run.remote(
                 sent.work_id,
                 [sent.packed],

@@ -23,21 +23,23 @@ class ShardFunction:
 
     Attributes:
         traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
-        inputs: Returns the NumPy arrays of each call, from the clients of a shard and what they
-            have kept, with a leading axis of clients.
+        inputs: Returns the NumPy arrays of each call, from the clients of a shard, what they have
+            kept, with a leading axis of clients, and their places in the cohort.
         add: Adds two sums.
     """
 
     traced: Callable[[], Any]
-    inputs: Callable[[Sequence[Examples], Any], Iterator[Any]]
+    inputs: Callable[[Sequence[Examples], Any, Shard], Iterator[Any]]
     add: Callable[[Any, Any], Any]
 
-    def __call__(self, broadcast: Any, clients: Sequence[Examples], kept: Any = ()) -> Submission:
+    def __call__(
+        self, broadcast: Any, clients: Sequence[Examples], kept: Any = (), shard: Shard = ()
+    ) -> Submission:
         """Returns the sum of what the clients of a shard submit, and what they keep."""
         function = self.traced()
         calls = (
             function(broadcast, tf.nest.map_structure(tf.convert_to_tensor, inputs))
-            for inputs in self.inputs(clients, kept)
+            for inputs in self.inputs(clients, kept, shard)
         )
         return summed_in_order(calls, self.add)
 

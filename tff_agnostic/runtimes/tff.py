@@ -20,6 +20,7 @@ from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_measurement, check_process
+from tff_agnostic.computations.placed_exchange import NumberedClient
 from tff_agnostic.computations.secure_check import SecurityReport
 from tff_agnostic.computations.template import (
     EvaluationParts,
@@ -150,7 +151,7 @@ class TffTraining:
         require_enough_clients(self._aggregation, len(cohort))
         with self._runtime.installed():
             output = self.process.learning_process.next(
-                state, [to_numpy_examples(c) for c in cohort]
+                state, _on_clients(cohort, self._aggregation)
             )
         return output.state, output.metrics
 
@@ -183,4 +184,11 @@ class TffEvaluation:
             return evaluated(*self._parts.decode(state, total))
 
     def _sum(self, message: Any, clients: Sequence[Examples]) -> Any:
-        return self._parts.exchange(message, [to_numpy_examples(c) for c in clients])
+        return self._parts.exchange(message, _on_clients(clients, self._aggregation))
+
+
+def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[Any]:
+    clients = [to_numpy_examples(client) for client in cohort]
+    if not aggregation.numbers_clients:
+        return clients
+    return [NumberedClient(client, np.int32(k)) for k, client in enumerate(clients)]

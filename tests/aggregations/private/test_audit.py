@@ -86,7 +86,8 @@ def _of_clients(exchange: Any, state: Any, canary: Any) -> Any:
     params = exchange.aggregation.client_params(state)
     submitted = []
     for k in range(int(_NUM_CLIENTS)):
-        facts = ClientFacts(tf.constant(k, tf.int64), tf.constant(0, tf.int64))
+        nothing = tf.constant(0, tf.int64)
+        facts = ClientFacts(nothing, nothing, place=tf.constant(k))
         answer = zeros if k else canary
         submitted.append(exchange.aggregation.encode(params, answer, exchange.bounds, facts))
     return tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)

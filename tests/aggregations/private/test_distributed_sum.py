@@ -29,8 +29,9 @@ def _distributed(**settings: Any) -> Any:
     return private_sum("distributed", _SECURE, clip_norm=_CLIP_NORM, **settings)
 
 
-def _facts(seed: int) -> ClientFacts:
-    return ClientFacts(tf.constant(seed, tf.int64), tf.constant(0, tf.int64))
+def _facts(place: int) -> ClientFacts:
+    nothing = tf.constant(0, tf.int64)
+    return ClientFacts(seed=nothing, examples_cut=nothing, place=tf.constant(place))
 
 
 def _added(answers: list[Any]) -> Any:
@@ -63,18 +64,18 @@ def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
     shapes = [(5,) if bound.entrywise or bound.signed else () for bound in bounds]
     params = release.client_params(exchange.initialize())
     rng, longest = np.random.default_rng(3), 0.0
-    for seed in range(40):
+    for place in range(40):
         values = random_values(rng, bounds, shapes)
         output = tf.nest.pack_sequence_as(structure, values)
-        sent = release.encode(params, output, structure, _facts(seed))
+        sent = release.encode(params, output, structure, _facts(place))
         integers, padding = tf.nest.flatten(sent.values), iter(sent.padding)
         of_groups = set()
-        bits = release.bits(sent, structure)
-        for group, of_group in zip(release.groups(structure), bits):
+        codecs = release.codecs(integers, structure)
+        for group, codec in zip(release.groups(structure), codecs):
             parts = [integers[i] for i in group.positions]
-            parts += [next(padding)] if group.is_update else []
+            parts += [next(padding)] if codec.size > codec.num_values else []
             of_groups.update(group.positions)
-            vector = np.concatenate([np.ravel(centred(part, of_group)) for part in parts])
+            vector = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
             bound = rounded_sensitivity(integer_clip, len(vector), ROUNDING_BETA).l2
             norm = np.linalg.norm(np.float64(vector))
             assert norm <= bound, group.name
@@ -131,17 +132,18 @@ def test_clients_releases_and_exchanges_have_noise_of_their_own():
     release, bounds = exchange.aggregation, exchange.bounds
     state, output = exchange.initialize(), _zeros(exchange.bounds, 4000)
 
-    def sent(seed: int = 1, state: Any = state, release: Any = release) -> np.ndarray:
-        encoded = release.encode(release.client_params(state), output, bounds, _facts(seed))
-        bits = dict(zip(release.groups(bounds), release.bits(encoded, bounds)))
-        group = next(g for g in bits if g.is_update)
+    def sent(place: int = 1, state: Any = state, release: Any = release) -> np.ndarray:
+        encoded = release.encode(release.client_params(state), output, bounds, _facts(place))
         values = tf.nest.flatten(encoded.values)
-        return centred(tf.reshape(values[group.positions[0]], [-1]), bits[group]).numpy()
+        codecs = dict(zip(release.groups(bounds), release.codecs(values, bounds)))
+        group = next(g for g in codecs if g.is_update)
+        vector = tf.reshape(values[group.positions[0]], [-1])
+        return centred(vector, codecs[group].bits).numpy()
 
     first = sent()
     np.testing.assert_array_equal(sent(), first)
     others = [
-        sent(seed=2),
+        sent(place=2),
         sent(state=state._replace(releases=state.releases + 1)),
         sent(state=state._replace(noise_key=state.noise_key + 1)),
     ]

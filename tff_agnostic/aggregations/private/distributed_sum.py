@@ -13,7 +13,6 @@ key be sent.
 """
 
 import dataclasses
-import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,37 +23,15 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound
-from tff_agnostic.aggregations.private.groups import Group
-from tff_agnostic.aggregations.private.integers import (
-    bits_of_sum,
-    centred,
-    residues,
-    rounded,
-    skellam,
-)
+from tff_agnostic.aggregations.private.client_draws import client_draws
+from tff_agnostic.aggregations.private.integer_codec import IntegerCodec, joined, pieces_of
 from tff_agnostic.aggregations.private.options import DistributedOptions
 from tff_agnostic.aggregations.private.private_release import (
     PrivateRelease,
     PrivateState,
     Released,
 )
-from tff_agnostic.aggregations.private.rotation import (
-    padded_size,
-    random_signs,
-    rotated,
-    rotated_back,
-)
-from tff_agnostic.computations.seeds import fold_in, uniform
-from tff_agnostic.errors import UserError
-from tff_agnostic.privacy.integer_noise import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.quantities import Quantities, Quantity
-
-# A vector of a norm at its bound is too long after one rounding in ten, about; shorter ones never.
-_TRIES = 4
-# int64 sums in a simulation: bits of a residue and of the number of clients together.
-_MAX_BITS = 62
-# Keep draws of one place apart.
-_ROTATION, _ROUNDING = 1, 2
 
 
 class ClientParams(NamedTuple):
@@ -64,13 +41,11 @@ class ClientParams(NamedTuple):
         clip_norms: Of each update.
         noise_key: What simulated clients draw their noise with; see the module.
         releases: How many sums were released.
-        noise_multiplier: z.
     """
 
     clip_norms: tf.Tensor
     noise_key: tf.Tensor
     releases: tf.Tensor
-    noise_multiplier: tf.Tensor
 
 
 class Integers(NamedTuple):
@@ -78,7 +53,7 @@ class Integers(NamedTuple):
 
     Attributes:
         values: Residues, in the shapes of what is released; of a rotated group, its first ones.
-        padding: The others of each rotated group.
+        padding: The others of each rotated group that has others.
         num_clients: 1, so that the server learns how many clients' noise the sum holds.
     """
 
@@ -103,6 +78,8 @@ class DistributedSum(PrivateRelease):
     noise_multiplier: float
     least_clients: int = 1
 
+    # Copies of a client differ in their places only, and have noise of their own.
+    numbers_clients = True
     # A sum of too few is not looked at, and a Poisson cohort may be small by chance.
     min_clients = 0
 
@@ -127,45 +104,34 @@ class DistributedSum(PrivateRelease):
 
     def client_params(self, state: PrivateState) -> ClientParams:
         """Returns the clip norms, and what simulated noise is made of."""
-        return ClientParams(
-            state.clip_norms, state.noise_key, state.releases, state.noise_multiplier
+        # Clients' noise is a table, and their number of bits a constant, of this multiplier alone.
+        tf.debugging.assert_equal(
+            state.noise_multiplier,
+            tf.constant(self.noise_multiplier, tf.float64),
+            "a state of clients with other noise",
         )
+        return ClientParams(state.clip_norms, state.noise_key, state.releases)
 
-    def sizes(self, encoded: Any, bounds: Any) -> tuple[int, ...]:
-        """Returns how many integers there are of each group.
+    def codecs(self, values: Sequence[Any], bounds: Any) -> tuple[IntegerCodec, ...]:
+        """Returns how each group of an answer becomes integers.
 
         Args:
-            encoded: What a client submits, or its specs, or a sum.
+            values: The flattened answer, or what is submitted of it, or their specs.
             bounds: Of the answer.
         """
-        values, padding = tf.nest.flatten(encoded.values), iter(encoded.padding)
-        return tuple(
-            sum(_num_elements(values[i]) for i in group.positions)
-            + (_num_elements(next(padding)) if group.is_update else 0)
-            for group in self.groups(bounds)
-        )
-
-    def bits(self, encoded: Any, bounds: Any) -> tuple[int, ...]:
-        """Returns the bits of the modular sum of each group; arguments are those of `sizes`.
-
-        Raises:
-            UserError: If integers are too fine to be summed.
-        """
-        groups, factors = self.groups(bounds), self.noise_factors(bounds)
-        return tuple(map(self._bits_of, groups, self.sizes(encoded, bounds), factors))
-
-    def _bits_of(self, group: Group, size: int, factor: float) -> int:
         steps = self._options.integer_clip
-        deviation = self.noise_multiplier * factor * steps
-        bits = bits_of_sum(steps, size, group.is_update, deviation, self.expected_clients)
-        total = bits + math.log2(self.expected_clients)
-        if total > _MAX_BITS:
-            raise UserError(
-                f"--integer_clip: expected so few steps that sums of them have {_MAX_BITS} bits, "
-                f"found {steps:g}, which with this noise and {self.expected_clients:g} clients "
-                f"takes {math.ceil(total)}"
+        pairs = zip(self.groups(bounds), self.noise_factors(bounds))
+        return tuple(
+            IntegerCodec(
+                is_rotated=group.is_update,
+                num_values=sum(int(values[i].shape.num_elements()) for i in group.positions),
+                steps=steps,
+                deviation=self.noise_multiplier * factor * steps,
+                expected_clients=self.expected_clients,
+                place=(self.exchange << 32) + k,
             )
-        return bits
+            for k, (group, factor) in enumerate(pairs)
+        )
 
     def encode(
         self, params: ClientParams, output: Any, bounds: Any, client: ClientFacts
@@ -174,50 +140,33 @@ class DistributedSum(PrivateRelease):
         released = self.clipped(params.clip_norms, output, bounds)
         values = tf.nest.flatten(released)
         sent = [tf.zeros(value.shape, tf.int64) for value in values]
-        padding = []
+        padding: list[tf.Tensor] = []
+        codecs = self.codecs(values, bounds)
+        key, release = params.noise_key, params.releases
+        sizes = [codec.size for codec in codecs]
+        draws = client_draws(key, release, self.exchange, client.place, sizes)
         limits = self.group_limits(params.clip_norms, bounds)
-        factors, steps = self.noise_factors(bounds), self._options.integer_clip
-        seed = fold_in(client.seed, params.releases)
-        for k, (group, limit) in enumerate(zip(self.groups(bounds), limits)):
-            vector = _joined([tf.cast(values[i], tf.float64) for i in group.positions])
-            vector *= tf.math.divide_no_nan(tf.constant(steps, tf.float64), limit)
-            if group.is_update:
-                vector = rotated(vector, self._signs(params.releases, k, vector.shape[0]))
-            bits = self._bits_of(group, vector.shape[0], factors[k])
-            integers = residues(self._noisy(vector, params, seed, k, factors[k]), bits)
-            *pieces, rest = _split(integers, [values[i].shape for i in group.positions])
+        for group, codec, limit, drawn in zip(self.groups(bounds), codecs, limits, draws):
+            members = [values[i] for i in group.positions]
+            integers = codec.encode(members, limit, drawn, release)
+            pieces = pieces_of(integers, [value.shape for value in members])
             for i, piece in zip(group.positions, pieces):
                 sent[i] = piece
-            if group.is_update:
-                padding.append(rest)
+            padding += pieces[len(members) :]
         return Integers(tf.nest.pack_sequence_as(released, sent), padding, tf.constant(1, tf.int64))
-
-    def _noisy(
-        self, vector: tf.Tensor, params: ClientParams, seed: tf.Tensor, k: int, factor: float
-    ) -> tf.Tensor:
-        size, steps = vector.shape[0], self._options.integer_clip
-        place = tf.constant((self.exchange << 32) + k, tf.int64)
-        seed = fold_in(seed, place)
-        max_norm = rounded_sensitivity(steps, size, ROUNDING_BETA).l2
-        draws = uniform(fold_in(seed, tf.range(_TRIES * size)), _ROUNDING)
-        integers = rounded(vector, max_norm, tf.reshape(draws, [_TRIES, size]))
-        # (z_g c)^2 / n of each client.
-        variance = tf.square(params.noise_multiplier * factor * steps) / self.expected_clients
-        key = tf.bitwise.bitwise_xor(params.noise_key, tf.stack([seed, place]))
-        return tf.cast(integers, tf.int64) + skellam(key, variance, size)
 
     def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
         """Returns modular secure sums of the integers, and one of the number of clients."""
         spec = tff.types.type_to_tf_tensor_specs(encoded.type_signature.member)
-        bits = self.bits(spec, bounds)
+        values = tf.nest.flatten(spec.values)
         # What belongs to no group is zeros.
-        moduli = [np.int64(2)] * len(tf.nest.flatten(spec.values))
+        moduli = [np.int64(2)] * len(values)
         of_padding = []
-        for group, of_group in zip(self.groups(bounds), bits):
+        for group, codec in zip(self.groups(bounds), self.codecs(values, bounds)):
             for i in group.positions:
-                moduli[i] = np.int64(2**of_group)
-            if group.is_update:
-                of_padding.append(np.int64(2**of_group))
+                moduli[i] = np.int64(2**codec.bits)
+            if codec.size > codec.num_values:
+                of_padding.append(np.int64(2**codec.bits))
 
         modulus = (tf.nest.pack_sequence_as(spec.values, moduli), of_padding)
         summed = tff.backends.mapreduce.federated_secure_modular_sum(
@@ -234,23 +183,17 @@ class DistributedSum(PrivateRelease):
         integers = tf.nest.flatten(summed.values)
         values = [tf.zeros(value.shape, tf.float64) for value in integers]
         deviations = [tf.constant(0.0, tf.float64)] * len(values)
-        groups, factors = self.groups(bounds), self.noise_factors(bounds)
         limits, padding = self.group_limits(state.clip_norms, bounds), iter(summed.padding)
-        bits = self.bits(summed, bounds)
-        for k, group in enumerate(groups):
-            shapes = [integers[i].shape for i in group.positions]
+        codecs = self.codecs(integers, bounds)
+        for group, codec, limit in zip(self.groups(bounds), codecs, limits):
             parts = [integers[i] for i in group.positions]
-            parts += [next(padding)] if group.is_update else []
-            vector = tf.cast(centred(_joined(parts), bits[k]), tf.float64)
-            if group.is_update:
-                size = vector.shape[0]
-                vector = rotated_back(vector, self._signs(state.releases, k, size))
-            vector *= limits[k] / self._options.integer_clip
+            shapes = [part.shape for part in parts]
+            parts += [next(padding)] if codec.size > codec.num_values else []
+            vector = codec.decode(joined(parts), limit, state.releases)
             vector = tf.where(has_enough, vector, tf.zeros_like(vector))
-            *pieces, _ = _split(vector, shapes)
-            for i, piece in zip(group.positions, pieces):
+            for i, piece in zip(group.positions, pieces_of(vector, shapes)):
                 values[i] = piece
-                deviations[i] = state.noise_multiplier * factors[k] * limits[k]
+                deviations[i] = codec.deviation / codec.steps * limit
         noisy = tf.nest.pack_sequence_as(summed.values, values)
         next_state, output, report = self.finished(state, noisy, deviations, bounds)
         clip_norms = tf.where(has_enough, next_state.clip_norms, state.clip_norms)
@@ -272,23 +215,3 @@ class DistributedSum(PrivateRelease):
     def _options(self) -> DistributedOptions:
         assert isinstance(self.options, DistributedOptions)
         return self.options
-
-    def _signs(self, releases: tf.Tensor, k: int, size: int) -> tf.Tensor:
-        place = tf.constant((self.exchange << 32) + k, tf.int64)
-        seed = fold_in(fold_in(tf.constant(_ROTATION, tf.int64), releases), place)
-        return random_signs(seed, padded_size(size))
-
-
-def _num_elements(value: Any) -> int:
-    return int(value.shape.num_elements())
-
-
-def _joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
-
-
-def _split(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Returns the first entries of a vector in shapes, and the rest."""
-    sizes = [shape.num_elements() for shape in shapes]
-    *pieces, rest = tf.split(vector, [*sizes, vector.shape[0] - sum(sizes)])
-    return [*(tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes)), rest]

@@ -12,39 +12,21 @@ WRAP_PROBABILITY = 1e-9
 
 
 def rounded(vector: tf.Tensor, max_norm: float, uniforms: tf.Tensor) -> tf.Tensor:
-    """Returns whole numbers near a vector, float64 [d], of a norm of at most `max_norm`.
+    """Returns whole numbers near a vector, int64 [d], of a norm of at most `max_norm`.
 
     Each coordinate is rounded up with the probability of its fraction. If that makes the vector too
-    long it is done again with other numbers (Kairouz, Liu, Steinke 2021, algorithm 1), as often as
-    there are any; at last coordinates are rounded toward zero, which lengthens nothing.
+    long, which is improbable (Kairouz, Liu, Steinke 2021, proposition 22; there it is then done
+    again), coordinates are rounded toward zero, which lengthens nothing.
 
     Args:
-        vector: float64 [d], of a norm of at most `max_norm`.
+        vector: float32 or float64 [d], of a norm of at most `max_norm`.
         max_norm: Bound of the norm after rounding; see `integer_noise.rounded_sensitivity`.
-        uniforms: Numbers in [0, 1) for each try, [tries, d].
+        uniforms: Numbers in [0, 1), float32 [d].
     """
-    below = tf.floor(vector)
-    tries = below + tf.cast(tf.cast(uniforms, tf.float64) < vector - below, tf.float64)
-    fits = tf.reduce_sum(tf.square(tries), axis=1) <= max_norm**2
-    chosen = tf.sign(vector) * tf.floor(tf.abs(vector))
-    for k in reversed(range(uniforms.shape[0])):
-        chosen = tf.where(fits[k], tries[k], chosen)
-    return chosen
-
-
-def skellam(seed: tf.Tensor, variance: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns symmetric Skellam noise, int64 [size]: of two Poisson numbers the difference.
-
-    A sum over clients is Skellam noise too, of the sum of the variances. Poisson numbers are those
-    of `tf.random.stateless_poisson`, which computes in float64.
-
-    Args:
-        seed: int64 [2].
-        variance: float64 scalar.
-        size: How many.
-    """
-    counts = tf.random.stateless_poisson([2, size], seed, variance / 2, tf.int64)
-    return counts[0] - counts[1]
+    by_chance = tf.floor(vector + tf.cast(uniforms, vector.dtype))
+    square = tf.reduce_sum(tf.square(tf.cast(by_chance, tf.float64)))
+    # A cast rounds toward zero.
+    return tf.cast(tf.where(square <= max_norm**2, by_chance, vector), tf.int64)
 
 
 def bits_of_sum(

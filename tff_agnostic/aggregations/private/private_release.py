@@ -89,6 +89,7 @@ class PrivateRelease:
     shares: tuple[float, ...] = ()
 
     cuts_clients = True
+    numbers_clients = False
 
     @property
     def limits(self) -> ClientLimits:

@@ -26,14 +26,14 @@ def random_signs(seed: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def rotated(vector: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
-    """Returns H D x / sqrt(p), float64 [p], of x [d] with zeros up to p.
+    """Returns H D x / sqrt(p), [p], of x [d] with zeros up to p.
 
     Args:
-        vector: x, float64 [d], d at most p.
+        vector: x, float32 or float64 [d], d at most p.
         signs: The diagonal of D, float64 [p]; p is a power of two.
     """
     padding = signs.shape[0] - vector.shape[0]
-    return _hadamard(tf.pad(vector, [[0, padding]]) * signs)
+    return _hadamard(tf.pad(vector, [[0, padding]]) * tf.cast(signs, vector.dtype))
 
 
 def rotated_back(vector: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
@@ -47,7 +47,7 @@ def _hadamard(vector: tf.Tensor) -> tf.Tensor:
     size = left = vector.shape[0]
     while left > 1:
         factor = min(left, _MAX_FACTOR)
-        matrix = tf.constant(_matrix(factor) / np.sqrt(factor), tf.float64)
+        matrix = tf.constant(_matrix(factor) / np.sqrt(factor), vector.dtype)
         vector = tf.transpose(tf.matmul(tf.reshape(vector, [size // factor, factor]), matrix))
         left //= factor
     return tf.reshape(vector, [size])

@@ -149,11 +149,13 @@ def _groups(round_: AggregatedRound) -> list[tuple[float, int]]:
         assert isinstance(release, DistributedSum)
 
         def work(message: Any, examples: Any, kept: Any, exchange: Any = exchange) -> Any:
-            return exchange.client_work(message, group_of_one(examples, kept), one_client)
+            client = group_of_one(examples, kept, place=tf.constant(0))
+            return exchange.client_work(message, client, one_client)
 
         encoded, now_kept = _traced(work, message, dict(round_.client_data_spec), kept)
         kept = now_kept if exchange.exchange.keeps else kept
-        sizes = release.sizes(encoded, exchange.bounds)
+        codecs = release.codecs(tf.nest.flatten(encoded.values), exchange.bounds)
+        sizes = [codec.size for codec in codecs]
         found.extend(zip(release.noise_factors(exchange.bounds), sizes))
         if k < last:
             message, so_far = _traced(round_.go_on, state, so_far, encoded)

@@ -165,6 +165,11 @@ class RunPrivacy:
         self._ahead = {}
         self._account = self._accountant(self._noise_multiplier)
 
+    def has_noise_of(self, aggregation: Aggregation) -> bool:
+        """Returns whether sums of training have the noise that is accounted for."""
+        assert isinstance(aggregation, PrivateRelease)
+        return aggregation.noise_multiplier == self._noise_multiplier
+
     def check_plan(self, earlier: Optional[tuple[int, int]]) -> None:
         """Refuses other evaluations than their noise was worked out for.
 
@@ -219,7 +224,7 @@ class RunPrivacy:
         if self._is_of_clients and execution.get("xla"):
             raise UserError(
                 "--xla: expected none with --privacy=distributed: TensorFlow has no Poisson "
-                "numbers, of which clients' noise is made, that XLA compiles"
+                "numbers, of which wide noise of clients is made, that XLA compiles"
             )
 
     def statement(self, rounds: int) -> PrivacyStatement:

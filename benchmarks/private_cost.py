@@ -1,0 +1,109 @@
+"""Times private rounds beside rounds without noise, for each kind of noise.
+
+    .venv/bin/python -m benchmarks.private_cost
+
+Softmax regression, of the size of MNIST's by default, on clients with random examples. All sides
+take turns in one process, on the same cohort; what counts are ratios: of seconds, and of processor
+seconds, which other work on the machine changes less.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+from tabulate import tabulate
+
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.algorithms.registry import ALGORITHMS
+from tff_agnostic.algorithms.spec import Problem
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.functional import Examples
+from tff_agnostic.runtimes.cohort import CohortRuntime
+
+_PLAIN, _SECURE = "plain", "secure"
+_NOISE_MULTIPLIER, _KEY = 0.5, (1, 2)
+_DOMAINS, _WARM = 2, 2
+
+
+def _clients(settings: argparse.Namespace) -> list[Examples]:
+    rng, n = np.random.default_rng(0), settings.examples
+    return [
+        {
+            "x": rng.normal(size=[n, settings.features]).astype(np.float32),
+            "y": rng.integers(settings.classes, size=n).astype(np.int32),
+            "domain_id": rng.integers(_DOMAINS, size=n).astype(np.int32),
+        }
+        for _ in range(settings.clients)
+    ]
+
+
+def _sides(settings: argparse.Namespace) -> dict[str, Aggregation]:
+    """Returns sums without noise, and each kind of noise over plain or secure ones."""
+    limits = {"max_examples": settings.examples, "max_loss": 4.0}
+    sides: dict[str, Aggregation] = {
+        _PLAIN: PlainSum(),
+        _SECURE: SecureSum(SecureSumOptions(**limits)),
+    }
+    facts = NoiseFacts(float(settings.clients), _KEY, _NOISE_MULTIPLIER, settings.clients)
+    for name in settings.noise:
+        spec = PRIVACIES[name]
+        assert spec.build is not None
+        options = spec.options(noise_multiplier=_NOISE_MULTIPLIER, **limits)
+        sides[name] = spec.build(name, sides[_without_noise(name)], options, facts)
+    return sides
+
+
+def _without_noise(name: str) -> str:
+    return _SECURE if name == "distributed" else _PLAIN
+
+
+def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Returns seconds and processor seconds of each round of each side, [rounds, 2]."""
+    model = logistic_regression(settings.features, settings.classes)
+    counts = (settings.clients * settings.examples / _DOMAINS,) * _DOMAINS
+    problem = Problem(model, tuple(map(str, range(_DOMAINS))), 0, counts)
+    spec = ALGORITHMS[settings.algorithm]
+    cohort = _clients(settings)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    with CohortRuntime() as runtime:
+        algorithm = spec.build(problem, spec.options(batch_size=settings.examples))
+        trainings = {name: runtime.training(algorithm, side) for name, side in sides.items()}
+        states = {name: training.initialize() for name, training in trainings.items()}
+        for k in range(_WARM + settings.rounds):
+            for name in list(sides)[:: 1 if k % 2 else -1]:
+                start, used = time.perf_counter(), time.process_time()
+                states[name], _ = trainings[name].next(states[name], cohort)
+                found[name].append((time.perf_counter() - start, time.process_time() - used))
+    return {name: np.array(took[_WARM:]) for name, took in found.items()}
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Prints medians of rounds, and their ratios to rounds without noise."""
+    kinds = [name for name, spec in PRIVACIES.items() if spec.build is not None]
+    parser = argparse.ArgumentParser(prog="private_cost", description=__doc__)
+    parser.add_argument("--noise", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--algorithm", default="fed_avg", choices=list(ALGORITHMS))
+    parser.add_argument("--features", type=int, default=784, help="of an example")
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=1000, help="in each round")
+    parser.add_argument("--examples", type=int, default=5, help="of each client")
+    parser.add_argument("--rounds", type=int, default=7, help="timed, of each side")
+    settings = parser.parse_args(argv)
+    medians = {
+        name: np.median(took, axis=0) for name, took in _costs(_sides(settings), settings).items()
+    }
+    rows = []
+    for name, (seconds, used) in medians.items():
+        beside = _without_noise(name) if name in settings.noise else name
+        ratios = [f"{ratio:.2f}" for ratio in (seconds, used) / medians[beside]]
+        rows.append([name, f"{seconds:.3f}", beside, *ratios])
+    columns = ["sums", "seconds a round", "beside", "seconds", "processor seconds"]
+    print(tabulate(rows, columns, "github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
