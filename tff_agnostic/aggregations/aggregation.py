@@ -118,6 +118,8 @@ _Sum = TypeVar("_Sum", bound=Aggregation)
 class StatelessSum:
     """What aggregations share that remember nothing from round to round, and have no secret."""
 
+    numbers_clients = False
+
     def of_exchanges(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
         """Returns itself for each."""
         return (self,) * len(bounds)
@@ -155,7 +157,6 @@ class PlainSum(StatelessSum):
 
     guarantees = frozenset[Guarantee]()
     cuts_clients = False
-    numbers_clients = False
     min_clients = 0
 
     def rounding(self, bound: Bound) -> float:

@@ -77,7 +77,6 @@ class SecureSum(StatelessSum):
 
     guarantees = frozenset({Guarantee.SECURE_SUMS})
     cuts_clients = True
-    numbers_clients = False
 
     @property
     def limits(self) -> ClientLimits:
