@@ -80,8 +80,9 @@ def _whole(
 
 def _times(factor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Returns a value scaled by a factor that leaves it whole if it is an integer."""
-    scaled = tf.cast(value, tf.float64) * factor
-    return tf.cast(scaled if value.dtype.is_floating else tf.round(scaled), value.dtype)
+    if value.dtype.is_floating:
+        return value * tf.cast(factor, value.dtype)
+    return tf.cast(tf.round(tf.cast(value, tf.float64) * factor), value.dtype)
 
 
 def clipped_group(values: Sequence[tf.Tensor], limit: tf.Tensor) -> list[tf.Tensor]:
@@ -91,10 +92,10 @@ def clipped_group(values: Sequence[tf.Tensor], limit: tf.Tensor) -> list[tf.Tens
     factor = tf.where(norm > limit, tf.math.divide_no_nan(limit, norm) * _ROOM, 1.0)
 
     def scaled(value: tf.Tensor) -> tf.Tensor:
-        result = tf.cast(value, tf.float64) * factor
-        # Toward 0: rounding must not lengthen what is scaled.
-        whole = tf.sign(result) * tf.floor(tf.abs(result))
-        return tf.cast(result if value.dtype.is_floating else whole, value.dtype)
+        if value.dtype.is_floating:
+            return value * tf.cast(factor, value.dtype)
+        # A cast rounds toward 0: it must not lengthen what is scaled.
+        return tf.cast(tf.cast(value, tf.float64) * factor, value.dtype)
 
     return [scaled(value) for value in values]
 
