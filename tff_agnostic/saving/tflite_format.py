@@ -1,6 +1,7 @@
 """A trained model for TensorFlow Lite, plain or quantised, which takes an example at a time."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -81,23 +82,25 @@ def _recurrence_as_loops(model: Model) -> Iterator[None]:
     """Makes loops of Keras' LSTMs in what is traced while entered.
 
     Otherwise the converter puts TensorFlow Lite's own LSTM in their place, which begins with the
-    state that the example before left, unless whoever runs the file resets its variables.
+    state that the example before left, unless whoever runs the file resets its variables. A
+    subclass that overrides `call` stays as it is.
     """
     models = [m for m, _ in model.predictors] if isinstance(model, EnsembleModel) else [model]
-    fused = [
+    layers = [
         layer
         for keras_model in (m.keras_model for m in models)
         if keras_model is not None
         for layer in layers_of(keras_model)
-        if isinstance(layer, tf.keras.layers.LSTM) and layer._could_use_gpu_kernel
+        if isinstance(layer, tf.keras.layers.LSTM) and type(layer).call is tf.keras.layers.LSTM.call
     ]
-    for layer in fused:
-        layer._could_use_gpu_kernel = False
+    for layer in layers:
+        # That of an LSTM chooses among kernels; that of its base only steps its cell.
+        layer.call = functools.partial(tf.keras.layers.RNN.call, layer)
     try:
         yield
     finally:
-        for layer in fused:
-            layer._could_use_gpu_kernel = True
+        for layer in layers:
+            del layer.call
 
 
 def load(path: Path, trained: TrainedModel) -> Any:
