@@ -184,7 +184,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
-        sys.exit(_failed(e))
+        # As absl says that a flag file is missing.
+        sys.exit(_failed(PlanError(str(e).removeprefix("ERROR:: "))))
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:

@@ -49,7 +49,7 @@ _UNKNOWN = [
     (["--nothing_like_it"], "Unknown command line flag 'nothing_like_it'"),
     (["digits"], "expected flags only, found 'digits'"),
     (["--resume", "--", "--task=digits"], "expected flags only, found '--task=digits'"),
-    (["--flagfile=missing.flags"], "ERROR:: Unable to open flagfile"),
+    (["--flagfile=missing.flags"], "Unable to open flagfile"),
 ]
 
 

@@ -151,7 +151,7 @@ _FLAGS = [
     ),
     (
         ["--plan=export", "--server_state=export/plan.pb", "--output_dir=z"],
-        "export/plan.pb: expected a checkpoint, cannot read it (",
+        "export/plan.pb: expected a checkpoint, cannot read it (Unable to open table file plan.pb",
     ),
     (
         ["--plan=export", "--server_state=less", "--output_dir=z"],

@@ -194,6 +194,7 @@ def test_another_search_does_not_go_on_there(call, folder, searched, further, fo
         (["--repeats=0"], "--repeats: expected 1 to"),
         (["--sampler=gird"], "--sampler: unknown sampler 'gird'"),
         (["--pruner=mean"], "--pruner: unknown pruner 'mean'"),
+        (["--pruner=none", "--prune_after=9"], "--prune_after has no effect with --pruner=none"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(call, folder, searched, further, found):

@@ -108,6 +108,8 @@ def test_an_evaluation_says_of_which_checkpoint(request_type, of, expected):
         ({"iterations": 0}, "--iterations: expected at least 1, found 0"),
         ({"over_selection": -0.1}, r"--over_selection: expected at least 0.0, found -0.1"),
         ({"every_iterations": 0}, "--every_iterations: expected at least 1, found 0"),
+        ({"population": ""}, "--population: expected a name of letters, .*, found ''$"),
+        ({"training_population": "a/b"}, "--training_population: expected a name .* 'a/b'$"),
     ],
 )
 def test_settings_out_of_range(settings, message):

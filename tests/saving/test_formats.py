@@ -156,6 +156,15 @@ def test_predictions_in_plain_tensorflow(saved, name):
         np.testing.assert_allclose(told, expected, rtol=0, atol=tolerance, err_msg=form)
 
 
+def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path):
+    """TensorFlow Lite's own would begin in the state that the example before has left."""
+    model, x = _zoo("lstm_with_masking")
+    trained, form = _trained(model), FORMATS["tflite"]
+    form.write(trained, tmp_path / "m.tflite")
+    told = form.load(tmp_path / "m.tflite", trained)(x)
+    np.testing.assert_allclose(told, np.asarray(trained.predict(x)), rtol=0, atol=1e-5)
+
+
 def test_the_models_of_every_task_are_among_them():
     assert set(_MODELS) == set(TASKS)
     assert {name for names in _MODELS.values() for name in names} == set(_CASES)

@@ -6,15 +6,18 @@ camelCase, 64-bit integers as texts. None was sent to a server here.
 """
 
 import dataclasses
+import re
 from typing import Any, Callable
 
 from tff_agnostic.deployment.kinds import EVALUATION, TRAINING
+from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
 # What the platform's own task builder gives tasks that say nothing else.
 _CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
 _TRAFFIC_WEIGHT = 100
+_IN_ADDRESS = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,17 @@ class TaskSettings(Settings):
         "rounds of the last day, every so many of which are candidates.",
         at_least=1,
     )
+
+    def __post_init__(self) -> None:
+        """Refuses populations that could not stand in the address of a task, too."""
+        super().__post_init__()
+        for flag in ("population", "training_population"):
+            name = getattr(self, flag)
+            if not _IN_ADDRESS.fullmatch(name) and (name or flag == "population"):
+                raise UserError(
+                    f"--{flag}: expected a name of letters, digits, '.', '_' and '-', as it stands "
+                    f"in an address, found {name!r}"
+                )
 
 
 def task_message(kind: str, settings: TaskSettings, clients_per_round: int) -> dict[str, Any]:

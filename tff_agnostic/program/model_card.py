@@ -60,10 +60,10 @@ def saved_lines(saved: Sequence[SavedFile]) -> list[str]:
 def _line(file: SavedFile) -> str:
     check = file.check
     if check is None:
-        return f"{file.path}: {file.num_bytes} bytes"
+        return f"{file.path}: {file.num_bytes:,} bytes"
     same = "predicts as the run's model does" if check.is_same else "its predictions differ"
     line = (
-        f"{file.path}: {file.num_bytes} bytes; {same}, by {check.largest_difference:.2g} at most "
+        f"{file.path}: {file.num_bytes:,} bytes; {same}, by {check.largest_difference:.2g} at most "
         f"on {check.num_examples} test examples"
     )
     return f"{line}; {_cost(check)}" if not check.is_same else line
@@ -79,8 +79,10 @@ def _cost(check: FileCheck) -> str:
     ]
     if not losses:
         return "there is no metric"
-    _, domain, measure, values = max(losses, key=lambda loss: loss[0])
-    return f"at most {measure} {values['run']:.4g} to {values['file']:.4g} ({domain})"
+    most, domain, measure, values = max(losses, key=lambda loss: loss[0])
+    if most == 0:
+        return "no domain's metrics change"
+    return f"{measure} of {domain} changes most, {values['run']:.4g} to {values['file']:.4g}"
 
 
 def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:

@@ -106,7 +106,7 @@ def about(domains: Sequence[str], **changes: Any) -> dict[str, Any]:
         usual = {"per_domain": True, "unit": "none", "higher_is_better": False, "role": "none"}
         return {"name": name, "label": f"{name}, drawn", **usual, "is_drawn": True, **more}
 
-    counts = {name: {"clients": 5, "examples": 50} for name in domains}
+    counts = {name: {"clients": 5, "examples": 500} for name in domains}
     content = {
         "task": {"summary": "nothing that anybody does"},
         "algorithm": {"label": "AgnosticFedAvg", "paper": "Ro et al. 2021"},

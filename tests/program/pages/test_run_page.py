@@ -154,6 +154,8 @@ def test_warnings_say_what_a_reader_has_to_know(tmp_path, without_pictures):
     few["domains"]["a"]["over_clients"]["loss"]["num_clients"] = 9
     untrained = _of_many()
     untrained["about"]["data"]["train"]["domains"]["a"] = {"clients": 0, "examples": 0}
+    rare = _of_many()
+    rare["about"]["data"]["train"]["domains"]["a"] = {"clients": 5, "examples": 50}
     unsure = _of_many()
     unsure["domains"]["a"]["intervals"]["accuracy"]["value"] = [0.59, 0.9]
     remark = {"kind": "words_cut", "text": "half of the words are cut off"}
@@ -165,6 +167,7 @@ def test_warnings_say_what_a_reader_has_to_know(tmp_path, without_pictures):
         (few, {}, "1 of 2 domains have fewer than 100 test examples: a (99)."),
         (few, {}, "1 of 2 domains rest on fewer than 10 test clients: a (9)."),
         (untrained, {}, "No training client has an example of a: "),
+        (rare, {}, "1 of 2 domains have fewer than 100 training examples: a (50). What the model"),
         (unsure, {}, "Which domain is the worst in accuracy is not certain: the interval of b"),
         (_of_many(split="heldout"), {}, "The numbers are of the heldout clients"),
         (_of_many(), {"columns": ran}, "lambda: one domain took over. a weighed 95.0%"),

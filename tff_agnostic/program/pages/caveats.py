@@ -21,7 +21,7 @@ _SOME_ROUNDS = 0.1
 _WEAK_EPSILON = 10.0
 _TEST = "test"
 _MAX_NAMES = 5
-# Remarks of the data that these pages tell with the numbers of the evaluation.
+# Remarks of the data that these pages tell with their own numbers.
 _TOLD_HERE = ("small_domains", "domains_without_examples")
 
 
@@ -38,7 +38,10 @@ def caveats(run: RunRecord) -> list[Line]:
 
 def data_caveats(run: RunRecord) -> list[Line]:
     """Returns those of its data, which all runs on it share."""
-    checks = (_split, _never_trained_on, _not_evaluated, _small, _few_clients, _data)
+    checks = (
+        *(_split, _never_trained_on, _learnt_of_few),
+        *(_not_evaluated, _small, _few_clients, _data),
+    )
     return [line for check in checks for line in check(run)]
 
 
@@ -70,6 +73,22 @@ def _never_trained_on(run: RunRecord) -> Iterator[Line]:
             "No training client has an example of ",
             *_listed(names),
             ": what the model does there it has learnt from other domains.",
+        ]
+
+
+def _learnt_of_few(run: RunRecord) -> Iterator[Line]:
+    trained = run.about.get("data", "train", "domains")
+    if trained is None:
+        return
+    counts = {n: trained[n]["examples"] for n in run.domains}
+    names = sorted((n for n, c in counts.items() if 0 < c < FEW_EXAMPLES), key=lambda n: counts[n])
+    if names:
+        numbers = [run.about.number("data", "train", "domains", n, "examples") for n in names]
+        yield [
+            f"{len(names)} of {len(counts)} domains have fewer than {FEW_EXAMPLES} training "
+            "examples: ",
+            *_listed(names, numbers),
+            ". What the model does there, and what they weigh, is learnt of few.",
         ]
 
 

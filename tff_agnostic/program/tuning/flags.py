@@ -18,7 +18,7 @@ from tff_agnostic.program.specs.flags import (
 )
 from tff_agnostic.program.specs.run_spec import check_given_somewhere
 from tff_agnostic.program.tuning.arm import SearchedArm
-from tff_agnostic.program.tuning.methods import NUM_AT_FIRST, PRUNERS, SAMPLERS
+from tff_agnostic.program.tuning.methods import NO_PRUNER, NUM_AT_FIRST, PRUNERS, SAMPLERS
 from tff_agnostic.program.tuning.objective import STATISTICS
 from tff_agnostic.program.tuning.space import parse_search, searchable
 from tff_agnostic.program.tuning.studies import Budget, Method
@@ -171,6 +171,8 @@ def method(arms: Mapping[str, SearchedArm], higher_is_better: bool) -> Method:
     after: Optional[int] = flags.FLAGS.prune_after
     if after is not None and after < 1:
         raise UserError(f"--prune_after: expected at least 1, found {after}")
+    if after is not None and flags.FLAGS.pruner == NO_PRUNER:
+        raise UserError(f"--prune_after has no effect with --pruner={NO_PRUNER}")
     return Method(
         higher_is_better=higher_is_better,
         seed=first_seed(),

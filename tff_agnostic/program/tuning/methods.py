@@ -34,6 +34,7 @@ SAMPLERS: Registry[Callable[[int], BaseSampler]] = Registry(
 )
 
 # (round from which on trials may end) -> a pruner.
+NO_PRUNER = "none"
 PRUNERS: Registry[Callable[[int], BasePruner]] = Registry(
     "pruner",
     {
@@ -41,7 +42,7 @@ PRUNERS: Registry[Callable[[int], BasePruner]] = Registry(
             n_startup_trials=NUM_AT_FIRST, n_warmup_steps=warm_up
         ),
         "halving": lambda warm_up: SuccessiveHalvingPruner(min_resource=max(1, warm_up)),
-        "none": lambda warm_up: NopPruner(),
+        NO_PRUNER: lambda warm_up: NopPruner(),
     },
 )
 
