@@ -105,7 +105,8 @@ def _of_evaluation(
     if private is None:
         raise UserError(
             f"--kind: expected {TRAINING} of a run with --privacy={spec.config.privacy} and "
-            f"without --private_evaluation, found {EVALUATION}: its sums would have no noise"
+            f"without --private_evaluation, found {EVALUATION}: its sums would have no "
+            "noise, which a run with --private_evaluation gives them"
         )
     trained = AggregatedRound(algorithm, privacy.aggregation(spec.build_aggregation()))
 
