@@ -105,11 +105,12 @@ class ClientGraph:
         """Checks that enough clients take part.
 
         Raises:
-            PlanError: If fewer than the plan asks for, or none.
+            PlanError: If fewer than the plan asks for.
         """
-        needed = max(1, self._minimum)
-        if len(clients) < needed:
-            raise PlanError(f"cohort: expected at least {needed} clients, found {len(clients)}")
+        if len(clients) < self._minimum:
+            raise PlanError(
+                f"cohort: expected at least {self._minimum} clients, found {len(clients)}"
+            )
 
     def run(
         self, name: str, examples: Sequence[bytes], checkpoint: Path, update: Optional[Path] = None

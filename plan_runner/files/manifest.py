@@ -74,6 +74,7 @@ class Manifest:
     metrics: Mapping[str, TensorType]
     conformance: Conformance
     max_clients: Optional[int]
+    has_noise: bool
 
 
 def parse_manifest(content: bytes) -> Manifest:
@@ -115,6 +116,7 @@ def parse_manifest(content: bytes) -> Manifest:
         metrics=_tensors(tensors, "metrics", f"{NAME}: tensors"),
         conformance=_conformance(_part(top, "conformance", dict, NAME)),
         max_clients=_max_clients(top),
+        has_noise="differential_privacy" in top.get("privacy", {}),
     )
 
 

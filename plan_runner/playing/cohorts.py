@@ -8,6 +8,8 @@ from typing import Optional
 from plan_runner.clients.client import Client
 from plan_runner.errors import PlanError, reason
 
+_NOBODY = "-"
+
 
 def drawn_cohorts(
     clients: Mapping[str, Client], rounds: int, clients_per_round: Optional[int], seed: int
@@ -33,7 +35,9 @@ def drawn_cohorts(
 
 
 def written_cohorts(path: Path, clients: Mapping[str, Client]) -> list[list[Client]]:
-    """Reads cohorts from a file: a line per round, of names with commas between them.
+    """Reads cohorts from a file: a line per round, of names with commas between them, or "-".
+
+    A round of "-" is one without clients.
 
     Raises:
         PlanError: If it cannot be read, or a line has no clients, unknown ones or one twice.
@@ -48,6 +52,8 @@ def written_cohorts(path: Path, clients: Mapping[str, Client]) -> list[list[Clie
 
 
 def _cohort(line: str, clients: Mapping[str, Client], where: str) -> list[Client]:
+    if line.strip() == _NOBODY:
+        return []
     names: Sequence[str] = [name.strip() for name in line.split(",")] if line.strip() else []
     if not names:
         raise PlanError(f"{where}: expected names of clients, found none")

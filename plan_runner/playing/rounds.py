@@ -13,6 +13,7 @@ from plan_runner.clients.tflite_beside import TfLiteBeside
 from plan_runner.errors import PlanError
 from plan_runner.files import export as exports
 from plan_runner.files.export import Export
+from plan_runner.files.manifest import Manifest
 from plan_runner.graphs.checkpoints import check_tensors, read_checkpoint, write_checkpoint
 from plan_runner.graphs.messages import parse_plan
 from plan_runner.playing.metric_outputs import other_outputs, with_metrics
@@ -79,7 +80,7 @@ def run_rounds(
         profile.client.beside = beside
         try:
             for number, clients in enumerate(cohorts, 1):
-                _check_size(len(clients), manifest.max_clients, number)
+                _check_size(len(clients), manifest, number)
                 begins(f"round {number}")
                 with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     outcome = profile.run_round(current, clients, Path(folder))
@@ -102,7 +103,11 @@ def run_rounds(
             profile.close()
 
 
-def _check_size(clients: int, most: Optional[int], number: int) -> None:
+def _check_size(clients: int, manifest: Manifest, number: int) -> None:
+    if not clients and not manifest.has_noise:
+        # With noise a round without clients is as good as any, and nobody may tell them apart.
+        raise PlanError(f"round {number}: expected at least 1 client, found 0")
+    most = manifest.max_clients
     if most is not None and clients > most:
         raise PlanError(
             f"round {number}: expected at most {most} clients, for whom secure sums have room, "

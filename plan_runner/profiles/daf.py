@@ -118,7 +118,7 @@ class DafProfile(Profile):
             {self._kept_in: kept, self._sums_in: aggregate}, {self._state_out: new_state}
         )
         tensors = read_checkpoint(new_state, f"{_WHERE}: the new state")
-        return RoundOutcome(tensors, down.stat().st_size, bytes_up / len(clients), outputs)
+        return RoundOutcome(tensors, down.stat().st_size, bytes_up / max(1, len(clients)), outputs)
 
     def close(self) -> None:
         """Ends its sessions."""

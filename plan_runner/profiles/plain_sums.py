@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from plan_runner.errors import PlanError
+from plan_runner.files.manifest import TensorType
 from plan_runner.graphs.checkpoints import check_tensors
 from plan_runner.graphs.messages import NamedTensor, check_parts, tensor_spec
 
@@ -71,5 +73,13 @@ class PlainSums:
                 np.add(total, value, out=total)
 
     def results(self) -> dict[str, np.ndarray]:
-        """Returns the sums under the names that the server's graph reads."""
-        return {s.result.name: self._totals[s.source.name] for s in self._sums}
+        """Returns the sums under the names that the server's graph reads; zeros of no clients."""
+        return {
+            s.result.name: self._totals.get(s.source.name, _zeros(s.result.kind))
+            for s in self._sums
+        }
+
+
+def _zeros(kind: TensorType) -> np.ndarray:
+    sizes = [size or 0 for size in kind.shape]
+    return np.zeros(sizes, tf.as_dtype(kind.dtype).as_numpy_dtype)

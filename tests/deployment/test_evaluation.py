@@ -51,7 +51,8 @@ def _weights(state, prefix="server/algorithm/weights/trainable"):
 @pytest.mark.parametrize(
     ("profile", "kind"),
     usually(
-        [("daf", "logistic"), ("secure", "logistic")],
+        # A secure one with noise is in test_private_evaluation_plans.
+        [("daf", "logistic")],
         [(profile, kind) for profile in ("daf", "secure") for kind in ("logistic", "lstm")],
     ),
 )

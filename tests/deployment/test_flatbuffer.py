@@ -7,6 +7,7 @@ import tensorflow as tf
 from tff_agnostic.deployment.device.flatbuffer import compacted, custom_op_names, oldest_runtime
 
 _SIZE = 5000
+_OUTPUTS = ("y0", "y1", "y2")
 
 
 def _computed(x):
@@ -22,10 +23,14 @@ def _computed(x):
 
 @pytest.fixture(scope="module")
 def converted():
+    return _converted(_computed)
+
+
+def _converted(computed):
     graph = tf.Graph()
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, [2000], "x")
-        outputs = [tf.identity(y, f"y{i}") for i, y in enumerate(_computed(x))]
+        outputs = [tf.identity(y, f"y{i}") for i, y in enumerate(computed(x))]
         definition = graph.as_graph_def()
     converter = tf.compat.v1.lite.TFLiteConverter(
         definition,
@@ -48,9 +53,9 @@ def _run(content):
 
 
 def test_the_same_results_from_fewer_bytes(converted):
-    small = compacted(converted)
+    small = compacted(converted, _OUTPUTS)
     results, expected = _run(small), _run(converted)
-    assert set(results) == set(expected) == {"y0", "y1", "y2"}
+    assert set(results) == set(expected) == {*_OUTPUTS}
     for name, value in expected.items():
         assert (results[name].dtype, results[name].tobytes()) == (value.dtype, value.tobytes())
     # The mixed constant is all that stays.
@@ -61,5 +66,15 @@ def test_the_same_results_from_fewer_bytes(converted):
 
 
 def test_what_is_compact_stays_as_it_is(converted):
-    small = compacted(converted)
-    assert compacted(small) == small
+    small = compacted(converted, _OUTPUTS)
+    assert compacted(small, _OUTPUTS) == small
+
+
+def test_equal_constants_are_outputs_of_their_own():
+    """The converter makes one tensor of them, of one name."""
+    content = _converted(lambda x: [x + 1.0, tf.zeros([2]), tf.zeros([2])])
+    assert set(_run(content)) == {"y0", "y1"}
+    results = _run(compacted(content, _OUTPUTS))
+    assert set(results) == {*_OUTPUTS}
+    for name in ("y1", "y2"):
+        np.testing.assert_array_equal(results[name], [0.0, 0.0])

@@ -87,15 +87,17 @@ def test_conformance_rounds_have_the_noise_of_the_public_key(folder):
 
 
 def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
-    """Rounds from the exported state are those of the runtime with the fleet's key."""
+    """Rounds from the exported state are the runtime's with the fleet's key, empty ones too."""
     deployment, request = open_export(folder), _request(kind)
     training = streaming_runtime.training(request.algorithm, request.aggregation)
     state = with_key(training.initialize(), _FLEETS_KEY)
     clients = conformance_clients(deployment)
     columns = request.algorithm.client_data_spec
     cohort = list(synthetic_clients(columns, request.column_ranges, request.num_domains).values())
-    for result in run_rounds(deployment, [clients] * 2):
-        state, _ = training.next(state, cohort)
+    weights, moved = "server/algorithm/weights/trainable/0", []
+    for result in run_rounds(deployment, [clients, clients, []]):
+        state, _ = training.next(state, cohort if result.clients else [])
+        moved.append(result.state[weights])
         # The state's leaves in TFF's order, which the manifest tells.
         flat = tff.structure.flatten(tff.structure.from_container(state, recursive=True))
         for name, value in zip(deployment.manifest.server_state, map(np.asarray, flat)):
@@ -103,9 +105,10 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
                 assert relative_difference(value, result.state[name]) <= _ROUNDING, name
             else:
                 np.testing.assert_array_equal(result.state[name], value, err_msg=name)
-    weights = "server/algorithm/weights/trainable/0"
     public = read_tensors(folder / "conformance/round_2.npz")[weights]
-    assert relative_difference(public, result.state[weights]) > 0.01
+    assert relative_difference(public, moved[1]) > 0.01
+    # Of noise alone.
+    assert relative_difference(moved[1], moved[2]) > 1e-4
 
 
 def test_a_secret_key_is_in_the_state_alone(folder):

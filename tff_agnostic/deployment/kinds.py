@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional, Protocol
 import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.deployment.conformance import NUM_ROUNDS, Rounds
 from tff_agnostic.deployment.evaluation.metrics import EvaluationMetrics
@@ -61,12 +62,14 @@ class Kind:
     Attributes:
         rounds: (runtime, what is asked) -> rounds.
         algorithm: Returns the algorithm with the exchanges that these rounds have.
+        exchange: Returns the one exchange of a round, with its aggregation.
         num_conformance_rounds: How many rounds an export has to reproduce.
         is_in_paper: Whether Ro et al. 2021 count what it sends.
     """
 
     rounds: Callable[[TffRuntime, Asked], PlannedRounds]
     algorithm: Callable[[Asked], Algorithm]
+    exchange: Callable[[Asked], AggregatedExchange]
     num_conformance_rounds: int
     is_in_paper: bool
 
@@ -93,14 +96,26 @@ def _evaluation_rounds(runtime: TffRuntime, asked: Asked) -> PlannedRounds:
 
 def _evaluated(asked: Asked) -> Algorithm:
     assert asked.evaluation is not None, "an evaluation has to be told what it reports"
-    return evaluated_algorithm(asked.algorithm, asked.evaluation.model, asked.num_domains)
+    return evaluated_algorithm(asked.algorithm, asked.evaluation, asked.num_domains)
+
+
+def _training_exchange(asked: Asked) -> AggregatedExchange:
+    (exchange,) = AggregatedRound(asked.algorithm, asked.aggregation).exchanges
+    return exchange
+
+
+def _evaluation_exchange(asked: Asked) -> AggregatedExchange:
+    (exchange,) = _evaluated(asked).exchanges
+    return AggregatedExchange(exchange, asked.aggregation)
 
 
 KINDS: Registry[Kind] = Registry(
     "kind of plan",
     {
-        TRAINING: Kind(_TrainingRounds, lambda asked: asked.algorithm, NUM_ROUNDS, True),
+        TRAINING: Kind(
+            _TrainingRounds, lambda asked: asked.algorithm, _training_exchange, NUM_ROUNDS, True
+        ),
         # Each leaves the state as it is: a second one would be the first again.
-        EVALUATION: Kind(_evaluation_rounds, _evaluated, 1, False),
+        EVALUATION: Kind(_evaluation_rounds, _evaluated, _evaluation_exchange, 1, False),
     },
 )

@@ -6,15 +6,15 @@ public one, in a state of their own.
 """
 
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions, TreeOptions
 from tff_agnostic.aggregations.private.private_sum import PrivateSum
-from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.computations.exchange import Algorithm, RunState
+from tff_agnostic.computations.aggregated import AggregatedExchange
+from tff_agnostic.computations.exchange import RunState
 
 # No secret: whoever knows it can take the noise of conformance rounds away, which hides nobody.
 CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920)
@@ -46,10 +46,15 @@ class FleetNoise(NamedTuple):
         key: The secret of the fleet.
         guarantee: What is promised by a fleet as the run has simulated it, from the state that is
             exported, as `PrivacyStatement.to_dict` has it.
+        expected_devices: Devices that a round has on average, which the graphs divide by; None if
+            they do not.
+        server_must: What else a server has to do.
     """
 
     key: tuple[int, int]
     guarantee: Callable[[RunState], Mapping[str, Any]]
+    expected_devices: Optional[float] = None
+    server_must: tuple[str, ...] = ()
 
 
 def with_key(state: RunState, key: tuple[int, int]) -> RunState:
@@ -64,33 +69,29 @@ def with_key(state: RunState, key: tuple[int, int]) -> RunState:
     return state._replace(aggregations=aggregations)
 
 
-def noise_facts(
-    algorithm: Algorithm, aggregation: PrivateSum, state: RunState, noise: FleetNoise
-) -> dict[str, Any]:
+def noise_facts(exchange: AggregatedExchange, state: RunState, noise: FleetNoise) -> dict[str, Any]:
     """Returns what a manifest says of the noise, and of what a server must do for it to hold.
 
     Args:
-        algorithm: What is exported; it has one exchange.
-        aggregation: Its sums, with noise.
+        exchange: What is exported, whose sums have noise.
         state: What the fleet begins with.
         noise: Its noise.
     """
-    (exchange,) = AggregatedRound(algorithm, aggregation).exchanges
     release, private_state = exchange.aggregation, state.aggregations[0]
     assert isinstance(release, PrivateSum)
     z = float(private_state.noise_multiplier)
     limits = release.group_limits(tf.constant(private_state.clip_norms), exchange.bounds)
     groups = release.groups(exchange.bounds)
     guarantee = noise.guarantee(state)
-    options = aggregation.options
+    options = release.options
     is_joint = isinstance(options, ServerNoiseOptions) and options.joint_clipping
     return {
-        "mechanism": aggregation.name,
-        "noise": _NOISES[aggregation.name],
+        "mechanism": release.name,
+        "noise": _NOISES[release.name],
         **_of_tree(options),
         "noise_multiplier": z,
         "delta": guarantee["delta"],
-        "expected_devices_per_round": aggregation.expected_clients,
+        **_of_devices(noise),
         "groups": [
             {
                 "name": group.name,
@@ -105,14 +106,28 @@ def noise_facts(
         "guarantee_as_simulated": dict(guarantee),
         "server_must": [
             f"choose the devices of a round so that this holds: {guarantee['sampling']}",
-            f"have {aggregation.expected_clients:g} devices in a round on average: the graphs "
-            "divide by numbers that are worked out for so many",
+            *_on_average(noise),
             _SECRET,
             *_ALWAYS,
+            *noise.server_must,
         ],
         "secret_files": ["server_state.ckpt"],
         "conformance_key": "public, and in conformance/ alone; the fleet's is another one",
     }
+
+
+def _of_devices(noise: FleetNoise) -> dict[str, float]:
+    expected = noise.expected_devices
+    return {} if expected is None else {"expected_devices_per_round": expected}
+
+
+def _on_average(noise: FleetNoise) -> list[str]:
+    if noise.expected_devices is None:
+        return []
+    return [
+        f"have {noise.expected_devices:g} devices in a round on average: the graphs divide by "
+        "numbers that are worked out for so many"
+    ]
 
 
 def _of_tree(options: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import numpy as np
 
 from plan_runner import plan_pb2
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
-from tff_agnostic.aggregations.private.private_sum import PrivateSum
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.byte_counts import byte_counts
@@ -217,9 +216,8 @@ def _write_state(
 def _noise_facts(request: ExportRequest, state: RunState) -> dict[str, Any]:
     if request.noise is None:
         return {}
-    assert isinstance(request.aggregation, PrivateSum)
-    facts = noise_facts(request.algorithm, request.aggregation, state, request.noise)
-    return {"differential_privacy": facts}
+    exchange = KINDS[request.rounds].exchange(request)
+    return {"differential_privacy": noise_facts(exchange, state, request.noise)}
 
 
 def _write_conformance(

@@ -32,10 +32,10 @@ def _runtime(name: str, request: pytest.FixtureRequest) -> Iterator[Any]:
         yield runtime
 
 
-_EVERY = ("cohort streamed", "cohort vectorised", "tff", "ray vectorised", "ray streamed")
+_EVERY = ("cohort vectorised", "cohort streamed", "tff", "ray vectorised", "ray streamed")
 
 
-@pytest.mark.parametrize("name", usually(_EVERY[:2], _EVERY))
+@pytest.mark.parametrize("name", usually(_EVERY[:1], _EVERY))
 def test_the_noise_of_copies_has_the_variance_of_as_many_clients(name, request):
     """Copies with one noise among them would have their number times as much variance."""
     inner = SecureSum(SecureSumOptions(**LIMITS, min_clients=1))

@@ -68,5 +68,5 @@ def test_going_on_from_a_saved_state_is_going_on(exports, tmp_path):
 
 @pytest.mark.parametrize("profile", ["daf", "secure"])
 def test_a_round_without_clients_is_refused(exports, profile):
-    with pytest.raises(PlanError, match=r"^cohort: expected at least 1 clients, found 0$"):
+    with pytest.raises(PlanError, match=r"^round 1: expected at least 1 client, found 0$"):
         list(run_rounds(open_export(exports[profile]), [[]]))

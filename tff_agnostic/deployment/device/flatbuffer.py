@@ -1,9 +1,11 @@
 """Files of TensorFlow Lite: what ops they hold, and the same graph in fewer bytes."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import flatbuffers
+import numpy as np
 from flatbuffers import flexbuffers
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.lite.python import schema_py_generated as schema
@@ -40,14 +42,22 @@ def in_fixed_order(content: bytes) -> bytes:
     return content
 
 
-def compacted(content: bytes) -> bytes:
+def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
     """Returns the same graph in fewer bytes, as every device downloads it.
 
     Large constants of one number everywhere are filled on the device. Tensors that a client does
     not look up lose their names, those without a constant share the empty buffer, equal constants
     one, and of the notes only the oldest runtime's version stays.
+
+    Args:
+        content: The graph.
+        outputs: The names of its outputs.
+
+    Raises:
+        ValueError: If two outputs are one tensor, and no constant.
     """
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    _name_outputs(model, outputs)
     fill_uniform_constants(model)
     buffers, places = model.buffers[:1], {b"": 0}
 
@@ -72,6 +82,22 @@ def compacted(content: bytes) -> bytes:
     builder = flatbuffers.Builder()
     builder.Finish(model.Pack(builder), _IDENTIFIER)
     return bytes(builder.Output())
+
+
+def _name_outputs(model: Any, names: Sequence[str]) -> None:
+    """Gives each output a tensor of its own: the converter makes one of equal constants."""
+    graph = model.subgraphs[0]
+    found: list[int] = []
+    for index, name in zip(list(graph.outputs), names):
+        if index in found:
+            tensor = copy.copy(graph.tensors[index])
+            if model.buffers[tensor.buffer].data is None:
+                raise ValueError(f"TFLite: expected an output of its own for {name}, found none")
+            tensor.name = name.encode()
+            index = len(graph.tensors)
+            graph.tensors.append(tensor)
+        found.append(index)
+    graph.outputs = np.array(found, np.int32)
 
 
 def oldest_runtime(content: bytes) -> str:

@@ -61,7 +61,8 @@ def convert_client_graph(graph_def: GraphDef, phase: plan_pb2.ClientPhase) -> Tf
     converter._experimental_allow_all_select_tf_ops = True
     # There is no public way to keep an op without output: one that saves.
     converter._control_output_arrays = list(spec.target_node_names) or None
-    content = in_fixed_order(compacted(converter.convert()))
+    outputs = _names(spec.output_tensor_specs)
+    content = in_fixed_order(compacted(converter.convert(), outputs))
     custom = custom_op_names(content)
     others = [name for name in custom if not name.startswith(_FLEX)]
     if others:

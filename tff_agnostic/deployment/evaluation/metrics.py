@@ -3,16 +3,26 @@
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
-from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput, grid_of
+from tff_agnostic.computations.evaluation import (
+    ClientDistribution,
+    EvaluationOutput,
+    Measurement,
+    grid_of,
+    measurement_of_model,
+)
 from tff_agnostic.computations.histogram import Grid
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.measures import Measure, measures_of
 
 DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
+
+
+def _as_they_are(summed: EvaluationOutput) -> EvaluationOutput:
+    return summed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +33,15 @@ class EvaluationMetrics:
         model: What is evaluated.
         worst_min_examples: Examples that a domain needs to be the worst one.
         percentiles: Which percentiles of the clients' values, each in (0, 100).
+        measurement: (model, p) -> what clients are asked; sums with noise have bounds of their own.
+        tidied: What is made of the sums before anything is computed from them.
     """
 
     model: Model
     worst_min_examples: int = 1
     percentiles: tuple[float, ...] = DEFAULT_PERCENTILES
+    measurement: Callable[[Model, int], Measurement] = measurement_of_model
+    tidied: Callable[[EvaluationOutput], EvaluationOutput] = _as_they_are
 
     def __call__(self, summed: EvaluationOutput, aggregator: Mapping[str, Any]) -> Any:
         """Returns the report.
@@ -43,6 +57,7 @@ class EvaluationMetrics:
             of all their examples in the last row, float32 [p + 1]; "clients" counts them. What is
             undefined is NaN. "sums" are the sums themselves.
         """
+        summed = self.tidied(summed)
         sums = summed.sums
         ratios = OrderedDict(loss=(sums.losses, tf.cast(sums.counts, tf.float32)))
         ratios.update((name, tuple(sums.metric_sums[name])) for name in sums.metric_sums)

@@ -1,6 +1,7 @@
-"""Evaluations as rounds: the state is that of the training, and comes out as it went in.
+"""Evaluations as rounds: the algorithm's state is that of the training, and stays as it is.
 
-So a server can give an evaluation any checkpoint that a training has left.
+So a server can give an evaluation any checkpoint that a training has left. With noise there is a
+state of its own beside it, of the evaluation's sums: a key, and how many were released.
 """
 
 import dataclasses
@@ -8,17 +9,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
-from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.computations.evaluation import measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
-from tff_agnostic.computations.guarantees import check_guarantees
+from tff_agnostic.computations.guarantees import check_measurement
 from tff_agnostic.computations.placed_exchange import placed_exchange
 from tff_agnostic.computations.template import EvaluationFunctions, type_from_spec
 from tff_agnostic.deployment.evaluation.metrics import EvaluationMetrics
-from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.models.functional import Examples
 from tff_agnostic.quantities import Quantities
 from tff_agnostic.runtimes.runtime import to_numpy_examples
 from tff_agnostic.runtimes.tff import TffRuntime
@@ -35,7 +35,8 @@ class EvaluationRounds:
         metrics: What the server reports.
 
     Attributes:
-        round_: (state at the server, client data) -> (the same state, metrics) at the server.
+        round_: (state at the server, client data) -> (state, metrics) at the server; the state is
+            the same but for what the aggregation remembers.
         quantities: Empty: what is reported has the values of all domains.
 
     Raises:
@@ -52,15 +53,21 @@ class EvaluationRounds:
     ) -> None:
         self._runtime = runtime
         self._aggregation = aggregation
-        training = AggregatedRound(algorithm, aggregation)
-        self._initialize = tff.tensorflow.computation(training.initialize)
-        state_type = self._initialize.type_signature.result
-        measurement = measurement_of_model(metrics.model, num_domains)
+        measurement = metrics.measurement(metrics.model, num_domains)
+        check_measurement(aggregation, measurement)
         functions = EvaluationFunctions(measurement, aggregation)
+
+        @tff.tensorflow.computation
+        def initialize() -> RunState:
+            aggregations = (functions.initialize(),)
+            return RunState(algorithm.initialize(), aggregations, tf.constant(0, tf.int32))
+
+        state_type = initialize.type_signature.result
 
         @tff.tensorflow.computation(state_type)
         def message(state: RunState) -> Any:
-            return functions.message(algorithm.main_model(state.algorithm), functions.initialize())
+            weights = algorithm.main_model(state.algorithm)
+            return functions.message(weights, state.aggregations[0])
 
         exchange = placed_exchange(
             functions.exchange,
@@ -68,20 +75,22 @@ class EvaluationRounds:
             type_from_spec(measurement.client_data_spec),
         ).sum_of
 
-        @tff.tensorflow.computation(exchange.type_signature.result.member)
-        def report(summed: Any) -> Any:
-            output, aggregator = functions.decode(functions.initialize(), summed)
-            return metrics(output, aggregator)
+        @tff.tensorflow.computation(state_type, exchange.type_signature.result.member)
+        def report(state: RunState, summed: Any) -> tuple[RunState, Any]:
+            decoded = functions.exchange.decode(state.aggregations[0], summed)
+            aggregation_state, output, aggregator = decoded
+            next_state = state._replace(aggregations=(aggregation_state,))
+            return next_state, metrics(output, aggregator)
 
         @tff.federated_computation(
             tff.FederatedType(state_type, tff.SERVER), exchange.type_signature.parameter[1]
         )
         def round_(state: tff.Value, client_data: tff.Value) -> tuple[tff.Value, tff.Value]:
             summed = exchange(tff.federated_map(message, state), client_data)
-            return state, tff.federated_map(report, summed)
+            result = tff.federated_map(report, (state, summed))
+            return result[0], result[1]
 
-        if aggregation.guarantees:
-            check_guarantees(aggregation, {measurement.exchange.name: exchange})
+        self._initialize = initialize
         self.round_ = round_
         self.quantities: Quantities = OrderedDict()
 
@@ -91,13 +100,15 @@ class EvaluationRounds:
             return self._initialize()
 
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
-        """Runs one evaluation; returns the state as it was, and what is reported."""
+        """Runs one evaluation; returns the state after it, and what is reported."""
         require_enough_clients(self._aggregation, len(cohort))
         with self._runtime.installed():
             return self.round_(state, [to_numpy_examples(client) for client in cohort])
 
 
-def evaluated_algorithm(algorithm: Algorithm, model: Model, num_domains: int) -> Algorithm:
+def evaluated_algorithm(
+    algorithm: Algorithm, metrics: EvaluationMetrics, num_domains: int
+) -> Algorithm:
     """Returns an algorithm whose rounds have one exchange, an evaluation."""
-    exchange = measurement_of_model(model, num_domains).exchange
+    exchange = metrics.measurement(metrics.model, num_domains).exchange
     return dataclasses.replace(algorithm, exchanges=(exchange,), in_one_exchange="")

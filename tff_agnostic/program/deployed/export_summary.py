@@ -44,9 +44,11 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
         return []
     found = noise["guarantee_as_simulated"]
     epsilon = "inf" if found["epsilon"] is None else f"{found['epsilon']:.4g}"
+    # Of a training rounds; of an evaluation, itself.
+    releases = f"{found['rounds']} rounds" if "rounds" in found else "an evaluation"
     return [
         f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: ({epsilon}, "
-        f"{found['delta']:.3g})-differential privacy of each client after {found['rounds']} rounds "
+        f"{found['delta']:.3g})-differential privacy of each client after {releases} "
         "of a fleet as the run's; see server_must in the manifest",
         "server_state.ckpt holds the key of the fleet's noise: keep it secret",
     ]

@@ -7,19 +7,15 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
-from tff_agnostic.aggregations.private.options import ServerNoiseOptions
-from tff_agnostic.aggregations.private.registry import PRIVACIES
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.deployment.conformance import NUM_CLIENTS, column_ranges
 from tff_agnostic.deployment.evaluation.metrics import EvaluationMetrics
 from tff_agnostic.deployment.kinds import EVALUATION, TRAINING
-from tff_agnostic.deployment.noise import FleetNoise
 from tff_agnostic.deployment.plan_export import CLIENT_GRAPHS, ExportRequest
 from tff_agnostic.deployment.task_message import TaskSettings, task_message
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.private.run_privacy import RunPrivacy, noise_key, run_privacy
+from tff_agnostic.program.deployed.fleet_privacy import fleet_privacy
 from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance
 from tff_agnostic.program.specs.run_algorithm import build_algorithm
 from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec
 from tff_agnostic.program.specs.setting_paths import path_fields
@@ -45,10 +41,6 @@ OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fing
 EVALUATED_MODEL = "evaluated_model"
 # The collections of the app itself; there are others, which no client of ours has.
 _OF_THE_APP = "app:/"
-_OF_RANGES = (
-    "the smallest and the largest values of some training clients, between which those of the "
-    "made-up clients in conformance/ are drawn"
-)
 # How many clients are read for the ranges of the made-up clients' values.
 _MAX_READS = 20
 
@@ -105,17 +97,11 @@ def export_request(
         algorithm, evaluated = algorithm.with_main_model(name), {EVALUATED_MODEL: name}
     elif models is not None:
         raise UserError(f"--models has no effect with --kind={kind}")
-    privacy, noise = _privacy(spec, task, algorithm), None
-    if privacy is not None and kind == EVALUATION:
-        raise UserError(
-            f"--kind: expected {TRAINING} of a run with --privacy={config.privacy}, found {kind}: "
-            "the sums of an evaluation would have no noise"
-        )
-    if privacy is not None:
-        aggregation = privacy.aggregation(aggregation)
-        check_sizes_by_chance(config, aggregation)
-        privacy.describe(algorithm, aggregation)
-        noise = _fleet_noise(privacy, spec)
+    evaluation = EvaluationMetrics(task.model, config.worst_min_examples, config.client_percentiles)
+    fleet = fleet_privacy(kind, spec, task, algorithm, restore)
+    if fleet is not None:
+        aggregation, restore = fleet.aggregation, fleet.restore
+        evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
     ids = task.train.client_ids
     chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))
     return ExportRequest(
@@ -134,9 +120,7 @@ def export_request(
         require_odp_ops=device.require_odp_ops,
         restore=restore,
         rounds=kind,
-        evaluation=EvaluationMetrics(
-            task.model, config.worst_min_examples, config.client_percentiles
-        ),
+        evaluation=evaluation,
         task_message=task_message(kind, task_settings, config.clients_per_round),
         about={
             "task": spec.task,
@@ -149,7 +133,7 @@ def export_request(
             FINGERPRINT: spec.fingerprint(task),
             **evaluated,
         },
-        noise=noise,
+        noise=None if fleet is None else fleet.noise,
     )
 
 
@@ -167,32 +151,6 @@ def _evaluated_model(algorithm: Algorithm, names: Optional[Sequence[str]]) -> st
     except UserError as e:
         raise UserError(f"--models: {e}") from None
     return names[0]
-
-
-def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:
-    """Returns the privacy of a run that can be exported; None if it has none."""
-    privacy = spec.config.privacy
-    if PRIVACIES[privacy].build is not None and not isinstance(spec.privacy, ServerNoiseOptions):
-        raise UserError(
-            f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
-            "are modular ones, which plans of the profiles do not have, and devices would need "
-            "random numbers of their own operating systems"
-        )
-    # Rounds are the fleet's own: nobody is evaluated.
-    if isinstance(spec.privacy, ServerNoiseOptions):
-        without = dataclasses.replace(spec.privacy, private_evaluation=False)
-        spec = dataclasses.replace(spec, privacy=without)
-    return run_privacy(spec, task, algorithm)
-
-
-def _fleet_noise(privacy: RunPrivacy, spec: RunSpec) -> FleetNoise:
-    def guarantee(state: RunState) -> dict[str, Any]:
-        # The noise that was trained with goes on, whatever the flags ask for.
-        privacy.go_on_from(state)
-        found = privacy.statement(spec.config.rounds).to_dict()
-        return {**found, "not_covered": [*found["not_covered"], _OF_RANGES]}
-
-    return FleetNoise(noise_key(spec.privacy.noise_seed), guarantee)
 
 
 def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggregation) -> None:

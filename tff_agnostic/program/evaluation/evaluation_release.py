@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import tensorflow as tf
 
 from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.computations.evaluation import (
@@ -109,7 +109,7 @@ def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> Evaluation
     the middle between the largest one before and the least one after, which rise.
 
     Args:
-        output: Noisy sums, NumPy.
+        output: Noisy sums.
         limits: The bound of each value.
     """
     over_clients = OrderedDict(
@@ -120,16 +120,28 @@ def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> Evaluation
 
 
 def _consistent(of: ClientDistribution, limits: Any) -> ClientDistribution:
-    num_clients = np.maximum(np.asarray(of.num_clients), 0)
-    total = np.clip(np.asarray(of.total), 0.0, (num_clients * limits.total.limit))
-    rows = [_counts(row, n) for row, n in zip(np.asarray(of.histogram), num_clients)]
-    return ClientDistribution(num_clients, total.astype(np.float32), np.stack(rows))
+    num_clients = tf.maximum(of.num_clients, 0)
+    most = tf.cast(num_clients, tf.float64) * limits.total.limit
+    total = tf.clip_by_value(tf.cast(of.total, tf.float64), 0.0, most)
+    counts = _counts(tf.convert_to_tensor(of.histogram), num_clients[:, tf.newaxis])
+    return ClientDistribution(num_clients, tf.cast(total, tf.float32), counts)
 
 
-def _counts(histogram: np.ndarray, num_clients: int) -> np.ndarray:
-    reached = np.cumsum(histogram)
-    before = np.maximum.accumulate(reached)
-    after = np.minimum.accumulate(reached[::-1])[::-1]
-    rising = np.clip(np.rint((before + after) / 2).astype(np.int64), 0, num_clients)
-    rising[-1] = num_clients
-    return np.diff(rising, prepend=0)
+def _counts(histograms: tf.Tensor, num_clients: tf.Tensor) -> tf.Tensor:
+    reached = tf.cumsum(histograms, axis=1)
+    before = _largest_so_far(reached)
+    after = -_largest_so_far(-reached[:, ::-1])[:, ::-1]
+    middle = tf.cast(tf.round(tf.cast(before + after, tf.float64) / 2), tf.int64)
+    rising = tf.clip_by_value(middle[:, :-1], 0, num_clients)
+    rising = tf.concat([tf.zeros_like(num_clients), rising, num_clients], axis=1)
+    return rising[:, 1:] - rising[:, :-1]
+
+
+def _largest_so_far(values: tf.Tensor) -> tf.Tensor:
+    """Returns the largest value up to each column; of a power of two more of them in each step."""
+    step, width = 1, values.shape[1]
+    while step < width:
+        later = tf.maximum(values[:, step:], values[:, :-step])
+        values = tf.concat([values[:, :step], later], axis=1)
+        step *= 2
+    return values

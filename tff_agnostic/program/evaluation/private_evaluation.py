@@ -6,6 +6,7 @@ import math
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions
@@ -54,6 +55,7 @@ class PrivateEvaluation:
     Attributes:
         aggregation: Sums with noise.
         measurement: What clients are asked, with bounds.
+        bounds: Of what a client answers.
         mechanism: What an evaluation releases.
         num_shared: Clients by whose names there are both training and test clients.
         delta: The delta of the guarantee of test clients.
@@ -94,7 +96,7 @@ class PrivateEvaluation:
             task.model, task.num_domains, options.evaluation_clients_share > 0
         )
         self.aggregation = _aggregation(options, inner, self.measurement, self.mechanism)
-        self._bounds = self.measurement.exchange.bounds(self.aggregation.limits)
+        self.bounds = self.measurement.exchange.bounds(self.aggregation.limits)
         self._account = PrivacyAccountant([self.mechanism], self.delta)
         self._noise_seed = options.noise_seed
 
@@ -113,8 +115,8 @@ class PrivateEvaluation:
         )
 
     def consistent(self, output: EvaluationOutput) -> EvaluationOutput:
-        """Returns noisy sums in which what is said of clients could be so."""
-        return consistent(output, self._bounds)
+        """Returns noisy sums in which what is said of clients could be so, NumPy."""
+        return tf.nest.map_structure(np.asarray, consistent(output, self.bounds))
 
     def epsilon(self, releases: int) -> float:
         """Returns the epsilon of test clients after so many evaluations of a model."""
