@@ -213,7 +213,10 @@ def _chosen_models(models: Mapping[str, ModelWeights], model: Model) -> Mapping[
     known = Registry(
         f"model of {flags.FLAGS.checkpoint}", {**single_predictors(model, models), **models}
     )
-    return {name: known[name] for name in names}
+    try:
+        return {name: known[name] for name in names}
+    except UserError as e:
+        raise UserError(f"--models: {e}") from None
 
 
 def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:

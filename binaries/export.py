@@ -20,7 +20,7 @@ from tff_agnostic.deployment.folders import check_free
 from tff_agnostic.deployment.kinds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.deployment.plan_export import export
 from tff_agnostic.deployment.profiles import PROFILES
-from tff_agnostic.deployment.task_message import TaskSettings
+from tff_agnostic.deployment.task_message import TaskSettings, check_heeded
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.deployed.client_files import write_clients, write_test_clients
@@ -131,7 +131,9 @@ def main(argv: Sequence[str]) -> None:
     folder, clients_dir = Path(flags.FLAGS.output_dir), path_flag("clients_dir")
     profile, kind = flags.FLAGS.profile, flags.FLAGS.kind
     _check_kind(kind)
-    task_settings = TaskSettings(**given_values(settings_in(TaskSettings)))
+    given = given_values(settings_in(TaskSettings))
+    check_heeded(given, kind)
+    task_settings = TaskSettings(**given)
     checkpoint = path_flag("checkpoint")
     trained = find_checkpoint(checkpoint) if checkpoint is not None else None
     spec = _spec(_aggregation(profile), trained[0].spec() if trained else None)

@@ -117,7 +117,10 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            (["--models=conformity_0.2"], "unknown model of {} 'conformity_0.2': did you mean "),
+            (
+                ["--models=conformity_0.2"],
+                "--models: unknown model of {} 'conformity_0.2': did you mean ",
+            ),
             (["--models="], "--models: expected some of conformity_0.3, conformity_1, found none"),
             (
                 ["--adaptation_share=1"],

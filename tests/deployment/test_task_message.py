@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
 from tff_agnostic.deployment.kinds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.deployment.task_message import TaskSettings, task_message
+from tff_agnostic.deployment.task_message import TaskSettings, check_heeded, task_message
 from tff_agnostic.errors import UserError
 
 _TYPES = descriptor_pb2.FieldDescriptorProto
@@ -115,3 +115,20 @@ def test_an_evaluation_says_of_which_checkpoint(request_type, of, expected):
 def test_settings_out_of_range(settings, message):
     with pytest.raises(UserError, match=f"^{message}"):
         TaskSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("rounds_between", EVALUATION),
+        ("every_iterations", TRAINING),
+        ("training_task_id", TRAINING),
+        ("training_population", TRAINING),
+    ],
+)
+def test_settings_that_a_message_has_no_place_for(name, kind):
+    (other,) = {TRAINING, EVALUATION} - {kind}
+    check_heeded(["population", name], other)
+    with pytest.raises(UserError) as error:
+        check_heeded(["population", name], kind)
+    assert str(error.value) == f"--{name} has no effect with --kind={kind}: it needs --kind={other}"

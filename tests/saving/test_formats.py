@@ -158,7 +158,21 @@ def test_predictions_in_plain_tensorflow(saved, name):
 
 def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path):
     """TensorFlow Lite's own would begin in the state that the example before has left."""
-    model, x = _zoo("lstm_with_masking")
+
+    def build() -> tf.keras.Model:
+        x = tf.keras.Input([6, 3])
+        states = tf.keras.layers.Bidirectional(tf.keras.layers.LSTM(4))(x)
+        return tf.keras.Model(x, tf.keras.layers.Dense(3)(states))
+
+    model = model_from_keras(
+        build,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, 6, 3], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+    )
+    x = np.random.default_rng(0).normal(size=[4, 6, 3]).astype(np.float32)
     trained, form = _trained(model), FORMATS["tflite"]
     form.write(trained, tmp_path / "m.tflite")
     told = form.load(tmp_path / "m.tflite", trained)(x)

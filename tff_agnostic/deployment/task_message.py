@@ -7,6 +7,7 @@ camelCase, 64-bit integers as texts. None was sent to a server here.
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any, Callable
 
 from tff_agnostic.deployment.kinds import EVALUATION, TRAINING
@@ -17,6 +18,13 @@ from tff_agnostic.settings import Settings, setting
 # What the platform's own task builder gives tasks that say nothing else.
 _CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
 _TRAFFIC_WEIGHT = 100
+# Settings that only messages of one kind have a place for.
+_OF_ONE_KIND = {
+    "rounds_between": TRAINING,
+    "training_population": EVALUATION,
+    "training_task_id": EVALUATION,
+    "every_iterations": EVALUATION,
+}
 _IN_ADDRESS = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -69,6 +77,22 @@ class TaskSettings(Settings):
                     f"--{flag}: expected a name of letters, digits, '.', '_' and '-', as it stands "
                     f"in an address, found {name!r}"
                 )
+
+
+def check_heeded(given: Iterable[str], kind: str) -> None:
+    """Refuses settings that messages of a kind have no place for.
+
+    Args:
+        given: Names of the settings that somebody gave.
+        kind: Of rounds; see `kinds.KINDS`.
+
+    Raises:
+        UserError: Naming the first of them.
+    """
+    for name in given:
+        of = _OF_ONE_KIND.get(name, kind)
+        if of != kind:
+            raise UserError(f"--{name} has no effect with --kind={kind}: it needs --kind={of}")
 
 
 def task_message(kind: str, settings: TaskSettings, clients_per_round: int) -> dict[str, Any]:
