@@ -109,6 +109,7 @@ class TrainingRun:
             self._privacy.describe(self._algorithm, summed)
         self._summed = summed
         check_sizes_by_chance(config, summed)
+        runtime.check_clients_per_round(config.clients_per_round)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
         if self._privacy is not None:
