@@ -24,6 +24,7 @@ from tff_agnostic.program.evaluation.evaluator import (
     check_readable,
 )
 from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.private.run_keys import cohort_seed
 from tff_agnostic.program.private.run_privacy import RunPrivacy, run_privacy
 from tff_agnostic.program.reporting import plots
 from tff_agnostic.program.reporting.client_figure import client_figures
@@ -118,7 +119,7 @@ class TrainingRun:
         self._training = self._prepare(summed)
         self._quantities = self._training.quantities
         if self._privacy is not None:
-            self._quantities = self._privacy.quantities(self._quantities)
+            self._quantities = self._privacy.account.quantities(self._quantities)
         self.security = self._training.security
         evaluation = (
             runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
@@ -210,7 +211,7 @@ class TrainingRun:
         total, completed = config.rounds, int(state.round_num)
         clients, sampling = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
         private = self._privacy
-        seed = config.seed if private is None else private.cohort_seed(state)
+        seed = config.seed if private is None else cohort_seed(state)
         draw = sampling(clients, self.task.num_domains, config.clients_per_round, seed)
         quantities = self._quantities
         with (
@@ -289,8 +290,8 @@ class TrainingRun:
         self._history.change(completed, self._evaluation_columns.values(reports))
         if noise is not None and not (is_last and was_last):
             # Of other clients than those that were evaluated then, if any were.
-            noise.evaluated_again()
-            self._history.change(completed, noise.spent(completed))
+            noise.account.evaluated_again()
+            self._history.change(completed, noise.account.spent(completed))
         return reports if is_last else None
 
     def _round(
@@ -299,7 +300,7 @@ class TrainingRun:
         state, report = self._training.next(state, cohort)
         if self._privacy is not None:
             # How many clients were not finite is known with noise only: nothing is made of it.
-            return state, self._privacy.report(report, round_num)
+            return state, self._privacy.account.report(report, round_num)
         clients = report.get("clients", {})
         if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
             model, num_non_finite = self.task.model, clients["non_finite"]
