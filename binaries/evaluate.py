@@ -20,7 +20,7 @@ from tff_agnostic.program.ensembles.loading import single_predictors
 from tff_agnostic.program.evaluation.choice import check_choice, choice_table, evaluate_choice
 from tff_agnostic.program.evaluation.evaluator import Evaluator
 from tff_agnostic.program.evaluation.private_evaluation import PrivateEvaluation, evaluation_key
-from tff_agnostic.program.private.run_privacy import noise_key
+from tff_agnostic.program.private.run_keys import noise_key
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
 from tff_agnostic.program.specs.enough_clients import check_test_clients

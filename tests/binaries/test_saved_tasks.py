@@ -190,7 +190,18 @@ def test_classes_of_texts(several):
     assert told["default_class_name"].tolist() == names[scores.argmax(axis=1)].tolist()
 
 
-_SUMS = {"plain": (), "secure": ("--aggregation=secure", "--secure_min_clients=1")}
+_PRIVATE = ("--cohort_sampling=poisson", "--noise_multiplier=0.1", "--secure_max_loss=4")
+_SUMS = {
+    "plain": (),
+    "secure": ("--aggregation=secure", "--secure_min_clients=1"),
+    "central": ("--privacy=central", *_PRIVATE),
+    "distributed": (
+        "--privacy=distributed",
+        "--aggregation=secure",
+        "--secure_min_clients=1",
+        *_PRIVATE,
+    ),
+}
 
 
 @pytest.mark.parametrize("aggregation", usually(["secure"], _SUMS))

@@ -9,12 +9,15 @@ from tff_agnostic.privacy import (
     Group,
     clip_bit_stddev,
     effective_noise_multiplier,
-    parse_shares,
 )
 
 
+def _split(**shares: float) -> BudgetSplit:
+    return BudgetSplit(tuple(Group(*item) for item in shares.items()))
+
+
 def test_groups_together_have_the_noise_of_the_whole():
-    split = parse_shares(["update:0.9", "losses:0.05", "counts:0.05"])
+    split = _split(update=0.9, losses=0.05, counts=0.05)
     groups = split.noise_multipliers(1.0)
     expected = {"update": 1.0541, "losses": 4.4721, "counts": 4.4721}
     assert groups == pytest.approx(expected, abs=5e-5)
@@ -44,21 +47,18 @@ def test_noise_on_bits_is_for_a_sensitivity_of_a_half():
 
 
 @pytest.mark.parametrize(
-    ("texts", "message"),
+    ("groups", "message"),
     [
-        (["update"], "--privacy_shares: expected GROUP:SHARE with shares above 0.*found 'update'"),
-        ([":1"], "found ':1'"),
-        (["a:x"], "found 'a:x'"),
-        (["a:-1", "b:2"], "found 'a:-1'"),
-        (["a:nan"], "found 'a:nan'"),
-        (["a:0.5", "b:0.6"], "expected to add up to 1, found 1.1"),
-        (["a:0.5", "a:0.5"], "expected different groups, found 'a' twice"),
-        ([], "found nothing"),
+        ((Group("a", -1.0), Group("b", 2.0)), "expected numbers above 0, found -1 of 'a'"),
+        ((Group("a", float("nan")),), "expected numbers above 0, found nan of 'a'"),
+        ((Group("a", 0.5), Group("b", 0.6)), "expected to add up to 1, found 1.1"),
+        ((Group("a", 0.5), Group("a", 0.5)), "expected different groups, found 'a' twice"),
+        ((), "expected to add up to 1, found 0"),
     ],
 )
-def test_what_is_no_split_is_refused(texts, message):
+def test_what_is_no_split_is_refused(groups, message):
     with pytest.raises(UserError, match=message):
-        parse_shares(texts)
+        BudgetSplit(groups)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_what_is_no_split_is_refused(texts, message):
 )
 def test_bits_that_cannot_be_are_refused(names, share, message):
     with pytest.raises(UserError, match=message):
-        parse_shares(["update:1"]).with_clip_bits(names, share)
+        _split(update=1.0).with_clip_bits(names, share)

@@ -5,19 +5,20 @@ import json
 import pytest
 
 from tff_agnostic.privacy import (
+    BudgetSplit,
     CentralNoise,
+    Group,
     Participations,
     PoissonCohorts,
     PrivacyAccountant,
     TreeNoise,
-    parse_shares,
     statement,
 )
 
 
 def _statement(z, **more):
     training = CentralNoise(z, PoissonCohorts(539, 50))
-    split = parse_shares(["update:0.9", "statistics:0.1"]).noise_multipliers(z)
+    split = BudgetSplit((Group("update", 0.9), Group("statistics", 0.1))).noise_multipliers(z)
     return statement(PrivacyAccountant([training], 1e-3), [120], split, **more)
 
 

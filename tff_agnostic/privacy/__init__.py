@@ -7,7 +7,6 @@ from tff_agnostic.privacy.budget import (
     Group,
     clip_bit_stddev,
     effective_noise_multiplier,
-    parse_shares,
 )
 from tff_agnostic.privacy.calibration import (
     check_delta,
@@ -57,7 +56,6 @@ __all__ = [
     "default_delta",
     "effective_noise_multiplier",
     "noise_for_epsilon",
-    "parse_shares",
     "rounds_for_budget",
     "squared_sensitivity",
     "statement",

@@ -8,7 +8,7 @@ the whole release has the multiplier z.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tff_agnostic.errors import UserError
 
@@ -53,16 +53,16 @@ class BudgetSplit:
         names = [group.name for group in self.groups]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UserError(f"--privacy_shares: expected different groups, found {twice!r} twice")
+            raise UserError(f"shares of a budget: expected different groups, found {twice!r} twice")
         for group in self.groups:
             if not (math.isfinite(group.share) and group.share > 0):
                 raise UserError(
-                    f"--privacy_shares: expected numbers above 0, found {group.share:g} of "
+                    f"shares of a budget: expected numbers above 0, found {group.share:g} of "
                     f"{group.name!r}"
                 )
         total = math.fsum(group.share for group in self.groups)
         if abs(total - 1) > _TOLERANCE:
-            raise UserError(f"--privacy_shares: expected to add up to 1, found {total:g}")
+            raise UserError(f"shares of a budget: expected to add up to 1, found {total:g}")
 
     def noise_multipliers(self, noise_multiplier: float) -> dict[str, float]:
         """Returns z_g of each group: noise of z_g times the group's sensitivity is to be added.
@@ -90,45 +90,18 @@ class BudgetSplit:
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise UserError(
-                f"--privacy_shares: expected a group of {', '.join(known)} to clip adaptively, "
+                f"shares of a budget: expected a group of {', '.join(known)} to clip adaptively, "
                 f"found {unknown!r}"
             )
         rest = 1 - share * len(names)
         if not (share > 0 and rest > 0):
             raise UserError(
-                f"--privacy_shares: expected {len(names)} clip bits to leave something of 1 to the "
-                f"groups, found a share of {share:g} each"
+                f"shares of a budget: expected {len(names)} clip bits to leave something of 1 to "
+                f"the groups, found a share of {share:g} each"
             )
         scaled = [dataclasses.replace(group, share=group.share * rest) for group in self.groups]
         bits = [Group(f"{name}{CLIP_BIT}", share) for name in names]
         return BudgetSplit((*scaled, *bits))
-
-
-def parse_shares(texts: Sequence[str]) -> BudgetSplit:
-    """Returns the split that NAME:SHARE texts say.
-
-    Args:
-        texts: The texts, as --privacy_shares has them.
-
-    Raises:
-        UserError: If a text has another form, or the shares are no split.
-    """
-    groups = []
-    for text in texts:
-        name, _, share_text = text.rpartition(":")
-        try:
-            share = float(share_text)
-        except ValueError:
-            share = math.nan
-        if not name or not 0 < share <= 1:
-            raise UserError(
-                f"--privacy_shares: expected GROUP:SHARE with shares above 0 that add up "
-                f"to 1, found {text!r}"
-            )
-        groups.append(Group(name, share))
-    if not groups:
-        raise UserError("--privacy_shares: expected GROUP:SHARE,..., found nothing")
-    return BudgetSplit(tuple(groups))
 
 
 def effective_noise_multiplier(noise_multipliers: Iterable[float]) -> float:

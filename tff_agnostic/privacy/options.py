@@ -7,8 +7,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import ACCOUNTANTS
 from tff_agnostic.privacy.budget import (
     BudgetSplit,
+    Group,
     effective_noise_multiplier,
-    parse_shares,
 )
 from tff_agnostic.privacy.calibration import check_delta, default_delta
 from tff_agnostic.privacy.integer_noise import INTEGER_NOISES
@@ -58,9 +58,12 @@ class AccountingOptions(Settings):
         choices=COHORT_SAMPLINGS,
         only_with=_OF_SAMPLED,
     )
-    privacy_shares: tuple[str, ...] = setting(
-        ("update:0.9", "statistics:0.1"),
-        "How the budget is divided among what clients send, as GROUP:SHARE,... that add up to 1.",
+    update_share: float = setting(
+        0.8,
+        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
+        "the rest.",
+        positive=True,
+        below=1.0,
     )
     privacy_accountant: Optional[str] = setting(
         None,
@@ -111,13 +114,14 @@ class AccountingOptions(Settings):
             raise UserError(f"--privacy: {e}") from None
         if self.clients is None:
             raise UserError("--clients: expected the number of clients of the fleet, found none")
-        _ = self.split, self.known_delta
+        _ = self.known_delta
         _ = self.mechanism(1.0)
 
     @property
     def split(self) -> BudgetSplit:
         """Returns how the budget is divided."""
-        return parse_shares(self.privacy_shares)
+        share = self.update_share
+        return BudgetSplit((Group("update", share), Group("statistics", 1 - share)))
 
     @property
     def known_delta(self) -> float:

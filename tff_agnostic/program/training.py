@@ -18,6 +18,7 @@ from tff_agnostic.program.evaluation.evaluator import (
     check_readable,
 )
 from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.private.run_keys import cohort_seed
 from tff_agnostic.program.private.run_privacy import RunPrivacy, run_privacy
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
@@ -94,6 +95,7 @@ class TrainingRun:
             self._privacy.describe(self._algorithm, summed)
         self._summed = summed
         check_sizes_by_chance(config, summed)
+        runtime.check_clients_per_round(config.clients_per_round)
         self._take_events = runtime.take_events
         self._execution = runtime.execution()
         if self._privacy is not None:
@@ -102,7 +104,7 @@ class TrainingRun:
         self._training = self._prepare(summed)
         self._quantities = self._training.quantities
         if self._privacy is not None:
-            self._quantities = self._privacy.quantities(self._quantities)
+            self._quantities = self._privacy.account.quantities(self._quantities)
         self.security = self._training.security
         evaluation = (
             runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
@@ -188,7 +190,7 @@ class TrainingRun:
         total, completed = config.rounds, int(state.round_num)
         clients, sampling = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
         private = self._privacy
-        seed = config.seed if private is None else private.cohort_seed(state)
+        seed = config.seed if private is None else cohort_seed(state)
         draw = sampling(clients, self.task.num_domains, config.clients_per_round, seed)
         quantities = self._quantities
         with (
@@ -267,8 +269,8 @@ class TrainingRun:
         self._rows.change_evaluation(completed, reports)
         if noise is not None and not (is_last and was_last):
             # Of other clients than those that were evaluated then, if any were.
-            noise.evaluated_again()
-            self._history.change(completed, noise.spent(completed))
+            noise.account.evaluated_again()
+            self._history.change(completed, noise.account.spent(completed))
         return reports if is_last else None
 
     def _round(
@@ -277,7 +279,7 @@ class TrainingRun:
         state, report = self._training.next(state, cohort)
         if self._privacy is not None:
             # How many clients were not finite is known with noise only: nothing is made of it.
-            return state, self._privacy.report(report, round_num)
+            return state, self._privacy.account.report(report, round_num)
         clients = report.get("clients", {})
         if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
             model, num_non_finite = self.task.model, clients["non_finite"]

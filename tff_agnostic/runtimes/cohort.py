@@ -93,6 +93,9 @@ class CohortRuntime:
         """Prepares measurements; see `runtime.Runtime.measurement`."""
         return CohortEvaluation(measurement, aggregation, self._sum_over_clients)
 
+    def check_clients_per_round(self, clients_per_round: int) -> None:
+        """Accepts any number; see `runtime.Runtime.check_clients_per_round`."""
+
     def execution(self) -> dict[str, Any]:
         """Returns what may change last bits; see `runtime.Runtime.execution`."""
         kinds = {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}

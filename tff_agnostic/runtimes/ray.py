@@ -2,19 +2,16 @@
 
 import contextlib
 import functools
-from collections.abc import Sequence
 from typing import Any, Optional
 
 import ray
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.computations.aggregated import Submission
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.models.functional import Examples, Model
-from tff_agnostic.runtimes.client_work import ClientWork
-from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining, SumOverClients
+from tff_agnostic.models.functional import Model
+from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_pool import WorkerPool
 from tff_agnostic.runtimes.ray_schedule import Schedule
@@ -71,7 +68,7 @@ class RayRuntime:
 
     def training(self, algorithm: Algorithm, aggregation: Aggregation) -> CohortTraining:
         """Prepares rounds; see `runtime.Runtime.training`."""
-        return CohortTraining(algorithm, aggregation, self._training_sum)
+        return CohortTraining(algorithm, aggregation, self._sum_over_clients)
 
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
@@ -82,6 +79,15 @@ class RayRuntime:
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> CohortEvaluation:
         """Prepares measurements; see `runtime.Runtime.measurement`."""
         return CohortEvaluation(measurement, aggregation, self._sum_over_clients)
+
+    def check_clients_per_round(self, clients_per_round: int) -> None:
+        """Refuses workers for whom there is nothing to do; see `runtime.Runtime`."""
+        num_workers = self._options.num_workers or 1
+        if clients_per_round < num_workers:
+            raise UserError(
+                f"--num_workers={num_workers}: expected at most one per client of a round, found "
+                f"--clients_per_round={clients_per_round}"
+            )
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change last bits; see `runtime.Runtime.execution`."""
@@ -94,20 +100,6 @@ class RayRuntime:
             return []
         events, self._pool.events = self._pool.events, []
         return events
-
-    def _training_sum(self, work: ClientWork) -> SumOverClients:
-        sum_over_clients = self._sum_over_clients(work)
-
-        def checked(broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
-            num_workers = self._options.num_workers or 1
-            if 0 < len(cohort) < num_workers:
-                raise UserError(
-                    f"--num_workers={num_workers}: expected at most one per client of a round, "
-                    f"found --clients_per_round={len(cohort)}"
-                )
-            return sum_over_clients(broadcast, cohort, kept)
-
-        return checked
 
     def _running(self) -> tuple[WorkerPool, Schedule]:
         if self._pool is None or self._schedule is None or not ray.is_initialized():

@@ -99,6 +99,15 @@ class Runtime(Protocol):
             UserError: As for `training`.
         """
 
+    def check_clients_per_round(self, clients_per_round: int) -> None:
+        """Checks that rounds of so many clients suit the runtime.
+
+        Cohorts of a size by chance have so many on average, and any number runs.
+
+        Raises:
+            UserError: If they do not.
+        """
+
     def execution(self) -> Mapping[str, Any]:
         """Returns the settings of how rounds are executed that may change last bits, by flag."""
 

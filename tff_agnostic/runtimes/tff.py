@@ -109,6 +109,9 @@ class TffRuntime:
         check_measurement(aggregation, measurement)
         return TffEvaluation(self, build_evaluation_parts(measurement, aggregation), aggregation)
 
+    def check_clients_per_round(self, clients_per_round: int) -> None:
+        """Accepts any number; see `runtime.Runtime.check_clients_per_round`."""
+
     def execution(self) -> dict[str, Any]:
         """Returns nothing: TFF's worker has one way to run."""
         return {}

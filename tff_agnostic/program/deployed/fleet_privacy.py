@@ -16,7 +16,8 @@ from tff_agnostic.deployment.noise import FleetNoise
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Model
 from tff_agnostic.program.evaluation.evaluation_release import consistent
-from tff_agnostic.program.private.run_privacy import RunPrivacy, noise_key, run_privacy
+from tff_agnostic.program.private.run_keys import noise_key
+from tff_agnostic.program.private.run_privacy import RunPrivacy, run_privacy
 from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.registry import Registry

@@ -1,13 +1,7 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
-import hashlib
-import secrets
-from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Optional
-
-import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
@@ -15,9 +9,8 @@ from tff_agnostic.aggregations.private.options import ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateRelease
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.computations.exchange import Algorithm, Report, RunState
+from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
 from tff_agnostic.privacy.statement import PrivacyStatement, statement
 from tff_agnostic.program.evaluation.evaluator import num_evaluations
@@ -26,26 +19,20 @@ from tff_agnostic.program.evaluation.private_evaluation import (
     PrivateEvaluation,
     check_metric_bounds,
 )
+from tff_agnostic.program.private.run_account import RunAccount
+from tff_agnostic.program.private.run_keys import noise_key
 from tff_agnostic.program.private.run_mechanisms import MECHANISMS, least_clients
 from tff_agnostic.program.specs.run_spec import RunSpec
-from tff_agnostic.quantities import Quantities, Quantity, Role
 from tff_agnostic.tasks.task import Task
 
-_KEY_BITS = 63
-# Keeps what cohorts are drawn with apart from the key of the noise, of which it tells nothing.
-_COHORTS = b"cohorts"
-# Keeps the noise of a seed apart from other draws.
-_NOISE_STREAM = 17
-_EPSILON = Quantity("epsilon", "epsilon spent in training so far", role=Role.PRIVACY)
-_OF_EVALUATIONS: Quantities = OrderedDict(
-    evaluation_epsilon=Quantity("evaluation_epsilon", "epsilon spent in evaluations so far"),
-    evaluations=Quantity("evaluations", "private evaluations of a model so far"),
-)
 _OF_EXPECTED_COUNTS = (
     "how many examples of each domain a round is expected to have, and the weight of a round that "
     "follows from it, are worked out from exact totals over the training clients"
 )
-
+_OF_BEGINNING = (
+    "what {flag} names is taken for public: if it was made of these clients' data, it is a release "
+    "of its own"
+)
 _OF_SIMULATED_NOISE = (
     "this is a simulation: the noise of all clients is made of one secret key, which simulated "
     "clients are sent; on devices each must draw its own"
@@ -63,6 +50,7 @@ class RunPrivacy:
     Attributes:
         delta: The delta of (epsilon, delta).
         evaluation: The noise of its evaluations; None if they have none.
+        account: What it has spent.
 
     Raises:
         UserError: If the settings do not go together, or no noise reaches what was asked for.
@@ -92,12 +80,15 @@ class RunPrivacy:
             )
         self._num_models = len(algorithm.models(algorithm.initialize()))
         self.evaluation = self._private_evaluation(task)
-        # Evaluations of a model before the rounds of this process, and its first round.
-        self._evaluated, self._completed = 0, 0
-        self._account = self._accountant(self._noise_multiplier)
+        self.account = RunAccount(
+            spec.config,
+            self._mechanism,
+            self._noise_multiplier,
+            self.delta,
+            self.evaluation,
+            self._num_models,
+        )
         self._split: Mapping[str, float] = {}
-        self._pool = ThreadPoolExecutor(1, "privacy-accountant")
-        self._ahead: dict[int, Future[Report]] = {}
         self._is_of_clients = False
 
     def aggregation(self, inner: Aggregation) -> Aggregation:
@@ -113,46 +104,6 @@ class RunPrivacy:
         assert build is not None
         return build(name, inner, options, facts)
 
-    def quantities(self, quantities: Quantities) -> Quantities:
-        """Returns a description of what `report` returns."""
-        of_evaluations = {} if self.evaluation is None else _OF_EVALUATIONS
-        return OrderedDict(quantities, privacy=OrderedDict(epsilon=_EPSILON, **of_evaluations))
-
-    def report(self, report: Report, rounds: int) -> Report:
-        """Returns the report of a round with what was spent up to it, its evaluation included."""
-        spent = self._ahead.pop(rounds, None) or self._submitted(rounds)
-        if rounds < self._spec.config.rounds:
-            # While the next round runs: privacy losses take longer than a small model's rounds.
-            self._ahead = {rounds + 1: self._submitted(rounds + 1)}
-        return OrderedDict(report, privacy=spent.result())
-
-    def _submitted(self, rounds: int) -> "Future[Report]":
-        return self._pool.submit(self.spent, rounds)
-
-    def spent(self, rounds: int) -> Report:
-        """Returns what was spent up to a round and its evaluation, in the form of `quantities`."""
-        spent: OrderedDict[str, Any] = OrderedDict(
-            epsilon=self._account.epsilon(*self._counts(rounds))
-        )
-        if self.evaluation is not None:
-            evaluations = self.evaluations(rounds)
-            spent.update(
-                evaluation_epsilon=self.evaluation.epsilon(evaluations), evaluations=evaluations
-            )
-        return spent
-
-    def evaluations(self, rounds: int) -> int:
-        """Returns how many evaluations of a model there were up to a round, its own included."""
-        every, last = self._spec.config.evaluate_every, self._spec.config.rounds
-        due = rounds // every - self._completed // every
-        if self._completed < rounds == last and last % every:
-            due += 1
-        return self._evaluated + due * self._num_models
-
-    def evaluated_again(self) -> None:
-        """Accounts for an evaluation of all models after a round that had one before."""
-        self._evaluated += self._num_models
-
     def go_on_from(self, state: RunState, evaluations: int = 0) -> None:
         """Accounts for the noise that a state has, which may be worked out for fewer rounds.
 
@@ -161,9 +112,7 @@ class RunPrivacy:
             evaluations: How many evaluations of a model there were up to it.
         """
         self._noise_multiplier = float(state.aggregations[0].noise_multiplier)
-        self._evaluated, self._completed = evaluations, int(state.round_num)
-        self._ahead = {}
-        self._account = self._accountant(self._noise_multiplier)
+        self.account.go_on_from(int(state.round_num), self._noise_multiplier, evaluations)
 
     def has_noise_of(self, aggregation: Aggregation) -> bool:
         """Returns whether sums of training have the noise that is accounted for."""
@@ -180,24 +129,8 @@ class RunPrivacy:
         Raises:
             UserError: If noise would be another one than before.
         """
-        config = self._spec.config
-        if self.evaluation is None or self._spec.privacy.evaluation_target_epsilon is None:
-            return
-        here = num_evaluations(config.rounds, config.evaluate_every)
-        if earlier is not None and num_evaluations(*earlier) != here:
-            raise UserError(
-                f"--evaluation_target_epsilon: expected {num_evaluations(*earlier)} evaluations, "
-                f"for which the run's noise was worked out, found {here}: a run that may go on has "
-                "--evaluation_noise_multiplier"
-            )
-
-    def cohort_seed(self, state: RunState) -> int:
-        """Returns what cohorts are drawn with: a secret, as the account takes for granted.
-
-        The run's own seed is in config.json, and every client is sent it.
-        """
-        key = np.asarray(state.aggregations[0].noise_key, np.int64).tobytes()
-        return int.from_bytes(hashlib.sha256(_COHORTS + key).digest()[:16], "little")
+        if self.evaluation is not None and self._spec.privacy.evaluation_target_epsilon is not None:
+            self.account.check_plan(earlier)
 
     def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         """Takes down how the budget of a round is divided."""
@@ -234,6 +167,7 @@ class RunPrivacy:
         remarks = [
             _OF_EXPECTED_COUNTS,
             OF_DATA_REMARKS,
+            *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
             *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
         ]
         if options.noise_seed is not None:
@@ -242,14 +176,19 @@ class RunPrivacy:
                 "it can take the noise away, so nothing is private"
             )
         split = {name: factor * z for name, factor in self._split.items()}
-        if self._is_composed:
+        if self.account.is_composed:
             assert self.evaluation is not None
+            evaluations = self.account.evaluations(rounds)
             remarks.append(
-                f"epsilon is of training and of {self.evaluations(rounds)} evaluations together: "
+                f"epsilon is of training and of {evaluations} evaluations together: "
                 f"{self.evaluation.num_shared} clients are training and test clients"
             )
         return statement(
-            self._account, self._counts(rounds), split, remarks, self.evaluation is not None
+            self.account.accountant,
+            self.account.counts(rounds),
+            split,
+            remarks,
+            self.evaluation is not None,
         )
 
     def to_json(self, rounds: int) -> dict[str, Any]:
@@ -257,23 +196,16 @@ class RunPrivacy:
         of_training = self.statement(rounds).to_dict()
         if self.evaluation is None:
             return of_training
-        of_evaluations = self.evaluation.statement(self.evaluations(rounds))
+        of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
         return {**of_training, "evaluation": of_evaluations.to_dict()}
 
     def lines(self, rounds: int) -> list[str]:
         """Returns the same for people."""
         lines = [f"private training: {self.statement(rounds).text}"]
         if self.evaluation is not None:
-            of_evaluations = self.evaluation.statement(self.evaluations(rounds))
+            of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
             lines.append(f"private evaluation, of test clients: {of_evaluations.text}")
         return lines
-
-    @property
-    def _is_composed(self) -> bool:
-        return self.evaluation is not None and self.evaluation.num_shared > 0
-
-    def _counts(self, rounds: int) -> list[int]:
-        return [rounds, self.evaluations(rounds)] if self._is_composed else [rounds]
 
     def _private_evaluation(self, task: Task) -> Optional[PrivateEvaluation]:
         options, config = self._spec.privacy, self._spec.config
@@ -285,12 +217,14 @@ class RunPrivacy:
             options, task, inner, planned, self._mechanism(float(self._noise_multiplier))
         )
 
-    def _accountant(self, noise_multiplier: float) -> PrivacyAccountant:
-        mechanisms = [self._mechanism(noise_multiplier)]
-        if self._is_composed:
-            assert self.evaluation is not None
-            mechanisms.append(self.evaluation.mechanism)
-        return PrivacyAccountant(mechanisms, self.delta)
+
+def _begins_with(spec: RunSpec) -> list[str]:
+    """Returns the flags that name trained models with which a run begins."""
+    given = {
+        "--initial_model": spec.config.initial_model,
+        "--base_predictors": getattr(spec.algorithm, "base_predictors", None),
+    }
+    return [flag for flag, value in given.items() if value]
 
 
 def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:
@@ -301,11 +235,3 @@ def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[Run
     """
     has_noise = PRIVACIES[spec.config.privacy].build is not None
     return RunPrivacy(spec, task, algorithm) if has_noise else None
-
-
-def noise_key(noise_seed: Optional[int]) -> tuple[int, int]:
-    """Returns a secret from the operating system, or what a seed gives in its place."""
-    if noise_seed is None:
-        return secrets.randbits(_KEY_BITS), secrets.randbits(_KEY_BITS)
-    first, second = np.random.SeedSequence([noise_seed, _NOISE_STREAM]).generate_state(2, np.uint64)
-    return int(first >> np.uint64(1)), int(second >> np.uint64(1))

@@ -32,7 +32,7 @@ FLAGS_OF_BINARIES = frozenset(
         *("models", "training_clients", "adaptation_share", "format", "quantize"),
         *("group_by", "smoothing_share"),
         *("clients_dir", "experiment", "scale", "page", "run"),
-        *("clients", "privacy_shares", "privacy_accountant", "max_participations"),
+        *("clients", "privacy_accountant", "max_participations"),
         *("min_separation", "distributed_noise", "privacy_dimension"),
         *("plan", "server_state", "kind", "population", "iterations", "over_selection"),
         *("rounds_between", "training_population", "training_task_id", "every_iterations"),
