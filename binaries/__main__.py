@@ -7,6 +7,7 @@ exception would end that in pages of traceback.
 import gc
 import importlib
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -22,7 +23,14 @@ _GC_THRESHOLDS = (50_000, 20, 50)
 def module_command() -> None:
     """Runs the module of this package that the first argument names, as if it had been run."""
     _prepare()
-    name = sys.argv.pop(1)
+    names = sorted(
+        m.name
+        for m in pkgutil.iter_modules([os.path.dirname(__file__)])
+        if not m.name.startswith("_")
+    )
+    name = sys.argv.pop(1) if len(sys.argv) > 1 else "none"
+    if name not in names:
+        sys.exit(f"error: expected a command, one of {', '.join(names)}, found {name}")
     runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
 
 

@@ -1,9 +1,12 @@
 """Flags that are wrong: one line, status 2, and nothing is written or started."""
 
+import subprocess
+import sys
+
 import pytest
 
 from binaries import compare, evaluate, train
-from tests.binaries.harness import TOY, Caller
+from tests.binaries.harness import ROOT, TOY, Caller
 
 
 @pytest.fixture
@@ -360,3 +363,13 @@ def test_evaluate_has_no_flags_of_training(call, folder):
 def test_seeds_of_trials_stay_in_range(call, folder):
     message = call.refused(folder, compare, *TOY, "--seed=2147483647", "--trials=2")
     assert message == "--seed: expected at most 2147483647, found 2147483648"
+
+
+@pytest.mark.parametrize("names", [(), ("trian",)])
+def test_what_is_no_command_is_one_line(names):
+    process = subprocess.run(
+        [sys.executable, "-m", "binaries", *names], capture_output=True, text=True, cwd=ROOT
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: expected a command, one of base_predictors, compare,")
+    assert process.stderr.count("\n") == 1
