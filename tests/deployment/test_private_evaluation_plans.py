@@ -34,7 +34,7 @@ _INNER = {
 _ROUNDING = 1e-5
 
 
-@pytest.fixture(scope="module", params=usually(["secure"], _INNER))
+@pytest.fixture(scope="module", params=usually(["daf"], _INNER))
 def profile(request):
     return request.param
 
