@@ -115,7 +115,7 @@ KINDS: Registry[Kind] = Registry(
         TRAINING: Kind(
             _TrainingRounds, lambda asked: asked.algorithm, _training_exchange, NUM_ROUNDS, True
         ),
-        # Each leaves the state as it is: a second one would be the first again.
+        # Each leaves the model as it is: a second one would differ in its noise alone.
         EVALUATION: Kind(_evaluation_rounds, _evaluated, _evaluation_exchange, 1, False),
     },
 )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.settings import setting
 
 _TOLERANCE = 1e-6
 # The sensitivity of a bit from which 1/2 is taken away.
@@ -102,6 +103,18 @@ class BudgetSplit:
         scaled = [dataclasses.replace(group, share=group.share * rest) for group in self.groups]
         bits = [Group(f"{name}{CLIP_BIT}", share) for name in names]
         return BudgetSplit((*scaled, *bits))
+
+
+def update_share_setting() -> float:
+    """Returns the setting of how much of a round's budget updates have, for options to declare."""
+    share: float = setting(
+        0.8,
+        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
+        "the rest.",
+        positive=True,
+        below=1.0,
+    )
+    return share
 
 
 def effective_noise_multiplier(noise_multipliers: Iterable[float]) -> float:

@@ -9,6 +9,7 @@ from tff_agnostic.privacy.budget import (
     BudgetSplit,
     Group,
     effective_noise_multiplier,
+    update_share_setting,
 )
 from tff_agnostic.privacy.calibration import check_delta, default_delta
 from tff_agnostic.privacy.integer_noise import INTEGER_NOISES
@@ -58,13 +59,7 @@ class AccountingOptions(Settings):
         choices=COHORT_SAMPLINGS,
         only_with=_OF_SAMPLED,
     )
-    update_share: float = setting(
-        0.8,
-        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
-        "the rest.",
-        positive=True,
-        below=1.0,
-    )
+    update_share: float = update_share_setting()
     privacy_accountant: Optional[str] = setting(
         None,
         "What works epsilon out: pld, or rdp; the tighter that is usual for the mechanism if not "

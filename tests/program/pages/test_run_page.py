@@ -198,7 +198,11 @@ def test_what_the_server_saw_is_said(tmp_path, without_pictures):
         (
             {**secure, "privacy": PRIVACY},
             {"aggregation": "secure", "privacy": "distributed"},
-            ["3 values of a client reach the server in secure sum", "sees no exact sum"],
+            [
+                "3 values of a client reach the server in secure sum",
+                "no exact sum",
+                "Sums of evaluations",
+            ],
         ),
         (
             result(["a"], privacy=PRIVACY),

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.privacy.budget import update_share_setting
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
@@ -68,13 +69,7 @@ class PrivacyOptions(ClientLimits):
         positive=True,
         only_with=("clipping", ("adaptive",)),
     )
-    update_share: float = setting(
-        0.8,
-        "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
-        "the rest.",
-        positive=True,
-        below=1.0,
-    )
+    update_share: float = update_share_setting()
     absent_below: float = setting(
         2.0,
         "Standard deviations of its noise below which a sum counts as zero if others are divided "

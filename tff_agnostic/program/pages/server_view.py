@@ -61,7 +61,8 @@ def _what_sums_show(run: RunRecord) -> list[Line]:
     if run.config.get("privacy") == _DISTRIBUTED:
         return [
             "Clients add noise before their integers are summed: of the training the server sees "
-            "no exact sum, and does not look at one of too few clients."
+            "no exact sum, and does not look at one of too few clients.",
+            "Sums of evaluations are exact.",
         ]
     clients = run.config.get("secure_min_clients")
     of_few = f"A sum is of {clients} clients at least; cohorts of fewer are refused."
