@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
     load_task = LoadedTasks()
     task = load_task(first.spec({}, seeds[0]))
     check_heldout(task, first.task)
-    objective = parse_objective(flags.FLAGS.objective, measures_of(task.model))
+    objective = parse_objective(flags.FLAGS.objective, measures_of(task.model), task.domain_names)
     method = tuning_flags.method(arms, objective.higher_is_better)
     for arm in arms.values():
         arm.check(seeds[0], task)

@@ -174,4 +174,11 @@ def run_training(
         report = run.run(stop, show_progress)
         for line in run.left_out:
             print(f"note: {line}")
-    return TrainedRun(folder.path, run.spec, report, run.table(report))
+    trained = TrainedRun(folder.path, run.spec, report, run.table(report))
+    result = trained.result
+    if "models" in result:
+        main, others = result["main_model"], ", ".join(result["models"])
+        print(
+            f"of the models that it trained, the table is of {main}; {folder.result} has {others}"
+        )
+    return trained

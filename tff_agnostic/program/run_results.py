@@ -65,11 +65,6 @@ def leave_results(
         print(alpha_table(task.model, by_model))
     (main, report), *further = reports.items()
     of_family = {"main_model": main, "models": {n: r.to_json() for n, r in further}}
-    if further:
-        others = ", ".join(of_family["models"])
-        print(
-            f"of the models that it trained, the table is of {main}; {folder.result} has {others}"
-        )
     weights = rows.domain_weights()
     result = {
         "task": spec.task,

@@ -12,12 +12,13 @@ from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES, Measure
 from tff_agnostic.program.tuning.objective import parse_objective
 
 _MEASURES = measures("loss", "accuracy")
+_ODD = "1*a+b): c"
 
 
 @pytest.fixture
 def report():
-    """Values of two domains, and of all clients others for each statistic."""
-    found = make_evaluation({"often": 0.9, "rare": 0.6})
+    """Values of three domains, and of all clients others for each statistic."""
+    found = make_evaluation({"often": 0.9, "rare": 0.6, _ODD: 0.7})
     whole = {
         name: Measured(0.8, 2, 0.75, dict.fromkeys(DEFAULT_PERCENTILES, 0.7), 0.5)
         for name in ("loss", "accuracy")
@@ -39,14 +40,17 @@ def report():
         ("0.7*worst+0.3*overall", 0.7 * 0.6 + 0.3 * 0.8, True),
         ("2*worst + 1*overall + superquantile", (2 * 0.6 + 0.8 + 0.5) / 4, True),
         ("worst:loss+superquantile:loss", 0.7, False),
+        ("domain(often)", 0.9, True),
+        ("domain(rare):loss", 0.6, False),
+        (f"domain({_ODD})+3*domain(often):accuracy", (0.7 + 3 * 0.9) / 4, True),
     ],
 )
 def test_the_number_of_a_name(report, text, value, higher):
-    objective = parse_objective(text, _MEASURES)
+    objective = parse_objective(text, _MEASURES, list(report.domains))
     np.testing.assert_allclose(objective(report), value, rtol=1e-12)
     assert objective.higher_is_better is higher
     # Its own name is the same objective.
-    assert parse_objective(objective.name, _MEASURES) == objective
+    assert parse_objective(objective.name, _MEASURES, list(report.domains)) == objective
 
 
 def test_without_a_metric_it_is_the_loss(report):
@@ -57,7 +61,7 @@ def test_a_domain_with_few_examples_is_not_the_worst(report):
     objective = parse_objective("worst", _MEASURES)
     few = dataclasses.replace(report.domains["rare"], num_examples=3)
     domains = {**report.domains, "rare": few}
-    assert objective(dataclasses.replace(report, domains=domains, worst_min_examples=4)) == 0.9
+    assert objective(dataclasses.replace(report, domains=domains, worst_min_examples=4)) == 0.7
     assert math.isnan(objective(dataclasses.replace(report, worst_min_examples=5)))
 
 
@@ -78,9 +82,13 @@ def test_shares_are_read_in_percent():
         ("", "NAME"),
         ("worst+", "NAME"),
         ("1*2*worst", "NAME"),
+        ("domain(rares)", "one of often, rare, found 'domain(rares)'"),
+        ("domain(rare", "one of often, rare, found 'domain(rare'"),
+        ("domain", "one of often, rare, found 'domain'"),
+        ("domain(rare)worst", "one of often, rare"),
     ],
 )
 def test_another_objective_is_refused(text, found):
     with pytest.raises(UserError, match=r"^--objective: ") as e:
-        parse_objective(text, _MEASURES)
+        parse_objective(text, _MEASURES, ("often", "rare"))
     assert found in str(e.value)

@@ -19,7 +19,7 @@ from tff_agnostic.program.specs.flags import (
 from tff_agnostic.program.specs.run_spec import check_given_somewhere
 from tff_agnostic.program.tuning.arm import SearchedArm
 from tff_agnostic.program.tuning.methods import NO_PRUNER, NUM_AT_FIRST, PRUNERS, SAMPLERS
-from tff_agnostic.program.tuning.objective import STATISTICS
+from tff_agnostic.program.tuning.objective import OF_A_DOMAIN, STATISTICS
 from tff_agnostic.program.tuning.space import parse_search, searchable
 from tff_agnostic.program.tuning.studies import Budget, Method
 from tff_agnostic.tasks.heldout import heldout_options
@@ -44,8 +44,8 @@ def define_search_flags() -> None:
         "objective",
         "worst",
         "What is to be good on the held-out split: NAME[:MEASURE], or several as "
-        f"0.7*worst+0.3*overall. Names: {', '.join(STATISTICS)}. A measure is loss or a metric of "
-        "the task; its first metric if none is named.",
+        f"0.7*worst+0.3*overall. Names: {', '.join(STATISTICS)}, and {OF_A_DOMAIN}(D) of the "
+        "domain D. A measure is loss or a metric of the task; its first metric if none is named.",
     )
     flags.DEFINE_integer(
         "trials", None, "Trials of each algorithm. [20; with --hours as many as fit]"

@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Callable
+from collections.abc import Mapping, Sequence
+from typing import Callable, Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.measures import Measure
@@ -16,7 +16,7 @@ from tff_agnostic.registry import Registry
 # Of plain numbers in tables.
 DECIMALS = 4
 FORM = "[WEIGHT*]NAME[:MEASURE], joined by +"
-_TERM = re.compile(r"(?:(?P<weight>[^*]+)\*)?(?P<name>[^*:]+)(?::(?P<measure>[^*]+))?")
+OF_A_DOMAIN = "domain"
 
 
 def _over_clients(statistic: str) -> Callable[[EvaluationReport, str], float]:
@@ -41,13 +41,27 @@ class Term:
 
     Attributes:
         weight: Its share of the objective; those of all terms sum to 1.
-        statistic: Which number; a member of `STATISTICS`.
+        statistic: Which number; a member of `STATISTICS`, or `OF_A_DOMAIN`.
         measure: Of which measure.
+        domain: Whose, if it is one domain's.
     """
 
     weight: float
     statistic: str
     measure: Measure
+    domain: Optional[str] = None
+
+    @property
+    def name(self) -> str:
+        """The number as a text: "worst:accuracy", or "domain(es-AR):accuracy"."""
+        of = f"({self.domain})" if self.domain is not None else ""
+        return f"{self.statistic}{of}:{self.measure.name}"
+
+    def __call__(self, report: EvaluationReport) -> float:
+        """Returns the number; NaN if it is undefined."""
+        if self.domain is not None:
+            return report.domains[self.domain].measures[self.measure.name].value
+        return STATISTICS[self.statistic](report, self.measure.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +90,7 @@ class Objective:
         """The whole of it as a text: "0.7*worst:accuracy+0.3*overall:accuracy"."""
         shares = len(self.terms) > 1
         return "+".join(
-            f"{f'{term.weight:.4g}*' if shares else ''}{term.statistic}:{term.measure.name}"
-            for term in self.terms
+            f"{f'{term.weight:.4g}*' if shares else ''}{term.name}" for term in self.terms
         )
 
     def text(self, value: float) -> str:
@@ -86,40 +99,40 @@ class Objective:
 
     def __call__(self, report: EvaluationReport) -> float:
         """Returns the objective; NaN if one of its numbers is undefined."""
-        values = (STATISTICS[t.statistic](report, t.measure.name) for t in self.terms)
-        return sum(term.weight * value for term, value in zip(self.terms, values))
+        return sum(term.weight * term(report) for term in self.terms)
 
 
-def parse_objective(text: str, measures: Mapping[str, Measure]) -> Objective:
+def parse_objective(
+    text: str, measures: Mapping[str, Measure], domains: Sequence[str] = ()
+) -> Objective:
     """Returns the objective that a text names; see `FORM`.
 
     A name without a measure is of the first metric, or of the loss where there is none. Weights
     are divided by their sum.
 
     Args:
-        text: "worst", "superquantile:loss" or "0.7*worst+0.3*overall", say.
+        text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
         measures: What an evaluation reports, the loss first.
+        domains: Names of the domains.
 
     Raises:
         UserError: If the text has another form, or names what no evaluation reports.
     """
     loss, *metrics = measures
     terms = []
-    for item in text.split("+"):
-        match = _TERM.fullmatch(item.strip())
-        if match is None:
-            raise UserError(f"--objective: expected {FORM}, found {text!r}")
-        name, measure = match["name"].strip(), (match["measure"] or (metrics or [loss])[0]).strip()
-        try:
-            _ = STATISTICS[name]
-        except UserError as e:
-            raise UserError(f"--objective: {e}") from None
+    for found in _terms(text, domains):
+        name, domain = found["name"], found["domain"]
+        measure = (found["measure"] or (metrics or [loss])[0]).strip()
+        if domain is None:
+            _check_statistic(name.strip(), domains)
         if measure not in measures:
             raise UserError(
                 f"--objective: expected a measure that runs report, one of {', '.join(measures)}, "
                 f"found {measure!r}"
             )
-        terms.append(Term(_weight(match["weight"], text), name, measures[measure]))
+        statistic = OF_A_DOMAIN if domain is not None else name.strip()
+        weight = _weight(found["weight"], text)
+        terms.append(Term(weight, statistic, measures[measure], domain))
     total = sum(term.weight for term in terms)
     if len({term.measure.higher_is_better for term in terms}) > 1:
         raise UserError(
@@ -127,6 +140,38 @@ def parse_objective(text: str, measures: Mapping[str, Measure]) -> Objective:
             f"{', '.join(dict.fromkeys(term.measure.name for term in terms))} in {text!r}"
         )
     return Objective(tuple(dataclasses.replace(t, weight=t.weight / total) for t in terms))
+
+
+def _terms(text: str, domains: Sequence[str]) -> list[re.Match[str]]:
+    """Returns what a text is made of."""
+    # A domain's name may have any sign, and is looked for as it is.
+    known = "|".join(map(re.escape, domains)) or "(?!)"
+    term = re.compile(
+        r"\s*(?:(?P<weight>[^*+(]+)\*\s*)?"
+        rf"(?:{OF_A_DOMAIN}\((?P<domain>{known})\)|(?P<name>[^*:+]+))"
+        r"\s*(?::(?P<measure>[^*+]+))?(?P<more>\+|$)"
+    )
+    found, start = [], 0
+    while True:
+        match = term.match(text, start)
+        if match is None:
+            raise UserError(f"--objective: expected {FORM}, found {text!r}")
+        found.append(match)
+        start = match.end()
+        if not match["more"]:
+            return found
+
+
+def _check_statistic(name: str, domains: Sequence[str]) -> None:
+    if name.split("(")[0].strip() == OF_A_DOMAIN:
+        raise UserError(
+            f"--objective: expected {OF_A_DOMAIN}(NAME) of one of {', '.join(domains)}, "
+            f"found {name!r}"
+        )
+    try:
+        _ = STATISTICS[name]
+    except UserError as e:
+        raise UserError(f"--objective: {e}") from None
 
 
 def _weight(text: object, objective: str) -> float:

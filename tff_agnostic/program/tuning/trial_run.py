@@ -159,6 +159,9 @@ class Watch:
 
 
 def _why_undefined(report: EvaluationReport, split: str) -> str:
+    absent = [name for name, of in report.domains.items() if not of.num_examples]
+    if absent and report.worst_min_examples <= 1:
+        return f"the {split} clients have no examples of {', '.join(absent)}"
     few = report.not_counted
     if few:
         return (
