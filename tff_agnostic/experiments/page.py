@@ -24,8 +24,14 @@ from tff_agnostic.program.comparing.trial_results import OVERALL, Trials, mean_o
 from tff_agnostic.program.reporting.cells import UNDEFINED, shown, with_percent
 from tff_agnostic.program.reporting.column import ROUND, Column
 from tff_agnostic.program.reporting.columns import tested
-from tff_agnostic.program.reporting.curves import plot_spread
-from tff_agnostic.program.reporting.style import draw_grid, new_figure, plain_text
+from tff_agnostic.program.reporting.curves import label_course, plot_spread
+from tff_agnostic.program.reporting.style import (
+    draw_grid,
+    new_figure,
+    percent_axis,
+    plain_text,
+    scale_axis,
+)
 from tff_agnostic.program.specs.run_spec import RunSpec
 
 REMARKS_HEADING = "## What agrees and what does not"
@@ -154,9 +160,12 @@ def curve(experiment: Experiment, comparison: Comparison) -> Figure:
         rounds = histories[0][ROUND]
         by_trial = np.array([course.find(history) for history in histories])
         plot_spread(axes, rounds, by_trial, i, arm.label)
-    axes.set(xlabel="round", ylabel=f"{experiment.curve} of {plain_text(domain)}")
+    label_course(axes, f"{experiment.curve} of {plain_text(domain)}")
+    unit = comparison.measures[experiment.curve].unit
+    scale_axis(axes, unit)
+    percent_axis(axes, unit)
     draw_grid(axes)
-    axes.legend()
+    result.legend(loc="outside upper center", ncols=2, fontsize="small")
     return result
 
 

@@ -67,7 +67,7 @@ def alpha_figure(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> Fi
     axes.set_yticks(places, list(map(plain_text, names)), fontsize="small")
     axes.set(xlabel="weight alpha of a base predictor")
     draw_grid(axes, "x")
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
     return figure
 
 
