@@ -3,32 +3,23 @@
 from collections.abc import Sequence
 from typing import Callable, Optional
 
-from tff_agnostic.computations.evaluation import evaluation_bounds
 from tff_agnostic.computations.exchange import Report, RunState
 from tff_agnostic.data.cohorts import CohortReader
-from tff_agnostic.data.sampling import COHORT_SAMPLINGS, check_cohort_size
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.files import read_json
 from tff_agnostic.models.functional import Examples
-from tff_agnostic.program.data_remarks import data_remarks, share_kept_out
 from tff_agnostic.program.evaluation.divergence import diverged, skipped_rounds
-from tff_agnostic.program.evaluation.evaluator import (
-    Evaluator,
-    Reports,
-    RunEvaluations,
-    check_readable,
-)
+from tff_agnostic.program.evaluation.evaluator import Reports
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.private.run_keys import cohort_seed
-from tff_agnostic.program.private.run_privacy import RunPrivacy, run_privacy
+from tff_agnostic.program.private.run_privacy import RunPrivacy
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
 from tff_agnostic.program.reporting.packed_rows import Row
 from tff_agnostic.program.reporting.progress import Progress
-from tff_agnostic.program.reporting.run_rows import RunRows
 from tff_agnostic.program.reporting.tensorboard import TensorBoardSink
+from tff_agnostic.program.run_parts import run_parts
 from tff_agnostic.program.run_results import leave_results
-from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance, check_test_clients
-from tff_agnostic.program.specs.run_algorithm import MAX_READS, build_algorithm
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
@@ -74,72 +65,17 @@ class TrainingRun:
         self.spec = spec = folder.adopted(spec)
         self._folder = folder
         self._resume = resume
+        self._runtime = runtime
         self.left_out: list[str] = []
-        config = spec.config
-        self.task = load_task(spec)
-        check_cohort_size(len(self.task.train.client_ids), config.clients_per_round)
-        check_readable(self.task.test, MAX_READS)
-        self.remarks = data_remarks(self.task, config, share_kept_out(spec.algorithm))
-        self._algorithm = build_algorithm(spec, self.task)
-        self._fingerprint = spec.fingerprint(self.task)
-        folder.check_fingerprint(self._fingerprint)
-        aggregation = spec.build_aggregation()
-        check_test_clients(self.task, aggregation)
-        self._privacy = run_privacy(spec, self.task, self._algorithm)
-        noise = None if self._privacy is None else self._privacy.evaluation
-        if self._privacy is not None and resume:
-            self._privacy.check_plan(folder.last_evaluation())
-        summed = aggregation
-        if self._privacy is not None:
-            summed = self._privacy.aggregation(aggregation)
-            self._privacy.describe(self._algorithm, summed)
-        self._summed = summed
-        check_sizes_by_chance(config, summed)
-        runtime.check_clients_per_round(config.clients_per_round)
-        self._take_events = runtime.take_events
-        self._execution = runtime.execution()
-        if self._privacy is not None:
-            self._privacy.check_execution(self._execution)
-        self._prepare = lambda summed: runtime.training(self._algorithm, summed)
-        self._training = self._prepare(summed)
-        self._quantities = self._training.quantities
-        if self._privacy is not None:
-            self._quantities = self._privacy.account.quantities(self._quantities)
-        self.security = self._training.security
-        evaluation = (
-            runtime.evaluation(self.task.model, self.task.num_domains, aggregation)
-            if noise is None
-            else runtime.measurement(noise.measurement, noise.aggregation)
-        )
-        self._evaluations = RunEvaluations(
-            self._algorithm,
-            Evaluator(
-                self.task,
-                evaluation,
-                config.evaluation_clients,
-                config.seed,
-                config.worst_min_examples,
-                self._algorithm.lambda_set,
-                config.client_percentiles,
-                noise,
-            ),
-            config.evaluate_every,
-            config.rounds,
-        )
-        self._initial = self._training.initialize()
-        bounds = evaluation_bounds(self.task.model, aggregation.limits)
-        self._rows = RunRows(
-            folder.metrics,
-            self.task,
-            self._quantities,
-            tuple(self._algorithm.models(self._initial.algorithm)),
-            # What private evaluations clip stays with the clients.
-            aggregation.quantities(bounds).get("clipped", {}) if noise is None else {},
-            config.client_percentiles,
-        )
-        self._history = self._rows.history
+        self._parts = parts = run_parts(spec, folder, runtime, resume, load_task)
+        self.task, self.remarks = parts.task, parts.remarks
+        self.security = parts.training.security
+        self._algorithm, self._privacy = parts.algorithm, parts.privacy
+        self._training, self._summed = parts.training, parts.summed
+        self._evaluations = parts.evaluations
+        self._rows, self._history = parts.rows, parts.rows.history
         self._checkpoints = CheckpointFolder(
-            folder.checkpoints, config.keep_checkpoints, self.task.model.frozen
+            folder.checkpoints, spec.config.keep_checkpoints, self.task.model.frozen
         )
 
     def run(
@@ -168,9 +104,9 @@ class TrainingRun:
             if self._history.rows:
                 # Before the config, which says that rows of a shorter run fit this one by now.
                 self._history.write()
-            for line in self._folder.changes(self.spec, self._execution):
+            for line in self._folder.changes(self.spec, self._runtime.execution()):
                 print(line)
-            self._folder.write_config(self.spec, self._fingerprint, self._execution)
+            self._folder.write_config(self.spec, self._parts.fingerprint, self._runtime.execution())
             if self._privacy is not None:
                 self._begin_private(self._privacy, state)
             state, reports = self._rounds(state, reports, stop, show_progress, watch)
@@ -192,7 +128,7 @@ class TrainingRun:
         private = self._privacy
         seed = config.seed if private is None else cohort_seed(state)
         draw = sampling(clients, self.task.num_domains, config.clients_per_round, seed)
-        quantities = self._quantities
+        quantities = self._parts.quantities
         with (
             CohortReader(clients, draw, total) as cohorts,
             TensorBoardSink(self._folder.tensorboard, self._history.columns) as tensorboard,
@@ -206,7 +142,7 @@ class TrainingRun:
                 tensorboard.write(self._record(state, report, reports))
                 if reports is not None:
                     watch(round_num, next(iter(reports.values())))
-                for event in self._take_events():
+                for event in self._runtime.take_events():
                     progress.note(f"round {round_num}: {event}")
                 if report["skipped"]:
                     progress.note(f"round {round_num}: {skipped_rounds(self.spec.settings())}")
@@ -235,7 +171,7 @@ class TrainingRun:
 
     def _start(self) -> tuple[RunState, Optional[Reports]]:
         """Returns the state to go on from, and its evaluation if no rounds are left."""
-        state = self._initial
+        state = self._parts.initial
         checkpoint = self._checkpoints.load_latest() if self._resume else None
         if checkpoint is not None:
             state = checkpoint.restore(state, str(self._folder.checkpoints))
@@ -247,7 +183,7 @@ class TrainingRun:
             if checkpoint is not None and not self._privacy.has_noise_of(self._summed):
                 # A run of more rounds has the noise that was worked out for fewer.
                 self._summed = self._privacy.aggregation(self.spec.build_aggregation())
-                self._training = self._prepare(self._summed)
+                self._training = self._runtime.training(self._algorithm, self._summed)
         return state, self._evaluate_as_in_one_run(state)
 
     def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:
