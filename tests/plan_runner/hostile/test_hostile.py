@@ -25,7 +25,7 @@ _SECONDS_BESIDE = 60
 
 # Plays exports in one process of its own, where all are to be refused early.
 _EARLY = """
-import contextlib, io, json, resource, sys, tempfile
+import contextlib, io, json, sys, tempfile
 from pathlib import Path
 from absl import flags
 from plan_runner.command import cli
@@ -43,8 +43,15 @@ for name, arguments in json.load(sys.stdin).items():
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.exit_status(values(["run_plan", *arguments]), values, here)
     said[name] = [status, out.getvalue(), err.getvalue()]
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps([said, peak, "tensorflow" in sys.modules]))
+print(json.dumps([said, "tensorflow" in sys.modules]))
+"""
+# Starts a command and writes how it ended and what it took. A process of its own, since the peak of
+# a new process is never below that of the one that it was made of: here a small one.
+_MEASURED = """
+import json, os, subprocess, sys
+_, state, usage = os.wait4(subprocess.Popen(sys.argv[2:]).pid, 0)
+with open(sys.argv[1], "w") as file:
+    json.dump([os.waitstatus_to_exitcode(state), usage.ru_maxrss], file)
 """
 
 
@@ -82,8 +89,9 @@ def test_there_are_many_and_most_are_refused_early():
 def test_most_are_refused_without_tensorflow(spoiled, tmp_path):
     asked = {name: spoiled(name) for name, case in HOSTILE.items() if case.found is Found.EARLY}
     before = _names(tmp_path)
+    measured = tmp_path.parent / "measured.json"
     finished = subprocess.run(
-        [sys.executable, "-c", _EARLY],
+        [sys.executable, "-c", _MEASURED, str(measured), sys.executable, "-c", _EARLY],
         input=json.dumps(asked),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -91,7 +99,9 @@ def test_most_are_refused_without_tensorflow(spoiled, tmp_path):
         text=True,
         check=True,
     )
-    said, peak_kb, has_tensorflow = json.loads(finished.stdout)
+    status, peak_kb = json.loads(measured.read_text())
+    assert status == 0, finished.stderr
+    said, has_tensorflow = json.loads(finished.stdout)
     assert not has_tensorflow
     # All of them, one after the other.
     assert peak_kb * 1024 < _LIMIT_BYTES / 2
@@ -126,24 +136,28 @@ def _assert_harmless(name, arguments, tmp_path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     before, began = _names(tmp_path), time.monotonic()
+    measured = tmp_path.parent / "measured.json"
     with open(tmp_path.parent / "out", "w+") as out, open(tmp_path.parent / "err", "w+") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "plan_runner", *arguments],
+        subprocess.run(
+            [
+                *(sys.executable, "-c", _MEASURED, str(measured)),
+                *(sys.executable, "-m", "plan_runner", *arguments),
+            ],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
+            check=True,
         )
-        _, state, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(state)
+        status, peak_kb = json.loads(measured.read_text())
         out.seek(0)
         err.seek(0)
-        _assert_refused(name, process.returncode, out.read(), err.read())
+        _assert_refused(name, status, out.read(), err.read())
     limits = [float(flag.partition("=")[2]) for flag in arguments if "_seconds=" in flag]
     assert time.monotonic() - began < sum(limits) + _SECONDS_BESIDE
     # Of the command and of what it has started.
-    assert usage.ru_maxrss * 1024 <= _LIMIT_BYTES
+    assert peak_kb * 1024 <= _LIMIT_BYTES
     # Neither in its own folder nor where temporary files are.
     assert _names(tmp_path) == before
 
