@@ -15,16 +15,16 @@ ADULT = Experiment(
     arms={
         "doctorate": Arm(
             f"L {_DOCTORATE}",
-            {
-                **_FIXED,
-                "initial_domain_weights": (1.0, 0.0),
-                "server_optimizer": "adagrad",
-                "server_learning_rate": 0.03,
-            },
+            {**_FIXED, "initial_domain_weights": (1.0, 0.0), "server_learning_rate": 0.04},
         ),
         "non_doctorate": Arm(
             f"L {_OTHERS}",
-            {**_FIXED, "initial_domain_weights": (0.0, 1.0), "server_learning_rate": 1.0},
+            {
+                **_FIXED,
+                "initial_domain_weights": (0.0, 1.0),
+                "server_optimizer": "adagrad",
+                "server_learning_rate": 0.8,
+            },
         ),
         # The task's domain weights are the domains' shares of the rows.
         "uniform": Arm("L uniform", {**_FIXED, "server_learning_rate": 3.0}),
