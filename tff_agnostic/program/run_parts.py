@@ -99,17 +99,17 @@ def run_parts(
     if privacy is not None:
         quantities = privacy.account.quantities(quantities)
     return RunParts(
-        task,
-        remarks,
-        algorithm,
-        fingerprint,
-        privacy,
-        summed,
-        training,
-        initial,
-        quantities,
-        _evaluations(spec, task, algorithm, aggregation, privacy, runtime),
-        RunRows(
+        task=task,
+        remarks=remarks,
+        algorithm=algorithm,
+        fingerprint=fingerprint,
+        privacy=privacy,
+        summed=summed,
+        training=training,
+        initial=initial,
+        quantities=quantities,
+        evaluations=_evaluations(spec, task, algorithm, aggregation, privacy, runtime),
+        rows=RunRows(
             folder.metrics,
             task,
             quantities,
