@@ -18,7 +18,7 @@ from tff_agnostic.models.functional import Model, ModelWeights
 from tff_agnostic.program.cli import run_app
 from tff_agnostic.program.ensembles.loading import single_predictors
 from tff_agnostic.program.evaluation.choice import check_choice, choice_table, evaluate_choice
-from tff_agnostic.program.evaluation.evaluator import Evaluator
+from tff_agnostic.program.evaluation.evaluator import Evaluator, prepared_evaluation
 from tff_agnostic.program.evaluation.private_evaluation import PrivateEvaluation, evaluation_key
 from tff_agnostic.program.private.run_keys import noise_key
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
@@ -126,14 +126,9 @@ def main(argv: Sequence[str]) -> None:
         _check_no_noise(noise)
         check_choice(task.test, models, share)
     with RUNTIMES[config.runtime](options) as runtime:
-        evaluate = (
-            runtime.evaluation(task.model, task.num_domains, aggregation)
-            if noise is None
-            else runtime.measurement(noise.measurement, noise.aggregation)
-        )
         evaluator = Evaluator(
             task,
-            evaluate,
+            prepared_evaluation(runtime, task, aggregation, noise),
             worst_min_examples=config.worst_min_examples,
             lambda_set=_lambda_set(trained, task),
             percentiles=config.client_percentiles,

@@ -10,7 +10,12 @@ from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.remarks import Remark
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.program.data_remarks import data_remarks, share_kept_out
-from tff_agnostic.program.evaluation.evaluator import Evaluator, RunEvaluations, check_readable
+from tff_agnostic.program.evaluation.evaluator import (
+    Evaluator,
+    RunEvaluations,
+    check_readable,
+    prepared_evaluation,
+)
 from tff_agnostic.program.private.run_privacy import RunPrivacy, run_privacy
 from tff_agnostic.program.reporting.run_rows import RunRows
 from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance, check_test_clients
@@ -130,14 +135,9 @@ def _evaluations(
 ) -> RunEvaluations:
     config = spec.config
     noise = None if privacy is None else privacy.evaluation
-    evaluation = (
-        runtime.evaluation(task.model, task.num_domains, aggregation)
-        if noise is None
-        else runtime.measurement(noise.measurement, noise.aggregation)
-    )
     evaluator = Evaluator(
         task,
-        evaluation,
+        prepared_evaluation(runtime, task, aggregation, noise),
         config.evaluation_clients,
         config.seed,
         config.worst_min_examples,

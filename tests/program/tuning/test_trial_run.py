@@ -86,3 +86,6 @@ def test_what_is_undefined_between_rounds_is_left_out_and_refused_at_the_end(stu
     worst = Watch(claim, parse_objective("worst", measures("loss", "accuracy")), 8, 1)
     with pytest.raises(UserError, match="none: of the heldout clients' domains a, b have fewer"):
         worst.end_run(dataclasses.replace(_evaluation(1.0), worst_min_examples=5), "heldout")
+    absent = parse_objective("domain(b):loss+overall:loss", measures("loss"), ("a", "b"))
+    with pytest.raises(UserError, match=r"no examples of b$"):
+        Watch(claim, absent, 8, 1).end_run(make_evaluation({"a": 1.0, "b": math.nan}), "heldout")

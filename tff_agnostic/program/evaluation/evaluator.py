@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.parts import in_parts
@@ -15,7 +16,7 @@ from tff_agnostic.program.evaluation.divergence import diverged
 from tff_agnostic.program.evaluation.private_evaluation import PrivateEvaluation, evaluation_key
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport, evaluation_report
 from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES
-from tff_agnostic.runtimes.runtime import Evaluation
+from tff_agnostic.runtimes.runtime import Evaluation, Runtime
 from tff_agnostic.tasks.task import Task
 
 # The evaluation of each model of a run by its name, the main one first.
@@ -150,6 +151,25 @@ class RunEvaluations:
         num_models = len(self._algorithm.models(state.algorithm))
         release = (2 * int(state.round_num) + on_all) * num_models + model
         return noise.state(evaluation_key(state.aggregations[0].noise_key), release)
+
+
+def prepared_evaluation(
+    runtime: Runtime, task: Task, aggregation: Aggregation, noise: Optional[PrivateEvaluation]
+) -> Evaluation:
+    """Returns what an `Evaluator` evaluates with.
+
+    Args:
+        runtime: Executes it.
+        task: Whose model.
+        aggregation: How sums without noise are made.
+        noise: Of private evaluations; None if they are none.
+
+    Raises:
+        UserError: As `Runtime.evaluation` does.
+    """
+    if noise is None:
+        return runtime.evaluation(task.model, task.num_domains, aggregation)
+    return runtime.measurement(noise.measurement, noise.aggregation)
 
 
 def num_evaluations(rounds: int, every: int) -> int:

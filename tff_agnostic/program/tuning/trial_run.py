@@ -140,7 +140,7 @@ class Watch:
         if math.isnan(value):
             raise UserError(
                 f"--objective={self._objective.name}: expected a number that the runs report, "
-                f"found none: {_why_undefined(report, split)}"
+                f"found none: {_why_undefined(self._objective, report, split)}"
             )
         if math.isinf(value):
             raise Pruned("diverged: the objective is infinite")
@@ -158,9 +158,10 @@ class Watch:
         self._trial.set_user_attr(SECONDS, self._seconds)
 
 
-def _why_undefined(report: EvaluationReport, split: str) -> str:
-    absent = [name for name, of in report.domains.items() if not of.num_examples]
-    if absent and report.worst_min_examples <= 1:
+def _why_undefined(objective: Objective, report: EvaluationReport, split: str) -> str:
+    asked = [term.domain for term in objective.terms if term.domain is not None]
+    absent = [name for name in asked if not report.domains[name].num_examples]
+    if absent:
         return f"the {split} clients have no examples of {', '.join(absent)}"
     few = report.not_counted
     if few:
