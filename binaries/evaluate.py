@@ -208,10 +208,7 @@ def _chosen_models(models: Mapping[str, ModelWeights], model: Model) -> Mapping[
     known = Registry(
         f"model of {flags.FLAGS.checkpoint}", {**single_predictors(model, models), **models}
     )
-    try:
-        return {name: known[name] for name in names}
-    except UserError as e:
-        raise UserError(f"--models: {e}") from None
+    return {name: known.given("--models", name) for name in names}
 
 
 def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:

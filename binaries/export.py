@@ -130,13 +130,14 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("--output_dir: expected the folder to write, found none")
     folder, clients_dir = Path(flags.FLAGS.output_dir), path_flag("clients_dir")
     profile, kind = flags.FLAGS.profile, flags.FLAGS.kind
-    _check_kind(kind)
+    KINDS.given("--kind", kind)
+    aggregation = PROFILES.given("--profile", profile).aggregation
     given = given_values(settings_in(TaskSettings))
     check_heeded(given, kind)
     task_settings = TaskSettings(**given)
     checkpoint = path_flag("checkpoint")
     trained = find_checkpoint(checkpoint) if checkpoint is not None else None
-    spec = _spec(_aggregation(profile), trained[0].spec() if trained else None)
+    spec = _spec(aggregation, trained[0].spec() if trained else None)
     # Before the rest, which takes a while.
     check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)
@@ -168,20 +169,6 @@ def main(argv: Sequence[str]) -> None:
         print(write_clients(clients_dir, spec.config, task, example_format, completed))
     replay = shlex.join(["./run", "run_plan", f"--plan={folder}", "--verify"])
     print(f"plan: {folder}; to replay its conformance rounds: {replay}")
-
-
-def _aggregation(profile: str) -> str:
-    try:
-        return PROFILES[profile].aggregation
-    except UserError as e:
-        raise UserError(f"--profile: {e}") from None
-
-
-def _check_kind(kind: str) -> None:
-    try:
-        _ = KINDS[kind]
-    except UserError as e:
-        raise UserError(f"--kind: {e}") from None
 
 
 def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:

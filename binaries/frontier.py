@@ -198,10 +198,7 @@ def grid_algorithm() -> str:
         UserError: If it is no algorithm with a lambda.
     """
     name: str = flags.FLAGS.grid_algorithm
-    try:
-        _ = _WITH_LAMBDA[name]
-    except UserError as e:
-        raise UserError(f"--grid_algorithm: {e}") from None
+    _WITH_LAMBDA.given("--grid_algorithm", name)
     return name
 
 

@@ -31,6 +31,17 @@ class Registry(Mapping[str, T], Generic[T]):
             raise UserError(f"unknown {self._kind} {name!r}: {self._suggestion(str(name))}")
         return self._entries[name]
 
+    def given(self, where: str, name: str) -> T:
+        """Returns the entry called `name`, which a user gave at `where`, such as "--task".
+
+        Raises:
+            UserError: If there is none; the message says where the name was given.
+        """
+        try:
+            return self[name]
+        except UserError as e:
+            raise UserError(f"{where}: {e}") from None
+
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the entry called `name`, or `default` if there is none."""
         return self._entries.get(name, default)

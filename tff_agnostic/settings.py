@@ -145,10 +145,7 @@ def check_effective(settings: Any, given: Iterable[str]) -> None:
 def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if "choices" in metadata:
         choices: Registry = metadata["choices"]
-        try:
-            _ = choices[value]
-        except UserError as e:
-            raise UserError(f"{flag}: {e}") from None
+        choices.given(flag, value)
     if metadata.get("is_path") and not value:
         raise UserError(f"{flag}: expected a path, found an empty one")
     for number in value if isinstance(value, tuple) else (value,):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from plan_runner.errors import PlanError, reason
+from plan_runner.errors import PlanError
 from plan_runner.files.manifest import TensorType
 
 
@@ -27,7 +27,10 @@ def read_checkpoint(path: Path, where: str) -> dict[str, np.ndarray]:
         names = sorted(reader.get_variable_to_shape_map())
         return {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, RuntimeError, ValueError) as e:
-        raise PlanError(f"{where}: expected a checkpoint, cannot read it ({reason(e)})") from e
+        # What TensorFlow says names the runner's own file.
+        raise PlanError(
+            f"{where}: expected a checkpoint, cannot read it (it is another file, or damaged)"
+        ) from e
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -14,6 +14,7 @@ from tests.binaries.harness import Caller
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
+from tff_agnostic.deployment.kinds import EVALUATION
 from tff_agnostic.files import read_json
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.saving.checkpoints import newest_checkpoint
@@ -151,7 +152,7 @@ _FLAGS = [
     ),
     (
         ["--plan=export", "--server_state=export/plan.pb", "--output_dir=z"],
-        "export/plan.pb: expected a checkpoint, cannot read it (Unable to open table file plan.pb",
+        "export/plan.pb: expected a checkpoint, cannot read it (it is another file, or damaged)",
     ),
     (
         ["--plan=export", "--server_state=less", "--output_dir=z"],
@@ -179,6 +180,10 @@ _FLAGS = [
         "state: expected the state of this algorithm, found server/algorithm/domains/",
     ),
     (
+        ["--plan=of_evaluation", "--server_state=state", "--output_dir=z"],
+        "--plan: expected the export of training, found one of an evaluation",
+    ),
+    (
         ["--plan=of_private_run", "--server_state=state", "--output_dir=z"],
         "--plan: expected the export of a run without --privacy, found one of a private run",
     ),
@@ -188,12 +193,14 @@ _FLAGS = [
 @pytest.mark.parametrize(("arguments", "message"), _FLAGS)
 def test_flags(loop, folder, arguments, message):
     (folder / "full").touch()
-    for name in ("export", "of_other_data", "of_other_model", "of_private_run"):
+    others = ("of_other_data", "of_other_model", "of_evaluation", "of_private_run")
+    for name in ("export", *others):
         shutil.copytree(loop / "export", folder / name)
     manifest = json.loads((folder / "export" / "manifest.json").read_text())
     rehash(folder / "of_other_data", fingerprint={"vocabulary": "abc"})
     settings = {**manifest["settings"], "algorithm": "fed_avg"}
     rehash(folder / "of_other_model", settings=settings)
+    rehash(folder / "of_evaluation", kind=EVALUATION)
     rehash(folder / "of_private_run", privacy={"differential_privacy": {}})
     shutil.copy(loop / "after" / "server_state.ckpt", folder / "state")
     tensors = read_checkpoint(folder / "state", "the state")

@@ -37,10 +37,7 @@ def read_server_state(export: Export, path: Path) -> dict[str, np.ndarray]:
             # A copy: TensorFlow takes the name of a checkpoint for a pattern.
             copy = Path(folder) / "server_state.ckpt"
             copy.write_bytes(path.read_bytes())
-            try:
-                tensors = read_checkpoint(copy, str(path))
-            except PlanError as e:
-                raise UserError(str(e).replace(str(copy), path.name)) from e
+            tensors = read_checkpoint(copy, str(path))
         state = {n: value for n, value in tensors.items() if not n.startswith(f"{METRICS}/")}
         check_tensors(state, export.manifest.server_state, str(path))
     except OSError as e:

@@ -103,10 +103,7 @@ class AccountingOptions(Settings):
     def __post_init__(self) -> None:
         """Checks values together too; see `Settings`."""
         super().__post_init__()
-        try:
-            _ = PRIVACIES[self.privacy]
-        except UserError as e:
-            raise UserError(f"--privacy: {e}") from None
+        PRIVACIES.given("--privacy", self.privacy)
         if self.clients is None:
             raise UserError("--clients: expected the number of clients of the fleet, found none")
         _ = self.known_delta

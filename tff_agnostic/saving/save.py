@@ -62,10 +62,7 @@ def check_request(formats: Sequence[str], quantize: str) -> None:
 
 def _check_known(flag: str, names: Sequence[str], known: Registry[Any]) -> None:
     for name in names:
-        try:
-            _ = known[name]
-        except UserError as e:
-            raise UserError(f"--{flag}: {e}") from None
+        known.given(f"--{flag}", name)
 
 
 def save_models(

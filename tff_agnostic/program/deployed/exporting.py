@@ -146,10 +146,7 @@ def _evaluated_model(algorithm: Algorithm, names: Optional[Sequence[str]]) -> st
         raise UserError(
             f"--models: expected one of {', '.join(family)}, as a plan evaluates one, found {found}"
         )
-    try:
-        _ = family[names[0]]
-    except UserError as e:
-        raise UserError(f"--models: {e}") from None
+    family.given("--models", names[0])
     return names[0]
 
 

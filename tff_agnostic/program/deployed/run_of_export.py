@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from tff_agnostic.deployment.kinds import EVALUATION
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.deployed.exporting import (
@@ -43,9 +44,14 @@ def run_of_export(
         data: The client store, if it was given.
 
     Raises:
-        UserError: If the manifest is of another kind or of a private run, or a setting is out of
+        UserError: If the manifest is of an evaluation or of a private run, or a setting is out of
             range or without effect.
     """
+    if manifest.get("kind") == EVALUATION:
+        raise UserError(
+            "--plan: expected the export of training, found one of an evaluation: its rounds leave "
+            "the server's state as it was"
+        )
     if "differential_privacy" in manifest.get("privacy", {}):
         raise UserError(
             "--plan: expected the export of a run without --privacy, found one of a private run: "

@@ -120,10 +120,7 @@ def mixtures(
             f"--task: expected at least 2 domains with training examples to mix, found "
             f"{num_trained} of {len(names)}"
         )
-    try:
-        make = GRIDS[grid]
-    except UserError as e:
-        raise UserError(f"--grid: {e}") from None
+    make = GRIDS.given("--grid", grid)
     names = [" ".join(name.split()) for name in names]
     found = [Mixture(TRAINING_MIXTURE, "training mixture", _tuple(shares))]
     if points <= most:

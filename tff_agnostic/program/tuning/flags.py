@@ -163,10 +163,7 @@ def method(arms: Mapping[str, SearchedArm], higher_is_better: bool) -> Method:
     """
     chosen = {"sampler": SAMPLERS, "pruner": PRUNERS}
     for flag, registry in chosen.items():
-        try:
-            _ = registry[flags.FLAGS[flag].value]
-        except UserError as e:
-            raise UserError(f"--{flag}: {e}") from None
+        registry.given(f"--{flag}", flags.FLAGS[flag].value)
     rounds = min(arm.spec({}, first_seed()).config.rounds for arm in arms.values())
     after: Optional[int] = flags.FLAGS.prune_after
     if after is not None and after < 1:

@@ -168,10 +168,7 @@ def _check_statistic(name: str, domains: Sequence[str]) -> None:
             f"--objective: expected {OF_A_DOMAIN}(NAME) of one of {', '.join(domains)}, "
             f"found {name!r}"
         )
-    try:
-        _ = STATISTICS[name]
-    except UserError as e:
-        raise UserError(f"--objective: {e}") from None
+    STATISTICS.given("--objective", name)
 
 
 def _weight(text: object, objective: str) -> float:
