@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
     method = tuning_flags.method(arms, objective.higher_is_better)
     for arm in arms.values():
         arm.check(seeds[0], task)
-    wanted = identity(arms, method, objective.name, seeds, task.fingerprint)
+    wanted = identity(arms, method, objective.name, seeds, task)
     runtime_name = first.spec({}, seeds[0]).config.runtime
     options = runtime_options(runtime_name)
     given, resume = path_flag("output_dir"), flags.FLAGS.resume

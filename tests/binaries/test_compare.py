@@ -186,6 +186,17 @@ def test_a_stopped_comparison_goes_on(call, folder, compared, monkeypatch):
     assert found == expected
 
 
+def test_a_signal_in_the_last_trial_costs_no_table(call, folder, monkeypatch):
+    """Nothing is left to be stopped, on a terminal and elsewhere."""
+    monkeypatch.setattr(
+        StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
+    )
+    short = ("--rounds=1", "--trials=1", "--algorithms=fed_avg", "--output_dir=runs")
+    outcome = call(compare, *TOY, *short)
+    assert outcome.status == 0, outcome
+    assert (folder / "runs" / "compare.json").exists()
+
+
 def test_flags_for_one_algorithm_only(call, folder):
     outcome = call(
         compare,

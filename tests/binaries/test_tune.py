@@ -255,6 +255,15 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_been(call, folder, searched, 
     assert _without_times(folder / "search") == _without_times(searched[0])
 
 
+def test_a_signal_in_the_last_trial_costs_no_table(call, folder, monkeypatch):
+    monkeypatch.setattr(
+        StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
+    )
+    outcome = call(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
+    assert outcome.status == 0, outcome
+    assert len(_rows(folder / "search")) == 1
+
+
 def _after_evaluations(count: int):
     asked = []
 

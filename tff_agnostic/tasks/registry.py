@@ -82,6 +82,11 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     return task
 
 
+def option_flags(task: str) -> dict[str, str]:
+    """Returns the names of a task's options by flag."""
+    return {option_flag(task, f): f.name for f in dataclasses.fields(TASKS[task].options)}
+
+
 def task_of_flags(flags: Mapping[str, Any], is_of_now: bool) -> tuple[str, dict[str, Any]]:
     """Returns the name of a run's task and all its options, from what config.json holds.
 

@@ -12,7 +12,9 @@ from tff_agnostic.program.specs.flags import run_spec_from_flags
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.program.tuning.arm import SearchedArm
 from tff_agnostic.program.tuning.flagfiles import flags_of_all, flags_of_one
+from tff_agnostic.program.tuning.folder import identity
 from tff_agnostic.program.tuning.space import parse_search, searchable
+from tff_agnostic.program.tuning.studies import Method
 from tff_agnostic.tasks.heldout import heldout_options
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import TaskContext
@@ -23,7 +25,14 @@ _SEARCH = (
     "server_optimizer=choice:sgd,momentum;server_momentum=0.1..0.9"
 )
 _ROWS = {"fair": {"algorithm": "q_ffl", "q": 3.0}, "agnostic_fed_avg": {}, "fed_avg": {}}
-_SHARED = {"rounds": 7, "batch_size": 5, "window": 12, "worst_min_examples": 3, "seed": 9}
+_SHARED = {
+    "rounds": 7,
+    "clients_per_round": 4,
+    "batch_size": 5,
+    "window": 12,
+    "worst_min_examples": 3,
+    "seed": 9,
+}
 
 
 def _arms(search: str = _SEARCH, **options: Any) -> dict[str, SearchedArm]:
@@ -122,6 +131,37 @@ def test_options_of_the_task_are_those_of_all_rows_or_of_none():
     assert text(0.25, 0.5, 0.25) is None
 
 
+def test_files_of_the_task_are_named_to_both_commands(tmp_path):
+    """A model and a vocabulary of the user's are options of the task as any other."""
+    model, store = tmp_path / "model.py", tmp_path / "store.sqlite"
+    settings = searchable("custom")
+    search = parse_search("client_learning_rate=0.1..1", settings, ["fed_avg", "q_ffl"])
+    arms = {
+        name: SearchedArm(
+            name,
+            name,
+            "custom",
+            {"algorithm": name},
+            {"rounds": 3},
+            heldout_options("custom", {"model": str(model)}),
+            data=store,
+            dimensions=search.shared,
+        )
+        for name in ("fed_avg", "q_ffl")
+    }
+    found = {name: arm.settings({"client_learning_rate": 0.25}, 0) for name, arm in arms.items()}
+    for name, arm in arms.items():
+        path = tmp_path / f"{name}.flags"
+        path.write_text(flags_of_one(arm, found[name], "The best."))
+        spec = _trained(path)
+        assert (spec.task_options["model"], spec.data) == (str(model), str(store))
+        assert spec.algorithm.client_learning_rate == 0.25
+    path = tmp_path / "compare.flags"
+    path.write_text(flags_of_all(arms, found, "The best of each.") or "")
+    assert {spec.task_options["model"] for spec in _compared(path).values()} == {str(model)}
+    assert path.read_text().count("--model=") == 1
+
+
 def test_the_first_trial_has_what_is_given_as_far_as_it_lies_in_the_search():
     arms = _arms()
     values, outside = arms["fair"].start(9)
@@ -147,6 +187,11 @@ def test_the_first_trial_has_what_is_given_as_far_as_it_lies_in_the_search():
         ("digits_concentration=0..1", "digits_concentration=0..1: fair: --digits_concentration"),
         ("digits_keep=choice:8:0.1,11:0.2", "digits_keep=choice:8:0.1,11:0.2: fair: --digits_keep"),
         ("server_optimizer=choice:sgd,sdg", "fair: --server_optimizer: unknown"),
+        # What only the algorithm, or only the sum, refuses.
+        (
+            "initial_domain_weights=choice:0.1,0.9|0.2,0.8;client_epochs=1..3",
+            "agnostic_fed_avg: --initial_domain_weights: expected 10 numbers",
+        ),
     ],
 )
 def test_ends_that_are_not_allowed_are_refused(search, found):
@@ -154,5 +199,34 @@ def test_ends_that_are_not_allowed_are_refused(search, found):
     options = dict(arms["fair"].task_options)
     task = load_task("digits", options, TaskContext(9))
     with pytest.raises(UserError) as e:
-        arms["fair"].check(9, task)
+        for arm in arms.values():
+            arm.check(9, task)
     assert str(e.value).startswith("--search: ") and found in str(e.value)
+
+
+def test_a_range_of_cohorts_that_a_secure_sum_refuses():
+    arm = _arms("clients_per_round=1..8")["fed_avg"]
+    task = load_task("digits", dict(arm.task_options), TaskContext(9))
+    arm.check(9, task)
+    secure = SearchedArm(**{**vars(arm), "shared": {**arm.shared, "aggregation": "secure"}})
+    with pytest.raises(UserError, match=r"--clients_per_round: expected at least --secure_min_cli"):
+        secure.check(9, task)
+
+
+def test_a_search_is_another_one_where_a_file_has_changed(tmp_path):
+    """By its name a model to start from is the same."""
+    file = tmp_path / "model.keras"
+    file.write_bytes(b"one")
+    arm = _arms()["fed_avg"]
+    arm = SearchedArm(**{**vars(arm), "shared": {**arm.shared, "initial_model": str(file)}})
+    task = load_task("digits", dict(arm.task_options), TaskContext(9))
+
+    def made() -> dict[str, Any]:
+        method = Method(True, seed=9, sampler="tpe", pruner="none", warm_up=1)
+        return identity({"fed_avg": arm}, method, "worst", (9,), task)
+
+    before = made()
+    assert made() == before
+    file.write_bytes(b"another")
+    after = made()
+    assert [key for key in before if before[key] != after[key]] == ["files"]

@@ -1,7 +1,9 @@
 """Trials that are taken once, whoever asks and however processes end."""
 
 import dataclasses
+from typing import Callable, Optional
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -12,11 +14,13 @@ from tff_agnostic.program.tuning.space import searchable
 from tff_agnostic.program.tuning.studies import (
     COUNTED,
     FILE,
+    NOTHING_NEW,
     SECONDS,
     Budget,
     Claim,
     Method,
     Studies,
+    finds_nothing_new,
 )
 
 _SETTINGS = searchable("digits")
@@ -104,6 +108,85 @@ def test_a_process_that_dies_leaves_its_trial_to_the_next(tmp_path):
     for name in _SPACES:
         states = [t.state for t in second.trials(name)]
         assert states == [TrialState.COMPLETE] * 2
+
+
+class _SlowToLook(Studies):
+    """While this process looks which trials are left, another one ends its own."""
+
+    meanwhile: Optional[Callable[[], None]] = None
+
+    def trials(self, name, states=None):
+        found = super().trials(name, states)
+        if states == (TrialState.RUNNING,) and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return found
+
+
+def test_a_trial_that_ends_while_another_process_looks_is_not_taken_again(tmp_path):
+    first, second = _studies(tmp_path), _SlowToLook(tmp_path, _METHOD)
+    spaces, budget = {"one": _DIMENSIONS}, Budget(2, None)
+    claim = first.taken(spaces, budget)
+    second.meanwhile = lambda: (_finish(first, claim), None)[1]
+    other = second.taken(spaces, budget)
+    assert second.meanwhile is None
+    assert (claim.trial.number, other.trial.number) == (0, 1)
+
+
+def test_what_is_given_is_tried_whatever_happened_before(tmp_path):
+    """A process died between the study and its first trial; then that trial failed."""
+    Studies(tmp_path, _METHOD)
+    storage = f"sqlite:///{tmp_path / FILE}"
+    optuna.create_study(storage=storage, study_name="one", direction="maximize")
+    spaces, budget = {"one": _DIMENSIONS}, Budget(3, None)
+    tried = []
+    for _ in range(2):
+        studies = _studies(tmp_path)
+        claim = studies.taken(spaces, budget)
+        tried.append(claim.trial.params)
+        studies.tell(claim, TrialState.FAIL)
+        claim.held.close()
+    assert tried == [_FIRST, _FIRST]
+    studies = _studies(tmp_path)
+    _finish(studies, studies.taken(spaces, budget))
+    # Once it is there, it is not added again.
+    other = _studies(tmp_path).taken(spaces, budget)
+    assert other.trial.params != _FIRST
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_death_between_two_draws_changes_no_value(tmp_path, sampler):
+    found = []
+    for name, parts in (("whole", [2]), ("parts", [1, 2])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for count in parts:
+            studies = Studies(folder, dataclasses.replace(_METHOD, sampler=sampler))
+            studies.add("one", {})
+            claim = studies.taken({"one": _DIMENSIONS[:count]}, Budget(1, None))
+            claim.held.close()
+        found.append(claim.trial.params)
+    assert found[0] == found[1] and len(found[0]) == 2
+
+
+def test_a_budget_of_time_ends_where_nothing_is_new(tmp_path):
+    """Of two choices there are two trainings, and time for a million."""
+    spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
+    studies = Studies(tmp_path, _METHOD)
+    studies.add("one", {})
+    seen: list = []
+    while (claim := studies.taken(spaces, Budget(None, 1e6))) is not None:
+        if claim.trial.params not in seen:
+            claim.trial.set_user_attr(SECONDS, 1.0)
+            seen.append(claim.trial.params)
+        studies.tell(claim, TrialState.COMPLETE, 1.0)
+        claim.held.close()
+    trials = studies.trials("one")
+    assert len(seen) == 2 and finds_nothing_new(trials)
+    assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
+    assert all(SECONDS not in trial.user_attrs for trial in trials[-NOTHING_NEW:])
+    # A count is met all the same.
+    assert Budget(len(trials) + 1, None).is_left(trials, 1)
 
 
 def test_a_trial_that_failed_is_replaced(tmp_path):

@@ -110,7 +110,7 @@ def run_trials(
     has_run = False
     load_task = LoadedTasks()
     comparison = Comparison((), {}, trials, labels or {})
-    count = sum(map(len, specs.values()))
+    count, done = sum(map(len, specs.values())), 0
     with tqdm(total=count, disable=not (show_progress and is_shown()), unit="trial") as bar:
         for row, row_specs in specs.items():
             folders, fewest = [], []
@@ -140,7 +140,9 @@ def run_trials(
                     worst_min_examples=max(comparison.worst_min_examples, fewest[-1]),
                 )
                 bar.update()
-                if bar.n < bar.total:
+                # A bar that is not shown counts nothing.
+                done += 1
+                if done < count:
                     stop.check(f"trial {k + 1} of {row}")
                 if not (is_complete or has_run):
                     has_run = True

@@ -37,8 +37,8 @@ from tff_agnostic.program.specs.setting_paths import (
 )
 from tff_agnostic.program.specs.settings_of_runs import without_effect
 from tff_agnostic.settings import Settings, check_effective, flag_of
-from tff_agnostic.tasks.registry import TASKS, load_task, task_of_flags
-from tff_agnostic.tasks.task import Task, TaskContext, option_flag
+from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
+from tff_agnostic.tasks.task import Task, TaskContext
 
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
 FORMAT = 6
@@ -77,10 +77,7 @@ class RunSpec:
 
     def flags(self) -> dict[str, Any]:
         """Returns every flag and its value; what config.json holds."""
-        options = {
-            option_flag(self.task, field): self.task_options[field.name]
-            for field in dataclasses.fields(TASKS[self.task].options)
-        }
+        options = {f: self.task_options[name] for f, name in option_flags(self.task).items()}
         flags = {"task": self.task, "data_dir": self.data_dir, "data": self.data, **options}
         for name, value in self.settings().items():
             flags[name] = list(value) if isinstance(value, tuple) else value

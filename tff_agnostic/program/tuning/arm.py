@@ -9,15 +9,18 @@ from typing import Any, Optional
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.specs.enough_clients import (
+    check_clients_per_round,
+    check_sizes_by_chance,
+)
+from tff_agnostic.program.specs.run_algorithm import build_algorithm
 from tff_agnostic.program.specs.run_spec import RunSpec, check_given, resolve
 from tff_agnostic.program.tuning.dimension import Dimension
 from tff_agnostic.program.tuning.space import task_settings
 from tff_agnostic.settings import check_values
 from tff_agnostic.tasks.heldout import what_decides_the_split
-from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.registry import TASKS, option_flags
 from tff_agnostic.tasks.task import Task, option_flag
-
-_COHORT = "clients_per_round"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,23 +90,29 @@ class SearchedArm:
         return {name: value for name, value in values.items() if value is not None}, outside
 
     def check(self, seed: int, task: Task) -> None:
-        """Checks that both ends of every range, and every choice, are allowed.
+        """Checks that both ends of every range, and every choice, make a run.
+
+        The other dimensions have what is given without the search, or their first values where that
+        is outside.
 
         Args:
             seed: Of the runs.
-            task: The task, loaded.
+            task: The task, loaded with what is given.
 
         Raises:
-            UserError: If one is not.
+            UserError: If one does not.
         """
+        given, _ = self.start(seed)
+        options = self.spec({}, seed).task_options
+        usual = {
+            flag: of.value(given[flag]) if flag in given else of.extremes()[0]
+            for flag, of in self.dimensions.items()
+        }
         for flag, of in self.dimensions.items():
             for value in of.extremes():
                 try:
-                    spec = self._resolved({flag: value}, seed)
-                    if flag in task_settings(self.task):
-                        _check_options(spec)
-                    if flag == _COHORT:
-                        check_cohort_size(len(task.train.client_ids), value)
+                    spec = self._resolved({**usual, flag: value}, seed)
+                    check_run(spec, task if spec.task_options == options else _loaded(spec))
                 except UserError as e:
                     raise UserError(f"--search: {flag}={of.text}: {self.name}: {e}") from None
 
@@ -119,9 +128,9 @@ class SearchedArm:
         spec = self.spec(sampled, seed)
         flags, fixed = spec.flags(), what_decides_the_split(self.task)
         options = {
-            option_flag(self.task, field)
-            for field in dataclasses.fields(TASKS[self.task].options)
-            if field.name in self.task_options and field.name not in fixed
+            flag
+            for flag, name in option_flags(self.task).items()
+            if name in self.task_options and name not in fixed
         }
         wanted = [*self.shared, *self.given, *sorted(options), *self.dimensions]
         kept = [name for name in dict.fromkeys(wanted) if name not in ("algorithm", "seed")]
@@ -144,15 +153,32 @@ class SearchedArm:
         )
 
 
-def _check_options(spec: RunSpec) -> None:
-    """Checks a task's options as far as their ranges say, and by loading it."""
+def check_run(spec: RunSpec, task: Task) -> None:
+    """Checks what a run would refuse before its first round.
+
+    Args:
+        spec: The run.
+        task: Its task, loaded.
+
+    Raises:
+        UserError: If its settings do not fit the task, or one another.
+    """
+    check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
+    aggregation = spec.build_aggregation()
+    check_clients_per_round(spec.config, aggregation)
+    check_sizes_by_chance(spec.config, aggregation)
+    build_algorithm(spec, task)
+
+
+def _loaded(spec: RunSpec) -> Task:
+    """Returns the task, after its options were checked as far as their ranges say."""
     options = TASKS[spec.task].options(**spec.task_options)
     check_values(options, functools.partial(option_flag, spec.task))
-    spec.load_task()
+    return spec.load_task()
 
 
 def _has_effect(spec: RunSpec, flag: str, arm: SearchedArm) -> bool:
-    if flag in task_settings(arm.task):
+    if flag in option_flags(arm.task):
         return True
     try:
         check_given(spec, {flag: None})

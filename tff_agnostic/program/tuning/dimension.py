@@ -35,9 +35,14 @@ class Dimension:
     text: str
     distribution: Distribution
 
+    @property
+    def flag(self) -> str:
+        """The flag of the setting."""
+        return self.setting.flag
+
     def draw(self, trial: Trial) -> None:
         """Draws a value for a trial, unless it has one."""
-        name, of = self.setting.flag, self.distribution
+        name, of = self.flag, self.distribution
         if isinstance(of, CategoricalDistribution):
             trial.suggest_categorical(name, of.choices)
         elif isinstance(of, IntDistribution):

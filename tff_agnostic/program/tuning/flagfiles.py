@@ -5,8 +5,9 @@ from typing import Any, Optional
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.program.specs.arms import OF_ALL_ROWS
+from tff_agnostic.program.specs.run_command import flag_text
 from tff_agnostic.program.tuning.arm import SearchedArm
-from tff_agnostic.program.tuning.space import task_settings
+from tff_agnostic.tasks.registry import option_flags
 
 # The settings of each algorithm by flag, by its name.
 Settings = Mapping[str, Mapping[str, Any]]
@@ -39,7 +40,7 @@ def flags_of_all(arms: Mapping[str, SearchedArm], settings: Settings, remark: st
     first = next(iter(arms.values()))
     own_of_any = {f for arm in arms.values() for f in (*arm.given, *arm.dimensions)}
     shared = set(first.shared) - own_of_any
-    of_all = {*task_settings(first.task), *OF_ALL_ROWS, *shared}
+    of_all = {*option_flags(first.task), *OF_ALL_ROWS, *shared}
     common: dict[str, Any] = {}
     for of in settings.values():
         for flag, value in of.items():
@@ -48,7 +49,7 @@ def flags_of_all(arms: Mapping[str, SearchedArm], settings: Settings, remark: st
     rows = []
     for name, arm in arms.items():
         label = "" if name == algorithm_label(arm.file_or_name) else f"{name}="
-        own = [f"{f}={_text(v)}" for f, v in settings[name].items() if f not in of_all]
+        own = [f"{f}={flag_text(v)}" for f, v in settings[name].items() if f not in of_all]
         rows.append(f"{label}{arm.file_or_name}{':' * bool(own)}{','.join(own)}")
     return _file(remark, {**_of_task(first), **common, "arms": ";".join(rows)})
 
@@ -61,13 +62,5 @@ def _of_task(arm: SearchedArm) -> dict[str, Any]:
 
 
 def _file(remark: str, flags: Mapping[str, Any]) -> str:
-    lines = [f"--{flag}={_text(value)}" for flag, value in flags.items() if value is not None]
+    lines = [f"--{flag}={flag_text(value)}" for flag, value in flags.items() if value is not None]
     return "\n".join([f"# {remark}", *lines, ""])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (tuple, list)):
-        return ",".join(map(_text, value))
-    return str(value)

@@ -15,6 +15,7 @@ from tff_agnostic.files import (
 )
 from tff_agnostic.program.tuning.arm import SearchedArm
 from tff_agnostic.program.tuning.studies import Method
+from tff_agnostic.tasks.task import Task
 
 _FORMAT = 1
 # By this file the folder of a search is known.
@@ -26,7 +27,7 @@ def identity(
     method: Method,
     objective: str,
     seeds: tuple[int, ...],
-    fingerprint: Mapping[str, str],
+    task: Task,
 ) -> dict[str, Any]:
     """Returns what makes a search this one; its budget may change.
 
@@ -35,9 +36,15 @@ def identity(
         method: How trials are drawn and judged.
         objective: Name of the objective.
         seeds: Of the runs of each trial.
-        fingerprint: What the task depends on beside its options.
+        task: The task, loaded; the algorithms were built for it.
     """
     first = next(iter(arms.values()))
+    specs = {name: arm.spec({}, seeds[0]) for name, arm in arms.items()}
+    # A user's algorithm, or a model to start from, may be another one by the same name.
+    files = {
+        name: {k: v for k, v in spec.fingerprint(task).items() if k not in task.fingerprint}
+        for name, spec in specs.items()
+    }
     return {
         "format": _FORMAT,
         "task": first.task,
@@ -46,12 +53,13 @@ def identity(
         "sampler": method.sampler,
         "pruner": method.pruner,
         "prune_after": method.warm_up,
-        "fingerprint": dict(fingerprint),
+        "fingerprint": dict(task.fingerprint),
+        "files": files,
         "search": {
             name: {flag: of.text for flag, of in arm.dimensions.items()}
             for name, arm in arms.items()
         },
-        "settings": {name: arm.spec({}, seeds[0]).flags() for name, arm in arms.items()},
+        "settings": {name: spec.flags() for name, spec in specs.items()},
     }
 
 

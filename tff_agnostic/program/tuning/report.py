@@ -6,7 +6,7 @@ from typing import Any, Optional
 from optuna.trial import FrozenTrial
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import make_folder, write_json, write_text
+from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
 from tff_agnostic.program.reporting.image import save
 from tff_agnostic.program.tuning.figures import importance_figure, slices
 from tff_agnostic.program.tuning.flagfiles import flags_of_all, flags_of_one
@@ -30,6 +30,12 @@ def report(search: Search, split: str, command: str) -> None:
     Raises:
         UserError: If no trial of an algorithm was complete; the rest is written all the same.
     """
+    # What one process writes is of the same trials, and not replaced by what another saw before.
+    with folder_lock(search.folder, wait=True):
+        _report(search, split, command)
+
+
+def _report(search: Search, split: str, command: str) -> None:
     objective, path = search.runner.objective, search.folder
     trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
     shares = {name: importances(search.studies.study(name)) for name in search.arms}
@@ -102,6 +108,9 @@ def _write_flags(
         file = path / name / BEST_FLAGS
         write_text(file, flags_of_one(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
         print(f"{name}: {which}: ./run train --flagfile={file}")
+    # One of other trials is worse than none.
+    with write_errors(path):
+        (path / COMPARE_FLAGS).unlink(missing_ok=True)
     if len(search.arms) == 1 or len(found) < len(search.arms):
         return
     remark = f"The best of each by {objective.name} on the {split} clients."

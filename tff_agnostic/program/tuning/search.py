@@ -13,12 +13,15 @@ from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.tuning.arm import SearchedArm
 from tff_agnostic.program.tuning.objective import Objective
 from tff_agnostic.program.tuning.studies import (
+    COUNTED,
     ENDED,
     FINISHED,
+    NOTHING_NEW,
     SAME_AS,
     Budget,
     Claim,
     Studies,
+    finds_nothing_new,
 )
 from tff_agnostic.program.tuning.trial_run import Outcome, TrialRunner
 
@@ -60,7 +63,10 @@ class Search:
                     self._run_one(claim, stop)
                 tqdm.write(self._line(claim))
                 self._show_count(bar)
-                stop.check(f"trial {claim.trial.number} of {claim.name}")
+                if self.studies.with_budget(spaces, self.budget):
+                    stop.check(f"trial {claim.trial.number} of {claim.name}")
+        if self.budget.seconds is not None:
+            self._say_where_nothing_is_new()
 
     def begin(self, seed: int) -> None:
         """Adds what is not there yet: the studies, with what is given as the first trial of each.
@@ -106,6 +112,14 @@ class Search:
             f"{claim.name}, trial {trial.number} ({shown_values(trial.params)}): "
             f"{described(trial, objective)}{known}"
         )
+
+    def _say_where_nothing_is_new(self) -> None:
+        for name in self.arms:
+            if finds_nothing_new(self.studies.trials(name, COUNTED)):
+                print(
+                    f"note: {name}: the last {NOTHING_NEW} trials had values of earlier ones, or "
+                    "were refused: there is nothing new to train, whatever --hours says"
+                )
 
     def _show_count(self, bar: tqdm) -> None:
         # Other processes' trials too.

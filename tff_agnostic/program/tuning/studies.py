@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -31,6 +31,8 @@ SECONDS, ENDED, SAME_AS = "seconds", "ended", "same as"
 # Trials that took a part of the budget; one that failed is replaced.
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+# So many draws in a row of what has been tried, or is refused, end a search without a count.
+NOTHING_NEW = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +76,23 @@ class Studies:
             self._storage = RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
 
     def add(self, name: str, first: Mapping[str, Any]) -> None:
-        """Adds the study of an algorithm unless it is there.
+        """Adds what is not there of an algorithm: its study, and its first trial.
+
+        A first trial that failed is tried again.
 
         Args:
             name: What the algorithm is called.
             first: Values of its first trial, by flag; others are drawn.
         """
         with folder_lock(self._folder, wait=True), self.errors():
-            if name in optuna.get_all_study_names(self._storage):
-                return
-            direction = "maximize" if self._method.higher_is_better else "minimize"
-            study = optuna.create_study(storage=self._storage, study_name=name, direction=direction)
-            if first:
+            study = optuna.create_study(
+                storage=self._storage,
+                study_name=name,
+                direction="maximize" if self._method.higher_is_better else "minimize",
+                load_if_exists=True,
+            )
+            trials = study.get_trials(deepcopy=False, states=(*COUNTED, TrialState.WAITING))
+            if first and not any(_given_values(trial) for trial in trials):
                 study.enqueue_trial(dict(first))
 
     def trials(self, name: str, states: Optional[Sequence[TrialState]] = None) -> list[FrozenTrial]:
@@ -120,12 +127,16 @@ class Studies:
                     claim = self._claimed(name, spaces[name], trial.number)
                     if claim is not None:
                         return claim
-            counted = {name: self.trials(name, COUNTED) for name in spaces}
-            open_ = [name for name in spaces if budget.is_left(counted[name], len(spaces))]
+            open_ = self.with_budget(spaces, budget)
             if not open_:
                 return None
-            name = min(open_, key=lambda name: budget.used(counted[name]))
+            name = min(open_, key=lambda name: budget.used(self.trials(name, COUNTED)))
             return self._claimed(name, spaces[name], self.study(name).ask().number)
+
+    def with_budget(self, names: Collection[str], budget: "Budget") -> list[str]:
+        """Returns which algorithms may have another trial."""
+        counted = {name: self.trials(name, COUNTED) for name in names}
+        return [name for name in names if budget.is_left(counted[name], len(names))]
 
     def tell(self, claim: "Claim", state: TrialState, value: Optional[float] = None) -> None:
         """Ends a trial; of one that was pruned the last value it reported stays."""
@@ -161,19 +172,35 @@ class Studies:
             pruner=PRUNERS[method.pruner](method.warm_up),
         )
         # Optuna's cache knows the trials that it has read.
-        study.get_trials(deepcopy=False)
+        found = study.get_trials(deepcopy=False)[number]
+        if found.state is not TrialState.RUNNING:
+            # Another process has ended it since it was looked up.
+            held.close()
+            return None
         study_id = self._storage.get_study_id_from_name(name)
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
         trial = Trial(study, trial_id)
         # Also of one whose process died before it had all its values.
         for of in dimensions:
+            if of.flag in found.params and of.flag not in _given_values(found):
+                # Draws what it drew before, for nothing: the next one draws what it would have.
+                study.sampler.sample_independent(study, found, of.flag, of.distribution)
             of.draw(trial)
         return Claim(name, folder, study, trial, held)
+
+
+def _given_values(trial: FrozenTrial) -> Mapping[str, Any]:
+    """Returns the values of a trial that were not drawn, by flag; none of most trials."""
+    values: Mapping[str, Any] = trial.system_attrs.get("fixed_params", {})
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
     """What each algorithm may have.
+
+    Time is not used by trials that do not train: an algorithm that finds nothing new to train, in
+    so many trials as `NOTHING_NEW` in a row, has no more of them.
 
     Attributes:
         trials: How many trials; any number if None.
@@ -187,7 +214,11 @@ class Budget:
         """Returns whether an algorithm with these trials may have another one."""
         if self.trials is not None and len(counted) >= self.trials:
             return False
-        return self.seconds is None or seconds_of(counted) < self.seconds / num_algorithms
+        if self.seconds is None:
+            return True
+        return seconds_of(counted) < self.seconds / num_algorithms and not finds_nothing_new(
+            counted
+        )
 
     def used(self, counted: Sequence[FrozenTrial]) -> float:
         """Returns what an algorithm has had, to be compared with the others'."""
@@ -216,6 +247,17 @@ class Claim:
         """Returns the values that the trial has reported, by step; also before it was taken."""
         trials = self.study.get_trials(deepcopy=False)
         return dict(trials[self.trial.number].intermediate_values)
+
+
+def finds_nothing_new(counted: Sequence[FrozenTrial]) -> bool:
+    """Returns whether the last trials did not train: others had their values, or they are refused.
+
+    So it is where a search has as few settings as there are values of a choice.
+    """
+    last = counted[-NOTHING_NEW:]
+    return len(last) == NOTHING_NEW and all(
+        trial.state in FINISHED and SECONDS not in trial.user_attrs for trial in last
+    )
 
 
 def trial_folder(folder: Path, name: str, number: int) -> Path:

@@ -14,7 +14,7 @@ from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
-from tff_agnostic.program.tuning.arm import SearchedArm
+from tff_agnostic.program.tuning.arm import SearchedArm, check_run
 from tff_agnostic.program.tuning.objective import Objective
 from tff_agnostic.program.tuning.studies import ENDED, FINISHED, SAME_AS, SECONDS, Claim
 from tff_agnostic.runtimes.runtime import Runtime
@@ -65,6 +65,7 @@ class TrialRunner:
             return _taken_over(claim, same)
         try:
             specs = [arm.spec(claim.trial.params, seed) for seed in self.seeds]
+            check_run(specs[0], self.load_task(specs[0]))
         except UserError as e:
             # Each value is allowed by itself, as was checked before: these do not go together.
             return Outcome(TrialState.PRUNED, text=f"refused: {e}")
