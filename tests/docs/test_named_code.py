@@ -20,7 +20,7 @@ _STEP = re.compile(r"`(\w+)`: `(\w+)`")
 _FILE = re.compile(
     r"`((?:benchmarks|binaries|configs|plan_runner|tests|tff_agnostic|tools)/[\w/.]*)`"
 )
-_OF_ALGORITHM = re.compile(r"^ *\w+: \d+ lines in .*\n(?: +\w+\/.*\n)+", re.MULTILINE)
+_OF_ALGORITHM = re.compile(r"^ *\w+: \d+ lines in .*\n(?: +\w+/.*\n)+", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", ["researchers", "tails"])
