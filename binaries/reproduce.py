@@ -28,7 +28,11 @@ from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
 from tff_agnostic.program.cli import resume_command, run_app
 from tff_agnostic.program.comparing.comparison import Comparison, run_trials
-from tff_agnostic.program.comparing.comparison_folder import check_folder, check_trials
+from tff_agnostic.program.comparing.comparison_folder import (
+    check_folder,
+    check_trials,
+    trial_folder,
+)
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.output_folder import output_folder
 from tff_agnostic.program.reporting.image import save
@@ -188,7 +192,7 @@ def report(
     write_json(targets[0].with_name("compare.json"), comparison.to_json())
     record = pages.Record(
         command=shlex.join(["./run", "reproduce", *sys.argv[1:]]),
-        data=data_lines(store),
+        data=data_lines(store, trial_folder(targets[0].parent, next(iter(specs)), 0)),
         trials=len(next(iter(specs.values()))),
         scale=flags.FLAGS.scale,
         seconds=seconds,

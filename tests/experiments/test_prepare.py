@@ -1,6 +1,7 @@
 """Where the data of an experiment come from."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -9,6 +10,7 @@ from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.prepare import STORE_NAME, data_lines, prepare, store_path
 from tff_agnostic.experiments.registry import EXPERIMENTS
+from tff_agnostic.program.specs.run_folder import RunFolder
 
 _RAW = EXPERIMENTS["two_domain_lm"]
 _OWN = EXPERIMENTS["adult"]
@@ -96,6 +98,38 @@ def test_the_data_are_told_by_split(tmp_path):
     ]
     path = tff_store(tmp_path / "tff.sqlite", [("train", k, {"tokens": "x"}) for k in "ab"])
     assert data_lines(path) == ["train: 2 clients."]
+
+
+def test_what_a_trial_takes_of_a_split_is_told(tmp_path):
+    path = text_store(tmp_path / "s.sqlite")
+    trial = RunFolder(tmp_path / "trial")
+    trial.path.mkdir()
+
+    def data(train: int, evaluated: int) -> dict:
+        domains = {
+            "question": {"clients": 1, "examples": 1},
+            "answer": {"clients": 0, "examples": 0},
+        }
+        return {
+            "train": {"clients": train, "domains": domains},
+            "evaluated": {"clients": evaluated, "domains": None},
+        }
+
+    def told(result: dict) -> list[str]:
+        trial.result.write_text(json.dumps(result))
+        of_store = data_lines(path)
+        lines = data_lines(path, trial)
+        assert lines[: len(of_store)] == of_store
+        return lines[len(of_store) :]
+
+    # Its splits have one, one and two clients.
+    assert told({"about": {"data": data(2, 1)}}) == []
+    assert told({"about": {"data": data(3, 4)}}) == [
+        "of these the first trial trains on 3 clients; examples: 1 of question, 0 of answer.",
+        "of these the first trial is tested on 4 clients.",
+    ]
+    # Of a release that did not say it.
+    assert told({}) == []
 
 
 def test_an_import_is_that_of_the_experiment(tmp_path):

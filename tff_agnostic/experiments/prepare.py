@@ -1,7 +1,8 @@
 """The data of an experiment: a client store, made of raw files where there is none yet."""
 
 import dataclasses
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -9,15 +10,18 @@ from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.experiments.experiment import PREDICTORS_NAME, Experiment, UnigramPredictors
-from tff_agnostic.files import make_folder
+from tff_agnostic.files import make_folder, read_json
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.records.reading import ReadLog
 from tff_agnostic.program.ensembles.counting import unigram_predictors
 from tff_agnostic.program.ensembles.predictor_files import write_predictors
+from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
 
 STORE_NAME = "clients.sqlite"
+# What a run does with each part of its data, as result.json has them.
+_DOES = types.MappingProxyType({"train": "trains on", "evaluated": "is tested on"})
 
 
 def store_path(
@@ -89,21 +93,40 @@ def prepare_predictors(
     print(f"{len(predictors.names)} base predictors by {recipe.group_by}: {path}")
 
 
-def data_lines(path: Optional[Path]) -> Sequence[str]:
-    """Returns a line for each split of a store: clients, and examples by domain."""
+def data_lines(path: Optional[Path], trial: Optional[RunFolder] = None) -> Sequence[str]:
+    """Returns a line for each split of a store: clients, and examples by domain.
+
+    Where the task does not take the clients of a whole split, there is a line for what it takes.
+
+    Args:
+        path: The store; None if the task reads none.
+        trial: A run on it that is complete: the first one.
+    """
     if path is None:
         return []
     store = Store(path)
-    lines = []
+    lines, sizes = [], set()
     for split in store.splits():
-        counts = store.domain_counts(split)
-        if counts is None:
-            lines.append(f"{split}: {len(store.client_ids(split))} clients.")
-            continue
-        by_domain = {
-            domain: sum(client.get(domain, 0) for client in counts.values())
-            for domain in store.description.domains
-        }
-        text = ", ".join(f"{n} of {domain}" for domain, n in by_domain.items())
-        lines.append(f"{split}: {len(counts)} clients; examples: {text}.")
+        num_clients, counts = len(store.client_ids(split)), store.domain_counts(split)
+        by_domain = None
+        if counts is not None:
+            by_domain = {
+                domain: sum(client.get(domain, 0) for client in counts.values())
+                for domain in store.description.domains
+            }
+        sizes.add(num_clients)
+        lines.append(f"{split}: {_counted(num_clients, by_domain)}")
+    about = {} if trial is None else read_json(trial.result).get("about", {})
+    for part, taken in about.get("data", {}).items():
+        if taken["clients"] not in sizes:
+            by_domain = {name: n["examples"] for name, n in (taken["domains"] or {}).items()}
+            text = _counted(taken["clients"], by_domain)
+            lines.append(f"of these the first trial {_DOES[part]} {text}")
     return lines
+
+
+def _counted(num_clients: int, by_domain: Optional[Mapping[str, int]]) -> str:
+    examples = ", ".join(f"{n} of {domain}" for domain, n in (by_domain or {}).items())
+    return (
+        f"{num_clients} clients; examples: {examples}." if examples else f"{num_clients} clients."
+    )

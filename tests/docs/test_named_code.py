@@ -1,0 +1,54 @@
+"""The code that pages name beside the lines of papers is there, and so are the files they name."""
+
+import pydoc
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("**/*.md")])
+# Where the pages say that the parts lie.
+_PACKAGES = ("tff_agnostic.computations", "tff_agnostic")
+_TABLE = re.compile(r"^\|.*\| in the code \|\n\|[-|]*\n((?:\|.*\n)+)", re.MULTILINE)
+_OBJECT = re.compile(r"`(\w+(?:\.\w+)+)`")
+# A function within the one that builds an algorithm.
+_STEP = re.compile(r"`(\w+)`: `(\w+)`")
+_FILE = re.compile(
+    r"`((?:benchmarks|binaries|configs|plan_runner|tests|tff_agnostic|tools)/[\w/.]*)`"
+)
+_OF_ALGORITHM = re.compile(r"^ *\w+: \d+ lines in .*\n(?: +\w+/.*\n)+", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["researchers", "tails"])
+def test_what_researchers_are_shown_is_in_the_code(page: str) -> None:
+    (table,) = _TABLE.findall((DOCS / f"{page}.md").read_text())
+    for row in table.splitlines():
+        objects, steps = _OBJECT.findall(row), _STEP.findall(row)
+        assert objects or steps, row
+        for name in objects:
+            assert any(pydoc.locate(f"{package}.{name}") for package in _PACKAGES), name
+        for algorithm, step in steps:
+            code = (ROOT / "tff_agnostic" / "algorithms" / f"{algorithm}.py").read_text()
+            assert f"    def {step}(" in code, row
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    for name in _FILE.findall(page.read_text()):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_what_is_said_of_algorithms_files_is_what_the_tool_prints() -> None:
+    tool = [str(ROOT / "tools" / "algorithm_files")]
+    printed = subprocess.run(
+        tool, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    ).stdout
+    expected = [textwrap.indent(block, "    ") for block in _OF_ALGORITHM.findall(printed)]
+    shown = _OF_ALGORITHM.findall((DOCS / "extending.md").read_text())
+    assert len(shown) == 3
+    for block in shown:
+        assert block in expected, f"expected one of\n{''.join(expected)}"
