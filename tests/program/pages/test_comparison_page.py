@@ -39,21 +39,21 @@ def without_pictures(monkeypatch):
 def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Path:
     """Makes the folder of a comparison; `rows` are changes of each row's results."""
     claim(folder, rows, {"fed_avg": "FedAvg (uniform)"})
+    overall: dict = {}
     for i, (row, changes) in enumerate(rows.items()):
+        overall[row] = {measure: {"trials": []} for measure in MEASURES}
         for k in range(trials):
             content = result(domains, seed=10 * i + k, algorithm=row, **changes)
             content["seed"] = k
             columns = {f"test/worst {m}": [1.0] * 20 for m in MEASURES}
             write_run(trial_folder(folder, row, k).path, content, columns, algorithm=row)
-    # As `compare` writes it.
-    write_json(folder / "compare.json", {row: {"(overall)": _empty(trials)} for row in rows})
+            for measure in MEASURES:
+                overall[row][measure]["trials"].append(content["overall"][measure])
+    # As `compare` writes it: what makes it known for one is enough to work out the rest.
+    write_json(folder / "compare.json", {row: {"(overall)": of} for row, of in overall.items()})
     record = read_comparison(folder)
     write_json(folder / "compare.json", record.comparison.to_json())
     return folder
-
-
-def _empty(trials):
-    return {measure: {"trials": [0.0] * trials} for measure in MEASURES}
 
 
 def _page(folder: Path) -> Reader:
@@ -141,6 +141,22 @@ def test_what_is_no_comparison_is_one_line(tmp_path):
         write_json(tmp_path / "compare.json", content)
         with pytest.raises(UserError, match=r"compare.json: expected rows of trials, found"):
             read_comparison(tmp_path)
-    write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": _empty(1)}})
+    of_one = {measure: {"trials": [0.0]} for measure in MEASURES}
+    write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": of_one}})
     with pytest.raises(UserError, match=r"trial_00/result.json: expected the result of a complete"):
         read_comparison(tmp_path)
+
+
+def test_a_comparison_whose_trials_go_on_is_one_line(tmp_path):
+    folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
+    trial = trial_folder(folder, "q_ffl", 1)
+    # Killed in the middle of a longer trial, and after it.
+    config = json.loads(trial.config.read_text())
+    write_json(trial.config, {**config, "rounds": 30})
+    message = r"q_ffl/trial_01/result.json: expected .* run of 30 rounds, .* found that of 20"
+    with pytest.raises(UserError, match=message):
+        read_comparison(folder)
+    longer = result(("a", "b", "c"), seed=77, algorithm="q_ffl", rounds=30)
+    write_run(trial.path, longer, {f"test/worst {m}": [1.0] * 30 for m in MEASURES})
+    with pytest.raises(UserError, match=r"compare.json: expected the results of the trials of q_f"):
+        read_comparison(folder)

@@ -120,7 +120,8 @@ def read_run(
         where: See `RunRecord`.
 
     Raises:
-        UserError: If a file is missing or damaged, or nobody says what is measured.
+        UserError: If a file is missing or damaged, the run goes on after that result, or nobody
+            says what is measured.
     """
     path = folder / RESULT
     if not path.is_file():
@@ -138,10 +139,18 @@ def read_run(
         known = False
     if not known:
         raise UserError(f"{path}: expected the result of a run, found something else")
+    config = read_json(folder / "config.json")
+    if result["rounds"] != config.get("rounds"):
+        # Settings and columns would be of one run, and the numbers of a shorter one.
+        raise UserError(
+            f"{path}: expected the result of a complete run of {config.get('rounds')} rounds, as "
+            f"config.json says, found that of {result['rounds']}: let it go on to its end "
+            "(--resume) first"
+        )
     fingerprint = folder / "fingerprint.json"
     return RunRecord(
         result,
-        read_json(folder / "config.json"),
+        config,
         read_json(fingerprint) if fingerprint.exists() else {},
         read_history(folder / "metrics.csv"),
         facts,
