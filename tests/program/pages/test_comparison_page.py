@@ -135,6 +135,30 @@ def test_rows_that_the_server_saw_alike_are_told_once(tmp_path):
     assert text.count("Differential privacy of training") == 1
 
 
+def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
+    folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
+    own = {
+        "fed_avg": {"initial_model": None, "format": 4},
+        "q_ffl": {
+            "initial_model": "/home/me/secret/model.keras",
+            "base_predictors": ["/mnt/a/one", "/mnt/b/two"],
+            "client_percentiles": [50.0, 90.0],
+            "private_evaluation": True,
+        },
+    }
+    for row, settings in own.items():
+        for k in range(2):
+            config = trial_folder(folder, row, k).config
+            write_json(config, {**json.loads(config.read_text()), **settings})
+    text = _page(folder).text
+    assert "--initial_model=not given" in text
+    assert (
+        "--initial_model=model.keras, --base_predictors=one,two, --client_percentiles=50.0,90.0, "
+        "--private_evaluation=true"
+    ) in text
+    assert "secret" not in text and "/mnt" not in text and "--format" not in text
+
+
 def test_what_is_no_comparison_is_one_line(tmp_path):
     claim(tmp_path, ["fed_avg"])
     for content in ({}, {"fed_avg": {}}, {"fed_avg": 3}):
