@@ -159,6 +159,15 @@ def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
     assert "secret" not in text and "/mnt" not in text and "--format" not in text
 
 
+@pytest.mark.parametrize("private", [None, "fed_avg", "q_ffl"])
+def test_noise_of_any_row_is_told(tmp_path, private):
+    rows = {row: {"privacy": PRIVACY} if row == private else {} for row in ("fed_avg", "q_ffl")}
+    text = _page(_compared(tmp_path, rows)).text
+    is_private = private is not None
+    assert ("give equal numbers, but for the noise and the cohorts" in text) == is_private
+    assert ("These counts are exact: no epsilon covers them." in text) == is_private
+
+
 def test_what_is_no_comparison_is_one_line(tmp_path):
     claim(tmp_path, ["fed_avg"])
     for content in ({}, {"fed_avg": {}}, {"fed_avg": 3}):

@@ -218,7 +218,7 @@ def _clipped(run: RunRecord) -> Iterator[Line]:
 
 def _privacy(run: RunRecord) -> Iterator[Line]:
     private = run.source.below("privacy")
-    if not run.result.get("privacy"):
+    if not run.is_private:
         return
     epsilon = private.number("epsilon")
     if epsilon.value is None:

@@ -57,7 +57,7 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
             _caveats(record),
             Section("rows", "What was compared", [_rows(record)]),
             use_section(comparison.domain_names),
-            data_section(first),
+            data_section(first, record.is_private),
             Section("measures", "What was measured", [measure_facts(first)]),
             Section("domains", "Results by domain", by_domain(record)),
             price_section(record),
@@ -68,7 +68,7 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
                 "again",
                 "How to make it again",
                 [
-                    *command_blocks(command, bool(first.result.get("privacy"))),
+                    *command_blocks(command, record.is_private),
                     *versions_blocks(first),
                 ],
             ),

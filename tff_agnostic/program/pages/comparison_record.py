@@ -38,6 +38,11 @@ class ComparisonRecord:
         return Source(COMPARE, self.content)
 
     @property
+    def is_private(self) -> bool:
+        """Whether any of the trials was trained with differential privacy."""
+        return any(run.is_private for runs in self.runs.values() for run in runs)
+
+    @property
     def first(self) -> RunRecord:
         """The first trial of the first row."""
         return next(iter(self.runs.values()))[0]

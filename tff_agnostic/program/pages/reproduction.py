@@ -18,7 +18,7 @@ def reproduction_section(run: RunRecord, command: Optional[Sequence[str]]) -> Se
     execution: dict[str, Any] = run.config.get("execution") or {}
     settings = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
     blocks = [
-        *command_blocks(command, bool(run.result.get("privacy"))),
+        *command_blocks(command, run.is_private),
         *_facts("Digests of what it was made of:", run.fingerprint),
         *versions_blocks(run),
         *_facts("All settings (config.json):", {f"--{n}": v for n, v in settings.items()}),

@@ -72,6 +72,11 @@ class RunRecord:
         return self.source.below(ABOUT)
 
     @property
+    def is_private(self) -> bool:
+        """Whether it was trained with differential privacy."""
+        return bool(self.result.get("privacy"))
+
+    @property
     def split(self) -> str:
         """Whose clients were evaluated."""
         return str(self.result.get("split", _SPLIT))
