@@ -201,6 +201,31 @@ def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
+def test_kill_9_between_the_fingerprint_and_the_config_is_no_matter(tmp_path):
+    folder = RunFolder(tmp_path)
+    for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):
+        folder.fingerprint.write_text('{"data": "0123456789abcdef", "vocabulary": "77"}')
+        (tmp_path / ".config.json.4711.tmp").write_text("{")
+        # Whatever that run was made of: nothing was trained on it.
+        folder.check(_spec(), resume=False)
+        folder.check_fingerprint(fingerprint)
+        with folder.locked():
+            folder.write_config(_spec(), fingerprint, _EXECUTION)
+        folder.check(_spec(), resume=True)
+        folder.check_fingerprint(fingerprint)
+        folder.config.unlink()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"thumb": 3}'])
+def test_a_fingerprint_of_something_else_is_left_alone(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    folder.fingerprint.write_text(content)
+    assert "expected a new or empty folder or that of a run" in _error(folder)
+    folder.fingerprint.write_text('{"data": "0123456789abcdef"}')
+    (tmp_path / "thesis.tex").write_text("")
+    assert "expected a new or empty folder or that of a run" in _error(folder)
+
+
 def test_half_written_files_are_removed_when_the_run_goes_on(tmp_path):
     folder = _claimed(tmp_path)
     left = [tmp_path / ".metrics.csv.1.tmp", folder.checkpoints / ".round_00000001.npz.2.tmp"]

@@ -64,7 +64,7 @@ class RunFolder:
         with write_errors(self.path):
             if self.config.exists():
                 self._check_same(spec, resume)
-            elif not is_new_or_empty(self.path):
+            elif not self._may_begin():
                 raise UserError(
                     "--output_dir: expected a new or empty folder or that of a run, found "
                     f"{self.path} with other content"
@@ -92,7 +92,7 @@ class RunFolder:
     def check_fingerprint(
         self, fingerprint: Mapping[str, str], others: Collection[str] = ()
     ) -> None:
-        """Checks that a run is made of what the folder's run was trained with; writes nothing.
+        """Checks that a run is made of what the folder's run, if any, was trained with.
 
         Args:
             fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
@@ -101,9 +101,11 @@ class RunFolder:
         Raises:
             UserError: If the run there was trained on something else, such as another vocabulary.
         """
+        if not self.config.exists():
+            return
         there = read_json(self.fingerprint) if self.fingerprint.exists() else {}
         # An earlier release knew less of its data.
-        is_older = self.config.exists() and self._read_config().get("format", 1) < FORMAT
+        is_older = self._read_config().get("format", 1) < FORMAT
         all_names = dict.fromkeys((*fingerprint, *there))
         for name in there if is_older or not self.fingerprint.exists() else all_names:
             if name in others:
@@ -126,6 +128,9 @@ class RunFolder:
         """
         if fingerprint:
             write_json(self.fingerprint, dict(fingerprint))
+        else:
+            # Another run's, which was killed here before it had a config.
+            self.fingerprint.unlink(missing_ok=True)
         # Last: where it is, the folder belongs to a run.
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
@@ -211,6 +216,15 @@ class RunFolder:
             privacy=older(spec.privacy, of_folder.privacy),
         )
 
+    def _may_begin(self) -> bool:
+        """Returns whether nothing is here but what a killed run had written before its config."""
+        if is_new_or_empty(self.path):
+            return True
+        if not self.path.is_dir():
+            return False
+        there = [path for path in self.path.iterdir() if not is_temporary(path)]
+        return there == [self.fingerprint] and _is_fingerprint(self.fingerprint)
+
     def _read_config(self) -> dict[str, Any]:
         flags = read_json(self.config)
         execution = flags.get(_EXECUTION, {})
@@ -247,3 +261,12 @@ class RunFolder:
                 for path in folder.iterdir() if folder.is_dir() else ():
                     if is_temporary(path):
                         path.unlink()
+
+
+def _is_fingerprint(path: Path) -> bool:
+    """Returns whether a file is as `RunFolder.write_config` writes it, and not somebody else's."""
+    try:
+        found = read_json(path)
+    except UserError:
+        return False
+    return bool(found) and all(isinstance(value, str) for value in found.values())
