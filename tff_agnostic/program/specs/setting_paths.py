@@ -67,3 +67,8 @@ def _absolute_of(value: Any) -> Any:
 def absolute(path: Optional[Path]) -> Optional[str]:
     """Returns a path resolved: however a file is named, it is the same run."""
     return str(path.resolve()) if path is not None else None
+
+
+def path_of(text: Optional[str]) -> Optional[Path]:
+    """Returns the path that a setting has as text, None if it has none."""
+    return Path(text) if text is not None else None
