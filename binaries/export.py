@@ -138,6 +138,8 @@ def main(argv: Sequence[str]) -> None:
     checkpoint = path_flag("checkpoint")
     trained = find_checkpoint(checkpoint) if checkpoint is not None else None
     spec = _spec(aggregation, trained[0].spec() if trained else None)
+    if trained is not None:
+        spec = trained[0].with_kept_model(spec)
     # Before the rest, which takes a while.
     check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)

@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import errno
+import math
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tff_agnostic.files import (
     check_can_be_made,
     digest,
     file_digest,
+    finite_or_none,
     folder_to_write_in,
     is_new_or_empty,
     is_temporary,
@@ -117,6 +119,10 @@ def test_json_comes_back(tmp_path):
     value = {"a": [1, 0.1, None], "ü": {"b": "\n"}}
     write_json(tmp_path / "a.json", value)
     assert read_json(tmp_path / "a.json") == value
+
+
+def test_json_has_null_for_what_is_not_finite():
+    assert [finite_or_none(v) for v in (0.5, math.nan, math.inf, -math.inf)] == [0.5, *[None] * 3]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import csv
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Optional
 
 from absl import logging
 
@@ -71,6 +72,11 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON atomically; see `atomic_file`."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def finite_or_none(value: float) -> Optional[float]:
+    """Returns a number as JSON has it: what is undefined or infinite is null."""
+    return value if math.isfinite(value) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

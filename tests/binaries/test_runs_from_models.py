@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from binaries import evaluate, save_model, train
+from binaries import evaluate, export, save_model, train
 from tests.binaries.harness import TOY
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -43,6 +43,59 @@ def test_a_run_from_the_model_of_round_n_is_the_run_that_goes_on_there(call, fol
     (folder / "moved.keras").unlink()
     assert call(evaluate, "--checkpoint=from_keras").status == 0
     assert call(save_model, "--checkpoint=from_keras", "--output_dir=again").status == 0
+
+
+def test_a_run_goes_on_when_the_run_it_started_from_has_gone_on(call, folder):
+    """Which has deleted the checkpoint that was the newest then."""
+
+    def run(name: str, rounds: int, *arguments: str) -> Path:
+        often = ("--checkpoint_every=1", "--keep_checkpoints=1", f"--rounds={rounds}")
+        outcome = call(train, *TOY, *often, f"--output_dir={name}", *arguments)
+        assert outcome.status == 0, outcome
+        return folder / name
+
+    first = run("first", 1)
+    whole, second = (run(name, n, "--initial_model=first") for name, n in (("w", 2), ("s", 1)))
+    start = (second / "initial_model.npz").read_bytes()
+    run("first", 2, "--resume")
+    assert [path.name for path in (first / "checkpoints").iterdir()] == ["round_00000002.npz"]
+    # The copy is no longer what --initial_model names.
+    message = call(train, *TOY, "--output_dir=s", "--initial_model=first", "--resume").error
+    assert message.endswith("; it is kept: --initial_model=s/initial_model.npz")
+    shutil.rmtree(first)
+    run("s", 2, "--resume")
+    for found, expected in zip(_weights(second), _weights(whole)):
+        np.testing.assert_array_equal(found, expected)
+    for name in ("fingerprint.json", "config.json", "metrics.csv"):
+        assert (second / name).read_bytes() == (whole / name).read_bytes()
+    assert (second / "initial_model.npz").read_bytes() == start
+    outcome = call(export, "--checkpoint=s", "--output_dir=exported")
+    assert outcome.status == 0, outcome
+    # Without a checkpoint of its own, too.
+    shutil.rmtree(second / "checkpoints")
+    (second / "metrics.csv").unlink()
+    run("s", 2, "--resume", "--initial_model=s/initial_model.npz")
+    for found, expected in zip(_weights(second), _weights(whole)):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_damaged_newest_checkpoint_of_the_run_is_passed_over(call, folder):
+    often = ("--checkpoint_every=1", "--rounds=2", "--output_dir=first")
+    assert call(train, *TOY, *often).status == 0
+    checkpoints = folder / "first" / "checkpoints"
+    newest = checkpoints / "round_00000002.npz"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    start = ("--rounds=1", "--initial_model=first")
+    outcome = call(train, *TOY, *start, "--output_dir=second")
+    assert outcome.status == 0, outcome
+    assert outcome.err.count("round_00000002.npz: expected a checkpoint, found a damaged") == 1
+    assert "; trying the one before it" in outcome.err
+    copy = folder / "second" / "initial_model.npz"
+    assert copy.read_bytes() == (checkpoints / "round_00000001.npz").read_bytes()
+    newest.unlink()
+    (checkpoints / "round_00000001.npz").write_bytes(b"")
+    message = call.refused(folder, train, *TOY, *start, "--output_dir=third")
+    assert message.startswith("--initial_model: every checkpoint is damaged; the oldest is ")
 
 
 def test_initial_models_that_do_not_fit(call, folder, three_rounds):

@@ -1,6 +1,7 @@
 """Models of every task in plain TensorFlow, and of runs whose layers are frozen."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -215,9 +216,14 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
         assert outcome.status == 0, outcome
         return _weights(folder / name)
 
-    source = several / "run_text_classifier"
+    source = folder / "source"
+    shutil.copytree(several / "run_text_classifier", source)
     frozen = ["--frozen_layers=embed*", f"--initial_model={source}", "--rounds=2"]
     before, after = _weights(source), run("frozen", *frozen, *_SUMS[aggregation])
+    assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
+    # Its frozen weights are in the run's own copy, and in no other run's folder.
+    shutil.rmtree(source)
+    after = run("frozen", "--resume", "--rounds=3")
     assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
     free = run("free", "--initial_model=frozen")
     assert [np.any(a != b) for a, b in zip(after, free)] == [True] * 3

@@ -11,6 +11,7 @@ import pytest
 
 from tests.program.harness import as_nobody
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest, file_digest
 from tff_agnostic.program.output_folder import claimed_folder
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_of_checkpoint import algorithm_of_checkpoint
@@ -199,6 +200,119 @@ def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
     with folder.locked():
         folder.write_config(_spec(), {}, _EXECUTION)
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_kill_9_between_the_fingerprint_and_the_config_is_no_matter(tmp_path):
+    folder = RunFolder(tmp_path)
+    for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):
+        folder.fingerprint.write_text('{"data": "0123456789abcdef", "vocabulary": "77"}')
+        (tmp_path / ".config.json.4711.tmp").write_text("{")
+        # Whatever that run was made of: nothing was trained on it.
+        folder.check(_spec(), resume=False)
+        folder.check_fingerprint(fingerprint)
+        with folder.locked():
+            folder.write_config(_spec(), fingerprint, _EXECUTION)
+        folder.check(_spec(), resume=True)
+        folder.check_fingerprint(fingerprint)
+        folder.config.unlink()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"thumb": 3}'])
+def test_a_fingerprint_of_something_else_is_left_alone(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    folder.fingerprint.write_text(content)
+    assert "expected a new or empty folder or that of a run" in _error(folder)
+    folder.fingerprint.write_text('{"data": "0123456789abcdef"}')
+    (tmp_path / "thesis.tex").write_text("")
+    assert "expected a new or empty folder or that of a run" in _error(folder)
+
+
+def _starting_from(folder: RunFolder, model: Path) -> tuple[RunSpec, dict[str, str]]:
+    spec = _spec(initial_model=str(model))
+    fingerprint = {"data": "0123456789abcdef", "initial_model": file_digest(model)}
+    with folder.locked():
+        folder.write_config(spec, fingerprint, _EXECUTION)
+    return spec, fingerprint
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    path = tmp_path / "model.keras"
+    path.write_text("weights")
+    return path
+
+
+def test_what_a_run_starts_from_is_kept_for_when_it_goes_on(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    spec, fingerprint = _starting_from(folder, model)
+    copy = folder.path / "initial_model.keras"
+    assert copy.read_text() == "weights"
+    model.unlink()
+    found = folder.with_kept_model(folder.spec())
+    assert found.config.initial_model == str(copy)
+    # Its settings name what was given.
+    assert folder.spec() == spec
+    with folder.locked():
+        folder.write_config(spec, fingerprint, _EXECUTION)
+    assert folder.spec() == spec and copy.read_text() == "weights"
+
+
+def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    _, fingerprint = _starting_from(folder, model)
+    other = tmp_path / "other.keras"
+    other.write_text("others")
+    spec = _spec(initial_model=str(other))
+    folder.check(spec, resume=True)
+    assert folder.with_kept_model(spec) == spec
+    with pytest.raises(UserError) as error:
+        folder.check_fingerprint({**fingerprint, "initial_model": file_digest(other)})
+    copy = folder.path / "initial_model.keras"
+    assert str(error.value).endswith(f"; it is kept: --initial_model={copy}")
+
+
+def test_a_file_beside_a_run_that_is_no_copy_stays_and_is_not_read(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    spec, fingerprint = _starting_from(folder, model)
+    mine = folder.path / "initial_model.keras"
+    mine.write_text("mine")
+    with folder.locked():
+        folder.write_config(spec, fingerprint, _EXECUTION)
+    assert folder.with_kept_model(spec) == spec
+    assert mine.read_text() == "mine"
+    # Of a run that starts from nothing.
+    free = RunFolder(tmp_path / "free")
+    _starting_from(free, model)
+    assert free.with_kept_model(_spec()) == _spec()
+
+
+def test_kill_9_between_the_copy_and_the_config_is_no_matter(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    for content in ("other weights", "weights"):
+        model.write_text(content)
+        _starting_from(folder, model)
+        folder.config.unlink()
+        folder.check(_spec(), resume=False)
+    with folder.locked():
+        folder.write_config(_spec(), {}, _EXECUTION)
+    assert [path.name for path in folder.path.iterdir()] == ["config.json"]
+
+
+def test_what_changes_while_a_run_begins_leaves_nothing(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    for content in (None, "others"):
+        fingerprint = {"initial_model": digest(b"weights")}
+        spec = _spec(initial_model=str(model))
+        if content is None:
+            model.unlink()
+        else:
+            model.write_text(content)
+        message = "cannot read: No such file" if content is None else "has changed since it was"
+        with pytest.raises(UserError, match=message), folder.locked():
+            folder.write_config(spec, fingerprint, _EXECUTION)
+        assert not folder.config.exists()
+        folder.check(_spec(), resume=False)
+        model.write_text("weights")
 
 
 def test_half_written_files_are_removed_when_the_run_goes_on(tmp_path):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tff_agnostic.aggregations.registry import AGGREGATIONS
@@ -11,6 +12,7 @@ from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.specs.config import RunConfig
 from tff_agnostic.program.specs.run_spec import FORMAT, check_given_somewhere, from_flags, resolve
+from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Use
 
@@ -145,6 +147,24 @@ def test_a_data_dir_is_the_same_however_it_is_named(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     for name in ("data", "other/../data", str(tmp_path / "data")):
         assert resolve("adult", {}, {}, Path(name)).data_dir == str((tmp_path / "data").resolve())
+
+
+def test_trials_start_from_the_newest_checkpoint_and_a_damaged_one_is_told_of_once(
+    tmp_path, caplog
+):
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints", keep=9)
+
+    def start() -> str:
+        return resolve("digits", {"initial_model": str(tmp_path)}, {}).config.initial_model
+
+    for round_num in (1, 2):
+        checkpoints.save(round_num, {"weight": np.float32(round_num)}, {})
+    newest = tmp_path / "checkpoints" / "round_00000002.npz"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    assert {start() for _ in range(3)} == {str(newest.with_name("round_00000001.npz"))}
+    assert caplog.text.count("round_00000002.npz: expected a checkpoint, found a damaged") == 1
+    checkpoints.save(3, {"weight": np.float32(3)}, {})
+    assert start() == str(newest.with_name("round_00000003.npz"))
 
 
 def test_a_missing_flag_is_a_key_error():

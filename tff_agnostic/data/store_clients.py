@@ -5,8 +5,9 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import Feature
+from tff_agnostic.data.stored_examples import parse_examples
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples
 

@@ -14,13 +14,8 @@ from tff_agnostic.privacy.calibration import (
     noise_for_epsilon,
     rounds_for_budget,
 )
-from tff_agnostic.privacy.mechanism import (
-    CentralNoise,
-    DistributedNoise,
-    IntegerGroup,
-    Mechanism,
-    TreeNoise,
-)
+from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import (
     COHORT_SAMPLINGS,
     CohortSampling,

@@ -12,14 +12,9 @@ from tff_agnostic.privacy.budget import (
     update_share_setting,
 )
 from tff_agnostic.privacy.calibration import check_delta, default_delta
+from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.integer_noise import INTEGER_NOISES
-from tff_agnostic.privacy.mechanism import (
-    CentralNoise,
-    DistributedNoise,
-    IntegerGroup,
-    Mechanism,
-    TreeNoise,
-)
+from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import COHORT_SAMPLINGS, CohortSampling
 from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.registry import Registry

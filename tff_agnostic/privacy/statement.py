@@ -1,10 +1,10 @@
 """What is promised to a client, in words and numbers, for files and tables."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tff_agnostic.files import finite_or_none
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 
 UNIT = "client"
@@ -56,7 +56,7 @@ class PrivacyStatement:
         values[values.pop("of_what")] = values.pop("rounds")
         return {
             **values,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "epsilon": finite_or_none(self.epsilon),
             "split": dict(self.split),
             "not_covered": list(self.not_covered),
             "remarks": list(self.remarks),

@@ -62,9 +62,13 @@ def _line(file: SavedFile) -> str:
     if check is None:
         return f"{file.path}: {file.num_bytes:,} bytes"
     same = "predicts as the run's model does" if check.is_same else "its predictions differ"
+    largest = check.largest_difference
+    how_far = "some of them not finite,"
+    if largest is not None:
+        how_far = f"by {largest:.2g} at most"
     line = (
-        f"{file.path}: {file.num_bytes:,} bytes; {same}, by {check.largest_difference:.2g} at most "
-        f"on {check.num_examples} test examples"
+        f"{file.path}: {file.num_bytes:,} bytes; {same}, {how_far} on {check.num_examples} test "
+        "examples"
     )
     return f"{line}; {_cost(check)}" if not check.is_same else line
 

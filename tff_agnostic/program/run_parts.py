@@ -83,8 +83,10 @@ def run_parts(
     check_cohort_size(len(task.train.client_ids), config.clients_per_round)
     check_readable(task.test, MAX_READS)
     remarks = data_remarks(task, config, share_kept_out(spec.algorithm))
-    algorithm = build_algorithm(spec, task)
-    fingerprint = spec.fingerprint(task)
+    # What it started from may be gone by now.
+    begun = folder.with_kept_model(spec)
+    algorithm = build_algorithm(begun, task)
+    fingerprint = begun.fingerprint(task)
     folder.check_fingerprint(fingerprint)
     aggregation = spec.build_aggregation()
     check_test_clients(task, aggregation)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.files import finite_or_none
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.saving.trained_model import TrainedModel
@@ -25,13 +26,15 @@ class FileCheck:
 
     Attributes:
         num_examples: Test examples on which both were called.
-        largest_difference: Largest absolute difference of two predictions.
+        largest_difference: Largest absolute difference of two predictions; None if one is finite
+            and the other is not, or they are different infinities.
         is_same: Whether all of them agree up to 1e-5, absolute or relative.
-        domains: The examples of each domain, and each measure of the run's model and of the file.
+        domains: The examples of each domain, and each measure of the run's model and of the file;
+            None where there is nothing to measure, or it is not finite.
     """
 
     num_examples: int
-    largest_difference: float
+    largest_difference: Optional[float]
     is_same: bool
     domains: dict[str, dict[str, Any]]
 
@@ -54,13 +57,24 @@ def check_file(
         x = tf.nest.map_structure(tf.convert_to_tensor, examples["x"])
         expected, found = own(x), predict(x)
         for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
-            difference = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
+            difference = _differences(a, b)
             largest = max(largest, float(difference.max(initial=0.0)))
-            is_same &= bool(np.all(difference <= _TOLERANCE * (1 + np.abs(a))))
+            is_near = np.isfinite(difference) & (difference <= _TOLERANCE * (1 + np.abs(a)))
+            is_same &= bool(np.all(is_near | (difference == 0.0)))
         sums["run"].add(examples, expected)
         sums["file"].add(examples, found)
         num_examples += len(examples["domain_id"])
-    return FileCheck(num_examples, largest, is_same, _side_by_side(task, sums))
+    domains = _side_by_side(task, sums)
+    return FileCheck(num_examples, finite_or_none(largest), is_same, domains)
+
+
+def _differences(expected: Any, found: Any) -> np.ndarray:
+    """Returns absolute differences; 0 of the same infinity or NaN in both, and never NaN."""
+    a, b = (np.asarray(array, np.float64) for array in (expected, found))
+    is_equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(a - b)
+    return np.where(is_equal, 0.0, np.where(np.isnan(difference), np.inf, difference))
 
 
 def _drawn(clients: ClientDataset, seed: int) -> Iterator[Examples]:
@@ -96,13 +110,13 @@ class _Sums:
             np.add.at(self.denominators[k], domains, np.asarray(denominator, np.float64))
 
     def values(self, domain: int) -> dict[str, Optional[float]]:
-        """Returns the value of each measure; None where a domain has nothing to measure."""
+        """Returns each measure; None where a domain has nothing to measure, or it is not finite."""
         values = {}
         for k, measure in enumerate(self.measures.values()):
             denominator = self.denominators[k, domain]
             ratio = tf.constant(self.numerators[k, domain] / max(denominator, 1e-30), tf.float32)
             value = ratio if measure.metric is None else measure.metric.value(ratio)
-            values[measure.name] = float(value) if denominator > 0 else None
+            values[measure.name] = finite_or_none(float(value)) if denominator > 0 else None
         return values
 
     def _per_example(self, measure: Measure, y: Any, predictions: Any) -> tuple[Any, Any]:

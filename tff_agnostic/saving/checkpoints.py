@@ -149,12 +149,16 @@ class CheckpointFolder:
         Raises:
             UserError: If there are checkpoints but every one is damaged; the message says how.
         """
+        found = self._newest_readable()
+        return None if found is None else found[1]
+
+    def _newest_readable(self) -> Optional[tuple[Path, Checkpoint]]:
         error: Optional[UserError] = None
         for path in self._newest_first():
             if error is not None:
                 logging.warning("%s; trying the one before it", error)
             try:
-                return read_checkpoint(path)
+                return path, read_checkpoint(path)
             except UserError as e:
                 error = e
         if error is not None:
@@ -233,9 +237,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:
-    """Returns the newest checkpoint of a `checkpoints/` folder, unread; None if there is none."""
-    paths = CheckpointFolder(folder, keep=1)._newest_first()
-    return paths[0] if paths else None
+    """Returns the newest readable checkpoint of a `checkpoints/` folder; None if there is none.
+
+    Raises:
+        UserError: As `CheckpointFolder.load_latest` does.
+    """
+    found = CheckpointFolder(folder, keep=1)._newest_readable()
+    return None if found is None else found[0]
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:

@@ -11,9 +11,10 @@ import numpy as np
 
 from tff_agnostic.data import remarks
 from tff_agnostic.data.sentences import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder
-from tff_agnostic.data.store import Store, parse_examples, vocabulary_digest
+from tff_agnostic.data.store import Store, vocabulary_digest
 from tff_agnostic.data.store_clients import StoreClients
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
+from tff_agnostic.data.stored_examples import parse_examples
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.functional import Examples, Model
 from tff_agnostic.models.next_word import NextWordNetwork, next_word_model

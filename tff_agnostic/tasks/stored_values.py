@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store import Store
+from tff_agnostic.data.stored_examples import parse_examples
 from tff_agnostic.errors import UserError
 
 # More than anybody looks at one by one; a feature with more groups nothing.

@@ -21,12 +21,8 @@ from tff_agnostic.aggregations.private.private_release import Released
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.privacy.accountant import PrivacyAccountant
-from tff_agnostic.privacy.mechanism import (
-    CentralNoise,
-    DistributedNoise,
-    IntegerGroup,
-    TreeNoise,
-)
+from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanism import CentralNoise, TreeNoise
 from tff_agnostic.privacy.sampling import PoissonCohorts
 from tff_agnostic.privacy.tree import Participations
 

@@ -153,8 +153,9 @@ def write_run(
     """Makes the folder of a run that left this result.json; `config` are its settings."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(content))
-    settings = {"format": 5, "task": content["task"], "clients_per_round": 10, **config}
-    settings = {"aggregation": "plain", "privacy": "none", **settings}
+    settings = {"format": 5, "task": content["task"], "rounds": content.get("rounds")}
+    usual = {"clients_per_round": 10, "aggregation": "plain", "privacy": "none"}
+    settings = {**settings, **usual, **config}
     (folder / "config.json").write_text(json.dumps(settings))
     rounds = content["rounds"]
     found: dict[str, Sequence[float]] = {"round": range(1, rounds + 1)}

@@ -39,21 +39,21 @@ def without_pictures(monkeypatch):
 def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Path:
     """Makes the folder of a comparison; `rows` are changes of each row's results."""
     claim(folder, rows, {"fed_avg": "FedAvg (uniform)"})
+    overall: dict = {}
     for i, (row, changes) in enumerate(rows.items()):
+        overall[row] = {measure: {"trials": []} for measure in MEASURES}
         for k in range(trials):
             content = result(domains, seed=10 * i + k, algorithm=row, **changes)
             content["seed"] = k
             columns = {f"test/worst {m}": [1.0] * 20 for m in MEASURES}
             write_run(trial_folder(folder, row, k).path, content, columns, algorithm=row)
-    # As `compare` writes it.
-    write_json(folder / "compare.json", {row: {"(overall)": _empty(trials)} for row in rows})
+            for measure in MEASURES:
+                overall[row][measure]["trials"].append(content["overall"][measure])
+    # As `compare` writes it: what makes it known for one is enough to work out the rest.
+    write_json(folder / "compare.json", {row: {"(overall)": of} for row, of in overall.items()})
     record = read_comparison(folder)
     write_json(folder / "compare.json", record.comparison.to_json())
     return folder
-
-
-def _empty(trials):
-    return {measure: {"trials": [0.0] * trials} for measure in MEASURES}
 
 
 def _page(folder: Path) -> Reader:
@@ -135,12 +135,61 @@ def test_rows_that_the_server_saw_alike_are_told_once(tmp_path):
     assert text.count("Differential privacy of training") == 1
 
 
+def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
+    folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
+    own = {
+        "fed_avg": {"initial_model": None, "format": 4},
+        "q_ffl": {
+            "initial_model": "/home/me/secret/model.keras",
+            "base_predictors": ["/mnt/a/one", "/mnt/b/two"],
+            "client_percentiles": [50.0, 90.0],
+            "private_evaluation": True,
+        },
+    }
+    for row, settings in own.items():
+        for k in range(2):
+            config = trial_folder(folder, row, k).config
+            write_json(config, {**json.loads(config.read_text()), **settings})
+    text = _page(folder).text
+    assert "--initial_model=not given" in text
+    assert (
+        "--initial_model=model.keras, --base_predictors=one,two, --client_percentiles=50.0,90.0, "
+        "--private_evaluation=true"
+    ) in text
+    assert "secret" not in text and "/mnt" not in text and "--format" not in text
+
+
+@pytest.mark.parametrize("private", [None, "fed_avg", "q_ffl"])
+def test_noise_of_any_row_is_told(tmp_path, private):
+    rows = {row: {"privacy": PRIVACY} if row == private else {} for row in ("fed_avg", "q_ffl")}
+    text = _page(_compared(tmp_path, rows)).text
+    is_private = private is not None
+    assert ("give equal numbers, but for the noise and the cohorts" in text) == is_private
+    assert ("These counts are exact: no epsilon covers them." in text) == is_private
+
+
 def test_what_is_no_comparison_is_one_line(tmp_path):
     claim(tmp_path, ["fed_avg"])
     for content in ({}, {"fed_avg": {}}, {"fed_avg": 3}):
         write_json(tmp_path / "compare.json", content)
         with pytest.raises(UserError, match=r"compare.json: expected rows of trials, found"):
             read_comparison(tmp_path)
-    write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": _empty(1)}})
+    of_one = {measure: {"trials": [0.0]} for measure in MEASURES}
+    write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": of_one}})
     with pytest.raises(UserError, match=r"trial_00/result.json: expected the result of a complete"):
         read_comparison(tmp_path)
+
+
+def test_a_comparison_whose_trials_go_on_is_one_line(tmp_path):
+    folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
+    trial = trial_folder(folder, "q_ffl", 1)
+    # Killed in the middle of a longer trial, and after it.
+    config = json.loads(trial.config.read_text())
+    write_json(trial.config, {**config, "rounds": 30})
+    message = r"q_ffl/trial_01/result.json: expected .* run of 30 rounds, .* found that of 20"
+    with pytest.raises(UserError, match=message):
+        read_comparison(folder)
+    longer = result(("a", "b", "c"), seed=77, algorithm="q_ffl", rounds=30)
+    write_run(trial.path, longer, {f"test/worst {m}": [1.0] * 30 for m in MEASURES})
+    with pytest.raises(UserError, match=r"compare.json: expected the results of the trials of q_f"):
+        read_comparison(folder)

@@ -241,6 +241,14 @@ def test_what_is_no_run_is_one_line_and_leaves_no_report(tmp_path):
     assert not (folder / "report.html").exists()
 
 
+def test_a_run_that_goes_on_is_one_line_and_leaves_no_report(tmp_path):
+    """Its config.json is of the longer run, its result.json of the shorter one."""
+    folder = write_run(tmp_path, result(["a"]), rounds=30)
+    with pytest.raises(UserError, match=r"a complete run of 30 rounds, .* found that of 20: let"):
+        write_run_report(folder)
+    assert not (folder / "report.html").exists()
+
+
 def test_a_report_that_cannot_be_written_says_that_the_results_are_there(
     tmp_path, without_pictures
 ):

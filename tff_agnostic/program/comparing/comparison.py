@@ -10,13 +10,14 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import finite_or_none
 from tff_agnostic.models.measures import Measure, measures_of
 from tff_agnostic.program.comparing.comparison_folder import check_folder, claim, trial_folder
 from tff_agnostic.program.comparing.loaded_tasks import LoadedTasks
 from tff_agnostic.program.comparing.trial_results import Trials, collect, mean_of, std_of
 from tff_agnostic.program.interrupts import StopRequest
 from tff_agnostic.program.reporting.bar import is_shown
-from tff_agnostic.program.reporting.measured import finite_or_none, statistic_names
+from tff_agnostic.program.reporting.measured import statistic_names
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime

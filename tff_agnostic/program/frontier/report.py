@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 from tabulate import tabulate
 
+from tff_agnostic.files import finite_or_none
 from tff_agnostic.program.comparing.comparison_report import (
     in_table,
     mean_and_spread,
@@ -110,11 +111,11 @@ def to_json(frontier: Frontier, command: str) -> dict[str, Any]:
         "worst_domain": {
             "training_mixture": _end_json(verdict.training_end),
             "best": {"mixture": frontier.best.name, **_end_json(verdict.best_end)},
-            "gain": _finite_or_none(verdict.gain),
+            "gain": finite_or_none(verdict.gain),
             "algorithms": {
                 row: {
                     **_end_json(end),
-                    "missed_by": _finite_or_none(verdict.gaps[row]),
+                    "missed_by": finite_or_none(verdict.gaps[row]),
                     "found": row in verdict.found_by,
                 }
                 for row, end in verdict.ends.items()
@@ -155,8 +156,8 @@ def to_csv(frontier: Frontier) -> str:
             [
                 *(row, comparison.label(row), "mixture" if row in weights else "algorithm"),
                 *weights.get(row, [None] * len(domains)),
-                *(_finite_or_none(trials.mean(name, measure)) for name in measured),
-                *(_finite_or_none(trials.std(name, measure)) for name in measured),
+                *(finite_or_none(trials.mean(name, measure)) for name in measured),
+                *(finite_or_none(trials.std(name, measure)) for name in measured),
             ]
         )
     return text.getvalue()
@@ -176,8 +177,4 @@ def _num_trials(frontier: Frontier) -> int:
 
 
 def _end_json(end: End) -> dict[str, Any]:
-    return {"mean": _finite_or_none(end.mean), "std": _finite_or_none(end.spread)}
-
-
-def _finite_or_none(value: float) -> Optional[float]:
-    return value if math.isfinite(value) else None
+    return {"mean": finite_or_none(end.mean), "std": finite_or_none(end.spread)}

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tff_agnostic.data.remarks import FEW_EXAMPLES
 from tff_agnostic.program.pages.blocks import Line, Name, Part, Section, Warnings
 from tff_agnostic.program.pages.course import weight_quantity
 from tff_agnostic.program.pages.run_record import RunRecord
 from tff_agnostic.program.reporting.cells import cell
 from tff_agnostic.quantities import Unit
 
-# With fewer test examples an accuracy is known to five points at best (one standard deviation).
-FEW_EXAMPLES = 100
 # A domain's number that rests on fewer clients is one of them.
 FEW_CLIENTS = 10
 # A domain that weighs more in the mean of the last rounds leaves the others nothing.
@@ -218,7 +217,7 @@ def _clipped(run: RunRecord) -> Iterator[Line]:
 
 def _privacy(run: RunRecord) -> Iterator[Line]:
     private = run.source.below("privacy")
-    if not run.result.get("privacy"):
+    if not run.is_private:
         return
     epsilon = private.number("epsilon")
     if epsilon.value is None:

@@ -9,6 +9,7 @@ from tff_agnostic.program.pages.blocks import (
     Number,
     Page,
     Paragraph,
+    Part,
     Section,
     Table,
     Warnings,
@@ -20,7 +21,12 @@ from tff_agnostic.program.pages.comparison_record import ComparisonRecord
 from tff_agnostic.program.pages.comparison_results import by_domain, over_clients, summaries
 from tff_agnostic.program.pages.course import curves_of, weight_quantity
 from tff_agnostic.program.pages.details import data_section, measure_facts, use_section
-from tff_agnostic.program.pages.reproduction import command_blocks, versions_blocks
+from tff_agnostic.program.pages.reproduction import (
+    NOT_FLAGS,
+    command_blocks,
+    setting_value,
+    versions_blocks,
+)
 from tff_agnostic.program.pages.server_view import server_section
 
 # Rows whose weights are drawn.
@@ -51,7 +57,7 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
             _caveats(record),
             Section("rows", "What was compared", [_rows(record)]),
             use_section(comparison.domain_names),
-            data_section(first),
+            data_section(first, record.is_private),
             Section("measures", "What was measured", [measure_facts(first)]),
             Section("domains", "Results by domain", by_domain(record)),
             price_section(record),
@@ -62,7 +68,7 @@ def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
                 "again",
                 "How to make it again",
                 [
-                    *command_blocks(command, bool(first.result.get("privacy"))),
+                    *command_blocks(command, record.is_private),
                     *versions_blocks(first),
                 ],
             ),
@@ -92,16 +98,17 @@ def _caveats(record: ComparisonRecord) -> Section:
 
 def _rows(record: ComparisonRecord) -> Table:
     settings = {row: dict(runs[0].config) for row, runs in record.runs.items()}
-    names = dict.fromkeys(name for of in settings.values() for name in of)
+    told_elsewhere = ("algorithm", "seed", *NOT_FLAGS)
+    names = dict.fromkeys(n for of in settings.values() for n in of if n not in told_elsewhere)
     rows: list[Sequence[Line]] = []
     for row, runs in record.runs.items():
-        own = [
-            f"--{name}={settings[row][name]}"
-            for name in names
-            if name in settings[row]
-            and name not in ("algorithm", "execution", "seed")
-            and any(of.get(name) != settings[row][name] for of in settings.values())
-        ]
+        own: list[Part] = []
+        for name in names:
+            if name in settings[row] and any(
+                of.get(name) != settings[row][name] for of in settings.values()
+            ):
+                own += [", "] if own else []
+                own += [f"--{name}=", setting_value(settings[row][name])]
         about = runs[0].about
         rows.append(
             [
@@ -109,7 +116,7 @@ def _rows(record: ComparisonRecord) -> Table:
                 f"{runs[0].result['algorithm']}"
                 + (f" ({about.get('algorithm', 'paper')})" if about.get("algorithm") else ""),
                 ", ".join(str(run.result["seed"]) for run in runs),
-                ", ".join(own) or "-",
+                own or "-",
             ]
         )
     headings = ["", "algorithm", "seeds", "settings that not all have"]

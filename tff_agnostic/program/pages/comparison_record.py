@@ -38,6 +38,11 @@ class ComparisonRecord:
         return Source(COMPARE, self.content)
 
     @property
+    def is_private(self) -> bool:
+        """Whether any of the trials was trained with differential privacy."""
+        return any(run.is_private for runs in self.runs.values() for run in runs)
+
+    @property
     def first(self) -> RunRecord:
         """The first trial of the first row."""
         return next(iter(self.runs.values()))[0]
@@ -51,7 +56,8 @@ def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) 
         measures: What was measured, where the trials do not say so; see `read_run`.
 
     Raises:
-        UserError: If a file is missing or damaged.
+        UserError: If a file is missing or damaged, or trials have gone on since compare.json was
+            written.
     """
     content, own = read_json(folder / COMPARE), read_json(folder / COMPARISON_FILE)
     try:
@@ -86,8 +92,22 @@ def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) 
         first.split,
         max(max(numbers) for numbers in fewest.values()),
     )
+    _check_same_trials(folder, content, comparison)
     return ComparisonRecord(comparison, content, runs)
 
 
+def _check_same_trials(folder: Path, content: Mapping[str, Any], comparison: Comparison) -> None:
+    for row, domains in comparison.to_json().items():
+        if _trials(content[row]) != _trials(domains):
+            raise UserError(
+                f"{folder / COMPARE}: expected the results of the trials of {row} that are there, "
+                "found others: let the comparison go on to its end (--resume) first"
+            )
+
+
+def _trials(domains: Mapping[str, Any]) -> dict[str, Any]:
+    return {measure: of["trials"] for measure, of in domains[OVERALL].items()}
+
+
 def _num_trials(domains: Mapping[str, Any]) -> int:
-    return len(next(iter(domains[OVERALL].values()))["trials"])
+    return len(next(iter(_trials(domains).values())))

@@ -61,8 +61,13 @@ def use_section(domains: Sequence[str]) -> Section:
     )
 
 
-def data_section(run: RunRecord) -> Section:
-    """Returns clients and examples of each domain ("Training Data", "Evaluation Data")."""
+def data_section(run: RunRecord, is_private: bool) -> Section:
+    """Returns clients and examples of each domain ("Training Data", "Evaluation Data").
+
+    Args:
+        run: A run on the data.
+        is_private: Whether anything on the page was trained on them with differential privacy.
+    """
     blocks: list[Block] = []
     if run.about.get("data") is None:
         examples: list[Sequence[Line]] = [
@@ -86,7 +91,7 @@ def data_section(run: RunRecord) -> Section:
         if run.about.get("data", split, "domains") is None
     ]
     notes.append("A client may have examples of several domains.")
-    if run.result.get("privacy"):
+    if is_private:
         notes.append("These counts are exact: no epsilon covers them.")
     blocks.append(Table("Clients and examples of each domain", headings, rows, notes))
     return Section("data", "The data", blocks)

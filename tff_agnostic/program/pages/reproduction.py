@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.program.pages.blocks import Block, Command, Facts, Line, Name, Paragraph, Section
+from tff_agnostic.program.pages.blocks import Block, Command, Facts, Name, Paragraph, Part, Section
 from tff_agnostic.program.pages.run_record import RunRecord
 
-_NOT_FLAGS = ("format", "execution")
+# What config.json has beside the settings.
+NOT_FLAGS = ("format", "execution")
 
 
 def reproduction_section(run: RunRecord, command: Optional[Sequence[str]]) -> Section:
     """Returns what is needed to train the same again; see `command_blocks`."""
     execution: dict[str, Any] = run.config.get("execution") or {}
-    settings = {name: value for name, value in run.config.items() if name not in _NOT_FLAGS}
+    settings = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
     blocks = [
-        *command_blocks(command, bool(run.result.get("privacy"))),
+        *command_blocks(command, run.is_private),
         *_facts("Digests of what it was made of:", run.fingerprint),
         *versions_blocks(run),
         *_facts("All settings (config.json):", {f"--{n}": v for n, v in settings.items()}),
@@ -53,10 +54,14 @@ def versions_blocks(run: RunRecord) -> list[Block]:
 def _facts(title: str, values: Any) -> list[Block]:
     if not values:
         return []
-    return [Paragraph(title), Facts([(name, _value(value)) for name, value in values.items()])]
+    return [
+        Paragraph(title),
+        Facts([(name, setting_value(value)) for name, value in values.items()]),
+    ]
 
 
-def _value(value: Any) -> Line:
+def setting_value(value: Any) -> Part:
+    """Returns the value of a setting as config.json has it; of files the names alone."""
     if value is None:
         return "not given"
     if isinstance(value, list):

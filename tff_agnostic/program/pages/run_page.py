@@ -48,7 +48,7 @@ def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
             caveats_section(run),
             model_section(run),
             use_section(run.domains),
-            data_section(run),
+            data_section(run, run.is_private),
             measures_section(run),
             domains_section(run),
             tail_section(run),

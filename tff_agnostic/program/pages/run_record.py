@@ -72,6 +72,11 @@ class RunRecord:
         return self.source.below(ABOUT)
 
     @property
+    def is_private(self) -> bool:
+        """Whether it was trained with differential privacy."""
+        return bool(self.result.get("privacy"))
+
+    @property
     def split(self) -> str:
         """Whose clients were evaluated."""
         return str(self.result.get("split", _SPLIT))
@@ -120,7 +125,8 @@ def read_run(
         where: See `RunRecord`.
 
     Raises:
-        UserError: If a file is missing or damaged, or nobody says what is measured.
+        UserError: If a file is missing or damaged, the run goes on after that result, or nobody
+            says what is measured.
     """
     path = folder / RESULT
     if not path.is_file():
@@ -138,10 +144,18 @@ def read_run(
         known = False
     if not known:
         raise UserError(f"{path}: expected the result of a run, found something else")
+    config = read_json(folder / "config.json")
+    if result["rounds"] != config.get("rounds"):
+        # Settings and columns would be of one run, and the numbers of a shorter one.
+        raise UserError(
+            f"{path}: expected the result of a complete run of {config.get('rounds')} rounds, as "
+            f"config.json says, found that of {result['rounds']}: let it go on to its end "
+            "(--resume) first"
+        )
     fingerprint = folder / "fingerprint.json"
     return RunRecord(
         result,
-        read_json(folder / "config.json"),
+        config,
         read_json(fingerprint) if fingerprint.exists() else {},
         read_history(folder / "metrics.csv"),
         facts,

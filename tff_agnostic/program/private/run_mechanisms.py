@@ -15,13 +15,8 @@ from tff_agnostic.computations.client_group import group_of_one, one_client
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.data.sampling import domain_strata, num_turns
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy.mechanism import (
-    CentralNoise,
-    DistributedNoise,
-    IntegerGroup,
-    Mechanism,
-    TreeNoise,
-)
+from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import (
     CohortSampling,
     FixedSizeCohorts,

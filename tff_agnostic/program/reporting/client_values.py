@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from tff_agnostic.computations.evaluation import SIZES, ClientDistribution, SizeSums, grid_of
+from tff_agnostic.files import finite_or_none
 from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.reporting.measured import finite_or_none, values_of
+from tff_agnostic.program.reporting.measured import values_of
 
 # Of the centres of bins, which are wider than that.
 _DIGITS = 6

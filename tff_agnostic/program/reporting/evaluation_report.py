@@ -8,6 +8,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_agnostic.computations.evaluation import EvaluationOutput
+from tff_agnostic.files import finite_or_none
 from tff_agnostic.lambda_sets import LambdaSet, Simplex
 from tff_agnostic.models.functional import Model
 from tff_agnostic.models.measures import Measure, measures_of
@@ -18,7 +19,6 @@ from tff_agnostic.program.reporting.measured import (
     PERCENTILES,
     SUPERQUANTILE_SHARE,
     Measured,
-    finite_or_none,
     measured,
 )
 from tff_agnostic.tasks.task import TEST_SPLIT

@@ -172,11 +172,6 @@ def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
     return ratios if metric is None else np.asarray(metric.value(ratios))
 
 
-def finite_or_none(value: float) -> Optional[float]:
-    """Returns a number as JSON has it: what is undefined or infinite is null."""
-    return value if math.isfinite(value) else None
-
-
 def _in_order(ends: Sequence[float]) -> tuple[float, float]:
     low, high = sorted(ends)
     return low, high

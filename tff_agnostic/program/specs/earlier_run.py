@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from tff_agnostic.program.specs.config import RunConfig
 from tff_agnostic.program.specs.run_spec import RunSpec, resolve
-from tff_agnostic.program.specs.setting_paths import path_fields
+from tff_agnostic.program.specs.setting_paths import path_fields, path_of
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import DATA, option_flag
@@ -45,8 +45,8 @@ def inheriting(
         earlier.task,
         given,
         {**earlier.task_options, **task_options},
-        data_dir or _path(earlier.data_dir),
-        data or _path(earlier.data),
+        data_dir or path_of(earlier.data_dir),
+        data or path_of(earlier.data),
         inherited=earlier.settings(),
     )
 
@@ -98,7 +98,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return "not given" if value is None else str(value)
-
-
-def _path(text: Optional[str]) -> Optional[Path]:
-    return Path(text) if text is not None else None

@@ -17,6 +17,8 @@ from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras_files import KERAS_FILES, read_keras
 
 _CHECKPOINT = ".npz"
+# Suffixes of what a run can start from.
+FILES = (_CHECKPOINT, *KERAS_FILES)
 # So many differences are told of a model that differs throughout.
 _MAX_TOLD = 5
 

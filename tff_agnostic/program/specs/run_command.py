@@ -7,7 +7,7 @@ from typing import Any
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.specs.run_spec import RunSpec, check_given, resolve
-from tff_agnostic.program.specs.setting_paths import path_fields
+from tff_agnostic.program.specs.setting_paths import path_fields, path_of
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
@@ -32,7 +32,7 @@ def own_flags(spec: RunSpec) -> dict[str, Any]:
     """Returns the flags, beside --task, that make a run what it is, with their values."""
     flags = spec.flags()
     chosen = {name: flags[name] for name in _CHOICES}
-    data_dir, data = (None if path is None else Path(path) for path in (spec.data_dir, spec.data))
+    data_dir, data = map(path_of, (spec.data_dir, spec.data))
     try:
         defaults = resolve(spec.task, chosen, {}, data_dir, data).flags()
         usual = resolve(spec.task, {}, {}, data_dir, data).flags()

@@ -22,10 +22,15 @@ from tff_agnostic.program.specs.enough_clients import (
     check_clients_per_round,
     check_evaluation_clients,
 )
-from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec, from_flags
-from tff_agnostic.saving.checkpoints import (
-    CHECKPOINTS,
+from tff_agnostic.program.specs.made_of import (
+    FINGERPRINT,
+    INITIAL_MODEL,
+    is_all_there_is,
+    kept_model,
+    write_made_of,
 )
+from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec, from_flags
+from tff_agnostic.saving.checkpoints import CHECKPOINTS
 from tff_agnostic.settings import flag_of
 
 # In config.json: how rounds were executed, as far as it can change last bits.
@@ -42,7 +47,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.json"
-        self.fingerprint = path / "fingerprint.json"
+        self.fingerprint = path / FINGERPRINT
         self.metrics = path / "metrics.csv"
         self.result = path / "result.json"
         self.checkpoints = path / CHECKPOINTS
@@ -64,7 +69,7 @@ class RunFolder:
         with write_errors(self.path):
             if self.config.exists():
                 self._check_same(spec, resume)
-            elif not is_new_or_empty(self.path):
+            elif not (is_new_or_empty(self.path) or is_all_there_is(self.path)):
                 raise UserError(
                     "--output_dir: expected a new or empty folder or that of a run, found "
                     f"{self.path} with other content"
@@ -92,7 +97,7 @@ class RunFolder:
     def check_fingerprint(
         self, fingerprint: Mapping[str, str], others: Collection[str] = ()
     ) -> None:
-        """Checks that a run is made of what the folder's run was trained with; writes nothing.
+        """Checks that a run is made of what the folder's run, if any, was trained with.
 
         Args:
             fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
@@ -101,17 +106,21 @@ class RunFolder:
         Raises:
             UserError: If the run there was trained on something else, such as another vocabulary.
         """
+        if not self.config.exists():
+            return
         there = read_json(self.fingerprint) if self.fingerprint.exists() else {}
         # An earlier release knew less of its data.
-        is_older = self.config.exists() and self._read_config().get("format", 1) < FORMAT
+        is_older = self._read_config().get("format", 1) < FORMAT
         all_names = dict.fromkeys((*fingerprint, *there))
         for name in there if is_older or not self.fingerprint.exists() else all_names:
             if name in others:
                 continue
             if fingerprint.get(name) != there.get(name):
+                kept = kept_model(self.path) if name == INITIAL_MODEL else None
                 raise UserError(
                     f"{self.path}: expected the {name} that the run there was trained with "
                     f"({there.get(name)}), found another one ({fingerprint.get(name)})"
+                    + (f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else "")
                 )
 
     def write_config(
@@ -123,12 +132,31 @@ class RunFolder:
             spec: The run.
             fingerprint: `RunSpec.fingerprint`.
             execution: How its rounds are executed, as far as that can change last bits.
+
+        Raises:
+            UserError: If a file cannot be written, or what the run starts from is another file by
+                now.
         """
-        if fingerprint:
-            write_json(self.fingerprint, dict(fingerprint))
+        is_new = not self.config.exists()
+        write_made_of(self.path, fingerprint, spec.config.initial_model, is_new)
         # Last: where it is, the folder belongs to a run.
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
+
+    def with_kept_model(self, spec: RunSpec) -> RunSpec:
+        """Returns a run that goes on here with its own copy of what it started from.
+
+        One that names another file than the folder's run did stays as it is: what is in that file
+        is compared.
+        """
+        model = spec.config.initial_model
+        if model is None or not self.config.exists():
+            return spec
+        kept = kept_model(self.path) if model == self._read_config().get(INITIAL_MODEL) else None
+        if kept is None:
+            return spec
+        config = dataclasses.replace(spec.config, initial_model=str(kept))
+        return dataclasses.replace(spec, config=config)
 
     def changes(self, spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
         """Returns a line for each change that is to be known when a run goes on in the folder.

@@ -33,6 +33,7 @@ from tff_agnostic.program.specs.setting_paths import (
     absolute,
     initial_file,
     path_fields,
+    path_of,
     with_absolute_paths,
 )
 from tff_agnostic.program.specs.settings_of_runs import without_effect
@@ -106,7 +107,7 @@ class RunSpec:
 
         See `tasks.registry.load_task`.
         """
-        context = TaskContext(self.config.seed, _path(self.data_dir), _path(self.data))
+        context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
         with computing_in(self.config.precision):
             task = load_task(self.task, self.task_options, context)
             mixing = MixingTask(task, self.task, self.task_options, context)
@@ -231,7 +232,3 @@ def check_given_somewhere(runs: Sequence[RunSpec], given: Mapping[str, Any]) -> 
                 errors.append(e)
         if len(errors) == len(runs):
             raise errors[0]
-
-
-def _path(text: Optional[str]) -> Optional[Path]:
-    return Path(text) if text is not None else None

@@ -1,6 +1,7 @@
 """Settings that name files, as absolute paths: a run is the same wherever it was started."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,11 +17,18 @@ def path_fields(options: Any) -> list[dataclasses.Field]:
 def initial_file(text: str) -> Optional[str]:
     """Returns the file that training starts from, also where a run's folder was given.
 
-    That run may go on: what this one started from is one of its checkpoints.
+    Of that run it is the newest checkpoint that can be read, which it may delete when it goes on:
+    who starts from it keeps a copy (`made_of`).
+
+    Raises:
+        UserError: If there is none.
     """
     path = Path(text)
     if path.is_dir():
-        newest = newest_checkpoint_file(path / CHECKPOINTS)
+        try:
+            newest = _newest_file(path / CHECKPOINTS, _changed(path / CHECKPOINTS))
+        except UserError as e:
+            raise UserError(f"--initial_model: {e}") from e
         if newest is None:
             raise UserError(
                 "--initial_model: expected a Keras model, a checkpoint or the folder of a run, "
@@ -30,6 +38,18 @@ def initial_file(text: str) -> Optional[str]:
     if not path.is_file():
         raise UserError(f"--initial_model: expected a file or a run's folder, found none at {path}")
     return absolute(path)
+
+
+@functools.lru_cache(maxsize=16)
+def _newest_file(folder: Path, changed: int) -> Optional[Path]:
+    """Reads checkpoints, and warns of damaged ones, once for all trials of a comparison."""
+    del changed
+    return newest_checkpoint_file(folder)
+
+
+def _changed(folder: Path) -> int:
+    """Returns when a file was last added to a folder or taken away, in nanoseconds."""
+    return folder.stat().st_mtime_ns if folder.is_dir() else 0
 
 
 def with_absolute_paths(options: Any) -> Any:
@@ -47,3 +67,8 @@ def _absolute_of(value: Any) -> Any:
 def absolute(path: Optional[Path]) -> Optional[str]:
     """Returns a path resolved: however a file is named, it is the same run."""
     return str(path.resolve()) if path is not None else None
+
+
+def path_of(text: Optional[str]) -> Optional[Path]:
+    """Returns the path that a setting has as text, None if it has none."""
+    return Path(text) if text is not None else None
