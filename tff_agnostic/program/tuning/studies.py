@@ -157,7 +157,10 @@ class Studies:
     def _claimed(
         self, name: str, dimensions: Sequence[Dimension], number: int
     ) -> Optional["Claim"]:
-        """Returns a running trial with its values and its lock; None if another process has it."""
+        """Returns a running trial with its values and its lock.
+
+        None if another process has it, or has ended it.
+        """
         folder = trial_folder(self._folder, name, number)
         make_folder(folder)
         held = contextlib.ExitStack()
