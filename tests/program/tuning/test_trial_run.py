@@ -1,6 +1,7 @@
 """What a search is told between rounds, and which trials it ends."""
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -8,11 +9,17 @@ from optuna.trial import TrialState
 
 from tests.program.harness import make_evaluation, measures
 from tff_agnostic.errors import UserError
+from tff_agnostic.program.comparing.loaded_tasks import LoadedTasks
+from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.program.tuning.arm import SearchedArm
 from tff_agnostic.program.tuning.dimension import dimension
 from tff_agnostic.program.tuning.objective import parse_objective
-from tff_agnostic.program.tuning.space import searchable
+from tff_agnostic.program.tuning.space import parse_search, searchable
 from tff_agnostic.program.tuning.studies import SECONDS, Budget, Claim, Method, Studies
-from tff_agnostic.program.tuning.trial_run import Pruned, Watch
+from tff_agnostic.program.tuning.trial_run import Pruned, TrialRunner, Watch
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.tasks.heldout import heldout_options
 
 _OBJECTIVE = parse_objective("overall:loss", measures("loss", "accuracy"))
 _SPACES = {"mine": (dimension(searchable("digits")["q"], "0.1..5"),)}
@@ -89,3 +96,50 @@ def test_what_is_undefined_between_rounds_is_left_out_and_refused_at_the_end(stu
     absent = parse_objective("domain(b):loss+overall:loss", measures("loss"), ("a", "b"))
     with pytest.raises(UserError, match=r"no examples of b$"):
         Watch(claim, absent, 8, 1).end_run(make_evaluation({"a": 1.0, "b": math.nan}), "heldout")
+
+
+def _arm(search: str, algorithm: str, **given) -> SearchedArm:
+    dimensions = parse_search(search, searchable("digits"), [algorithm]).shared
+    shared = {"rounds": 1, "clients_per_round": 3, **given}
+    options = heldout_options("digits", {"num_clients": 4})
+    return SearchedArm(
+        algorithm,
+        algorithm,
+        "digits",
+        {"algorithm": algorithm},
+        shared,
+        options,
+        dimensions=dimensions,
+    )
+
+
+def _outcome(arm: SearchedArm, folder, first):
+    """Of a trial with these values, up to its first round, which is not reached."""
+    studies = Studies(folder, Method(False, seed=0, sampler="random", pruner="none", warm_up=1))
+    studies.add(arm.name, first)
+    claim = studies.taken({arm.name: tuple(arm.dimensions.values())}, Budget(20, None))
+    runner = TrialRunner(_OBJECTIVE, (0,), CohortRuntime(RuntimeOptions()), LoadedTasks())
+    with claim.held, StopRequest() as stop:
+        return runner(arm, claim, stop)
+
+
+def test_values_that_do_not_go_together_end_their_trial(tmp_path):
+    arm = _arm("clients_per_round=2..4;secure_min_clients=2..3", "fed_avg", aggregation="secure")
+    arm.check(0, LoadedTasks()(arm.spec({}, 0)))
+    outcome = _outcome(arm, tmp_path, {"clients_per_round": 2, "secure_min_clients": 3})
+    assert outcome.state is TrialState.PRUNED
+    assert outcome.text.startswith("refused: --clients_per_round: expected at least --secure_min_")
+
+
+def test_a_file_that_is_gone_ends_the_search(tmp_path):
+    """It is no fault of the values: every later trial would be refused as well."""
+    mixtures = tmp_path / "mixtures.json"
+    even = {str(k): 0.1 for k in range(10)}
+    odd = {str(k): 0.2 * (k % 2) for k in range(10)}
+    mixtures.write_text(json.dumps({"even": even, "odd": odd}))
+    given = {"lambda_set": "hull", "mixtures": str(mixtures)}
+    arm = _arm("client_learning_rate=0.1..1", "agnostic_fed_avg", **given)
+    arm.check(0, LoadedTasks()(arm.spec({}, 0)))
+    mixtures.unlink()
+    with pytest.raises(UserError, match=r"--mixtures=.*mixtures.json"):
+        _outcome(arm, tmp_path, {"client_learning_rate": 0.5})

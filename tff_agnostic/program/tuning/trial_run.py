@@ -67,7 +67,9 @@ class TrialRunner:
             specs = [arm.spec(claim.trial.params, seed) for seed in self.seeds]
             check_run(specs[0], self.load_task(specs[0]))
         except UserError as e:
-            # Each value is allowed by itself, as was checked before: these do not go together.
+            # Each value is allowed by itself, as was checked before: these do not go together. If
+            # not even that is so any more, as where a file is gone, the search ends.
+            arm.check(self.seeds[0], self.load_task(arm.spec({}, self.seeds[0])))
             return Outcome(TrialState.PRUNED, text=f"refused: {e}")
         watch = Watch(claim, self.objective, specs[0].config.rounds, len(specs))
         try:
