@@ -52,7 +52,8 @@ _UNKNOWN = [
     (["--nothing_like_it"], "Unknown command line flag 'nothing_like_it'"),
     (["digits"], "expected flags only, found 'digits'"),
     (["--resume", "--", "--task=digits"], "expected flags only, found '--task=digits'"),
-    (["--flagfile=missing.flags"], "Unable to open flagfile"),
+    (["--flagfile=missing.flags"], "--flagfile=missing.flags: expected a flag file, found none"),
+    (["--rounds=2", "--rounds=3"], "--rounds: expected one value, found 2 and 3; what later"),
 ]
 
 
