@@ -91,6 +91,12 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
             "--aggregation: expected secure with --privacy=distributed, where a client's own noise "
             f"hides it in a sum only whose parts nobody sees, found {spec.config.aggregation}"
         )
+    if spec.config.cohort_sampling == "poisson":
+        raise UserError(
+            "--cohort_sampling: expected uniform or stratified with --privacy=distributed, found "
+            "poisson: the number of clients of a round is public, and the epsilon that was claimed "
+            "for it is too small"
+        )
     sampling, expected = _sampling(spec, task), spec.config.clients_per_round
     least, steps = least_clients(spec), spec.privacy.integer_clip
     # Groups and their sizes do not depend on the noise.
