@@ -23,7 +23,7 @@ from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanism import CentralNoise, TreeNoise
-from tff_agnostic.privacy.sampling import PoissonCohorts
+from tff_agnostic.privacy.sampling import PoissonCohorts, SecretCohorts
 from tff_agnostic.privacy.tree import Participations
 
 _ROUNDS, _DELTA, _TRIALS = 4, 1e-3, 1000
@@ -118,7 +118,7 @@ def _claims(name: str, z: float) -> float:
             DistributedNoise(
                 (IntegerGroup(z, _STEPS, 1000),),
                 "skellam",
-                everybody,
+                SecretCohorts(int(_NUM_CLIENTS), int(_NUM_CLIENTS), _NUM_CLIENTS),
                 int(_NUM_CLIENTS),
                 int(_NUM_CLIENTS),
             ),
