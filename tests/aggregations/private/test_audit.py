@@ -20,6 +20,7 @@ from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum
 from tff_agnostic.aggregations.private.private_release import Released
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.client_group import Place
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanism import CentralNoise, TreeNoise
@@ -83,7 +84,7 @@ def _of_clients(exchange: Any, state: Any, canary: Any) -> Any:
     submitted = []
     for k in range(int(_NUM_CLIENTS)):
         nothing = tf.constant(0, tf.int64)
-        facts = ClientFacts(nothing, nothing, place=tf.constant(k))
+        facts = ClientFacts(nothing, nothing, place=Place(tf.constant(k), tf.constant(0)))
         answer = zeros if k else canary
         submitted.append(exchange.aggregation.encode(params, answer, exchange.bounds, facts))
     return tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)
