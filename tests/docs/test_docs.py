@@ -18,7 +18,10 @@ from tests.docs.small_reproduce import small_experiments
 from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *DOCS.glob("**/*.md")]
+)
 # Read in two minutes.
 README_WORDS = 700
 # What makes a documented command quick. The last value of a flag counts.
@@ -45,17 +48,22 @@ SHORTENED = {
 }
 # Run by .ci/run, or by tests/setup; a test that runs all tests would not end.
 COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help", "notebook"}
-# Files of the reader's own that pages speak of.
-READERS_FILES = {
-    "examples.csv": "user,country,visits,price,age,bought\n"
-    + "".join(
-        f"user{k % 40},{'pt' if k % 8 == 0 else 'es'},0.{k % 10},0.{k % 7},0.{k % 9},{k % 2}\n"
-        for k in range(400)
-    )
-}
 _BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # A block that is a file says so in its first line.
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
+# Files that README takes from the tutorial; the table is shorter here.
+READERS_FILES = {
+    "shop.csv": "user,country,visits,price,age,bought\n"
+    + "".join(
+        f"user{k % 40},{'pt' if k % 8 == 0 else 'es'},0.{k % 10},0.{k % 7},0.{k % 9},{k % 2}\n"
+        for k in range(400)
+    ),
+    **{
+        name[1]: block
+        for _, block in _BLOCK.findall((DOCS / "tutorial.md").read_text())
+        if (name := _FILE_NAME.match(block))
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +96,15 @@ class Commands:
         if name not in self._to_start and "--runtime=ray" not in arguments:
             with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()):
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
-        self._to_start.discard(name)
         finished = subprocess.run(
             [ROOT / "run", name, *arguments],
-            env=environment(self._home),
+            env=environment(self._home) if name in self._to_start else None,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
+        self._to_start.discard(name)
         return Outcome(finished.returncode, finished.stdout, finished.stderr)
 
 
@@ -202,3 +210,9 @@ def _headings(page: Path) -> set[str]:
 def test_readme_is_short() -> None:
     words = (ROOT / "README.md").read_text().split()
     assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
+
+
+def test_the_index_leads_to_every_page() -> None:
+    linked = re.findall(r"\]\(([^)#:]*)", (DOCS / "index.md").read_text())
+    pages = {page.name for page in DOCS.glob("*") if page.is_file()} - {"index.md"}
+    assert pages <= set(linked)

@@ -41,10 +41,11 @@ def test_run_notebook_serves_it(tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, env=environment(home)) as server:
         try:
             running = home / ".local" / "share" / "jupyter" / "runtime"
-            wait_until(lambda: list(running.glob("jpserver-*.json")) or server.poll() is not None)
-            (file,) = running.glob("jpserver-*.json")
-            about = json.loads(file.read_text())
-            address = f"{about['url']}api/contents/runs/notebook/tutorial.ipynb?token={about['token']}"
+            # Written last.
+            page = running / f"jpserver-{server.pid}-open.html"
+            wait_until(lambda: page.exists() or server.poll() is not None)
+            about = json.loads((running / f"jpserver-{server.pid}.json").read_text())
+            address = f"{about['url']}api/contents/tutorial.ipynb?token={about['token']}"
             with urllib.request.urlopen(address) as answer:
                 assert json.load(answer)["type"] == "notebook"
         finally:

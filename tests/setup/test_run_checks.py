@@ -87,6 +87,7 @@ def test_every_test_file_is_in_one_part(parted, exhaustive):
     rest = [part for part in parts if all(word.startswith("--ignore=") for word in part)]
     others = [path for part in parts if part not in rest for path in part]
     assert len(rest) == 1
+    assert f"\ntests: {len(parts)} parts, " in (ROOT / "README.md").read_text()
     left_out = [ROOT / word.removeprefix("--ignore=") for word in rest[0]]
     files = [file for path in others for file in _test_files(ROOT / path)]
     assert len(set(files)) == len(files)
