@@ -1,4 +1,4 @@
-"""What a newcomer has: HOME and PATH, a folder of his own, and the interpreter that README names."""
+"""What a newcomer has: HOME and PATH, an empty folder, and the interpreter that README names."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from typing import Optional
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
 _ENDED = "# ended"
-# Scripts one after another: TensorFlow takes seconds to import. Each is run as `python SCRIPT` would.
+# Runs scripts as `python SCRIPT` does, one after another: TensorFlow takes seconds to import.
 _SESSION = f"""
 import os, runpy, sys
 for line in sys.stdin:

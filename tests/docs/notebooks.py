@@ -41,7 +41,7 @@ def executed(folder: Path) -> Any:
 
 
 def texts(cell: Any) -> list[str]:
-    """Returns what a cell printed, and its results as text; not progress, of which times are part."""
+    """Returns what a cell printed, and its results as text; not its progress, which has times."""
     of_stream = [
         output.text
         for output in cell.outputs

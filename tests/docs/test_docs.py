@@ -20,7 +20,10 @@ from tests.selection import usually
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
-    [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *DOCS.glob("**/*.md")]
+    [
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+        *DOCS.glob("**/*.md"),
+    ]
 )
 # Read in two minutes.
 README_WORDS = 700
