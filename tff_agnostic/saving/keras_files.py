@@ -3,13 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.keras_slots import layers_of
-from tff_agnostic.models.plain_keras import classes_of
 from tff_agnostic.saving.keras_guard import NotPlain, plain_file
 
 # How their names end.
@@ -25,20 +24,19 @@ _MEND = "--trust loads it, and lets it run code: for files of people you trust"
 
 
 def read_keras(
-    file: Path, own: Optional[tf.keras.Model], flag: str, trust: bool = False
+    file: Path, classes: Mapping[str, Any], flag: str, trust: bool = False
 ) -> tf.keras.Model:
-    """Reads a Keras model that a flag names.
+    """Reads a Keras model that a user names.
 
     Args:
         file: A .keras or .h5 file.
-        own: The task's Keras model, whose classes of layers the file may have; None if it has none.
-        flag: The flag that names the file, for messages.
-        trust: As of `load_keras`.
+        classes: Classes of layers that it may have beside Keras' own, by name.
+        flag: What names the file, for messages.
+        trust: Whether the file may run code.
 
     Raises:
         UserError: If Keras cannot load it, or it is not trusted and holds more than a model.
     """
-    classes = {} if own is None else classes_of(own)
     try:
         return load_keras(file, classes, trust)
     except NotPlain as e:
@@ -51,14 +49,12 @@ def read_keras(
         ) from e
 
 
-def load_keras(
-    file: Path, classes: Mapping[str, Any], trust: bool = False
-) -> tf.keras.Model:
+def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> tf.keras.Model:
     """Loads a Keras file: nothing else here does.
 
     Args:
         file: A .keras or .h5 file.
-        classes: What Keras has to be told of to load it, by name.
+        classes: Classes of layers that it may have beside Keras' own, by name.
         trust: Whether the file may run code, and is loaded whatever it holds.
 
     Raises:

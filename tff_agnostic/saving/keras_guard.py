@@ -1,10 +1,10 @@
-"""What a Keras file may hold of which nobody says that it is trusted: Keras' own layers and numbers.
+"""What a Keras file may hold that nobody vouches for: Keras' own layers, and numbers.
 
 Keras' safe mode refuses a lambda in a `.keras` file, and nothing else. In both formats a
 configuration may name modules to import and functions of TensorFlow to call, such as
-`load_op_library`; classes that another library has registered may unpickle; weights may be pickles,
-or links to other files; in HDF5 Lambda layers run. So all that a configuration names is looked up
-here before Keras reads it, and what is not known is refused.
+`load_op_library`; classes that another library registered may unpickle; weights may be pickles, or
+links to other files; and a Lambda layer in HDF5 runs. So everything that a configuration names is
+looked up here before Keras reads it, and what is not known is refused.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import json
 import math
 import stat
 import zipfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
@@ -62,13 +62,17 @@ _MEMBERS_OF_TENSORS = ("InstanceMethod", "InstanceProperty")
 _CLASS_METHOD = "ClassMethod"
 _PRIVATE = {
     _FUNCTIONAL: "keras.src.engine.functional",
-    **dict.fromkeys((*_OPS, *_MEMBERS_OF_TENSORS, _CLASS_METHOD), "keras.src.layers.core.tf_op_layer"),
+    **dict.fromkeys(
+        (*_OPS, *_MEMBERS_OF_TENSORS, _CLASS_METHOD), "keras.src.layers.core.tf_op_layer"
+    ),
     # Only HDF5 has these.
     "BatchNormalizationV1": None,
     "BatchNormalizationV2": None,
 }
 _UNKNOWN = f", which the Keras of TensorFlow {tf.__version__} does not have"
 _LAMBDA = "Lambda"
+# TFF loads it, and it registers its layers, which unpickle functions.
+_UNPICKLES = "tensorflow_probability."
 # Values, not objects of a class.
 _VALUES = ("__tensor__", "__numpy__", "__bytes__", "__tuple__", "__ellipsis__", "TensorShape")
 _SPECS = ("tf.TensorSpec", "tf.RaggedTensorSpec", "tf.SparseTensorSpec")
@@ -77,30 +81,31 @@ _FUNCTIONS = ("activations", "losses", "metrics")
 
 # What TFOpLambda may call: functions of tensors that touch nothing else. All of a namespace, or
 # single functions.
-_OP_SPACES = ("__operators__", "bitwise", "image", "linalg", "math", "nn", "strings")
+_OP_SPACES = {
+    "__operators__", "bitwise", "dtypes", "image", "linalg", "math", "nn", "ragged", "signal",
+    "sparse", "strings",
+}  # fmt: skip
 _NO_OPS = {"nn.fixed_unigram_candidate_sampler"}  # Reads a file.
-_OP_NAMES = frozenset(
-    "abs acos acosh add add_n argmax argmin argsort as_string asin asinh atan atan2 atanh "
-    "batch_to_space bitcast boolean_mask broadcast_to cast clip_by_global_norm clip_by_norm "
-    "clip_by_value complex concat cos cosh cumsum divide dtypes.cast dynamic_partition "
-    "dynamic_stitch einsum ensure_shape equal exp expand_dims eye fill floor gather gather_nd "
-    "greater greater_equal histogram_fixed_width identity less less_equal linspace logical_and "
-    "logical_not logical_or matmul maximum meshgrid minimum multiply negative norm not_equal "
-    "one_hot ones ones_like pad pow range rank realdiv reduce_all reduce_any reduce_logsumexp "
-    "reduce_max reduce_mean reduce_min reduce_prod reduce_std reduce_sum reduce_variance repeat "
-    "reshape reverse reverse_sequence roll round saturate_cast scatter_nd searchsorted "
-    "sequence_mask shape sigmoid sign sin sinh size slice sort space_to_batch split sqrt square "
-    "squeeze stack stop_gradient strided_slice subtract tan tanh tensor_scatter_nd_add "
-    "tensor_scatter_nd_max tensor_scatter_nd_min tensor_scatter_nd_sub tensor_scatter_nd_update "
-    "tensordot tile transpose truediv truncatediv truncatemod unique unravel_index unstack where "
-    "zeros zeros_like".split()
-)
-_OF_TENSORS = frozenset(
-    "bounding_shape dense_shape flat_values indices merge_dims nested_row_lengths "
-    "nested_row_splits nested_value_rowids nrows row_lengths row_limits row_splits row_starts "
-    "to_sparse to_tensor value_rowids values with_flat_values with_row_splits_dtype "
-    "with_values".split()
-)
+_OP_NAMES = {
+    "argsort", "batch_to_space", "bitcast", "boolean_mask", "broadcast_to", "cast",
+    "clip_by_global_norm", "clip_by_norm", "clip_by_value", "concat", "convert_to_tensor",
+    "dynamic_partition", "dynamic_stitch", "einsum", "ensure_shape", "expand_dims", "eye",
+    "fill", "gather", "gather_nd", "histogram_fixed_width", "identity", "linspace", "meshgrid",
+    "norm", "one_hot", "ones", "ones_like", "pad", "range", "rank", "realdiv", "repeat",
+    "reshape", "reverse", "reverse_sequence", "roll", "scatter_nd", "searchsorted",
+    "sequence_mask", "shape", "size", "slice", "sort", "space_to_batch", "split", "squeeze",
+    "stack", "stop_gradient", "strided_slice", "tensor_scatter_nd_add", "tensor_scatter_nd_max",
+    "tensor_scatter_nd_min", "tensor_scatter_nd_sub", "tensor_scatter_nd_update", "tensordot",
+    "tile", "transpose", "truncatediv", "truncatemod", "unique", "unique_with_counts",
+    "unravel_index", "unstack", "where", "zeros", "zeros_like",
+}  # fmt: skip
+# Of ragged and sparse tensors, what layers may ask for.
+_OF_TENSORS = {
+    "bounding_shape", "dense_shape", "flat_values", "indices", "merge_dims",
+    "nested_row_lengths", "nested_row_splits", "nested_value_rowids", "nrows", "row_lengths",
+    "row_limits", "row_splits", "row_starts", "to_sparse", "to_tensor", "value_rowids",
+    "values", "with_flat_values", "with_row_splits_dtype", "with_values",
+}  # fmt: skip
 
 
 class NotPlain(ValueError):
@@ -111,12 +116,12 @@ class NotPlain(ValueError):
 
 
 @contextlib.contextmanager
-def plain_file(path: Path, own: Container[str]) -> Iterator[Union[Path, h5py.File]]:
+def plain_file(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
     """Yields what Keras may load a file from, while no more is made than the file has weights for.
 
     Args:
         path: A .keras or .h5 file, which is told by its content as Keras tells it.
-        own: Names of classes and functions that the caller hands to Keras for it.
+        own: Classes and functions that the caller hands to Keras for it, by name.
 
     Raises:
         NotPlain: If it holds code, names what is not known, leads to other files, or unpacks to
@@ -140,7 +145,7 @@ def plain_file(path: Path, own: Container[str]) -> Iterator[Union[Path, h5py.Fil
                 yield file
 
 
-def check_config(config: Any, own: Container[str]) -> None:
+def check_config(config: Any, own: Mapping[str, Any]) -> None:
     """Checks the configuration of a model: the objects in it, wherever they are nested.
 
     Args:
@@ -161,7 +166,7 @@ def check_config(config: Any, own: Container[str]) -> None:
             values += value
 
 
-def _check_object(found: Mapping[str, Any], own: Container[str]) -> None:
+def _check_object(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     name, module = found["class_name"], found.get("module")
     registered = found.get("registered_name", name)
     config = found.get("config")
@@ -204,7 +209,7 @@ def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) ->
 
 
 def _check_function(
-    name: Any, module: Optional[str], registered: Any, own: Container[str]
+    name: Any, module: Optional[str], registered: Any, own: Mapping[str, Any]
 ) -> None:
     if _is_own(name, own):
         return
@@ -222,15 +227,14 @@ def _of_module(module: Optional[str]) -> str:
     return "" if module is None else f" of the module {module!r:.60}"
 
 
-def _is_own(name: Any, own: Container[str]) -> bool:
-    """Returns whether a name is the caller's, or was registered by Keras, this package or a user.
-
-    TensorFlow Probability, which TFF loads, registers layers that unpickle.
-    """
+def _is_own(name: Any, own: Mapping[str, Any]) -> bool:
+    """Returns whether a name is the caller's, or Keras, this package or a user registered it."""
     if not isinstance(name, str):
         return False
-    known = tf.keras.utils.get_custom_objects().get(name)
-    module = str(getattr(known, "__module__", ""))
+    found = own.get(name, tf.keras.utils.get_custom_objects().get(name))
+    module = str(getattr(found, "__module__", ""))
+    if module.startswith(_UNPICKLES):
+        return False
     return name in own or module.startswith("keras.") or is_of_a_user(module)
 
 
