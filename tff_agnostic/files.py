@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Optional
@@ -20,6 +21,10 @@ _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 # Hexadecimal digits of a digest: enough to tell files of one user apart.
 _DIGITS = 16
 _BLOCK = 1 << 20
+# More bytes than a text has that a person or a run writes; what never ends has more, too.
+_MOST_TEXT = 1 << 28
+# Larger whole numbers are none of counts, and some are no float64 either.
+_MOST_INT = 1 << 63
 
 
 @contextlib.contextmanager
@@ -79,19 +84,133 @@ def finite_or_none(value: float) -> Optional[float]:
     return value if math.isfinite(value) else None
 
 
+def named_path(where: str, text: str) -> Path:
+    """Returns the path that a user names at `where`, such as "--output_dir".
+
+    Raises:
+        UserError: If it is empty, as where a variable of the shell is: it would be the current
+            folder; or if no file can be called so, or JSON cannot hold the name.
+    """
+    if not text:
+        raise UserError(f"{where}: expected a path, found an empty one")
+    if "\0" in text:
+        raise UserError(f"{where}: expected a path, found one with a NUL character: {text!r:.200}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where}: expected a path in UTF-8, found {os.fsencode(text)!r:.200}"
+        ) from None
+    return Path(text)
+
+
+def open_file(path: Path, what: str) -> IO[bytes]:
+    """Opens a file to read that has an end: no pipe, which may keep its reader waiting, or device.
+
+    Args:
+        path: The file.
+        what: What it has to be, for messages, such as "a JSON file".
+
+    Raises:
+        UserError: If it is something else, or cannot be read.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)
+    except FileNotFoundError as e:
+        raise UserError(f"{path}: expected {what}, found none") from e
+    except OSError as e:
+        raise UserError(f"{path}: expected {what}, cannot read it ({e.strerror or e})") from e
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path}: expected {what}, found a pipe, a socket or a device")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Without it a pipe is not even opened until something writes to it.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_file(path: Path, what: str, most: int = _MOST_TEXT) -> bytes:
+    """Returns the content of a file; see `open_file`.
+
+    Args:
+        path: The file.
+        what: What it has to be.
+        most: How many bytes it may have.
+
+    Raises:
+        UserError: If it has more, or as `open_file` does.
+    """
+    try:
+        with open_file(path, what) as file:
+            content = file.read(most + 1)
+    except OSError as e:
+        raise UserError(f"{path}: expected {what}, cannot read it ({e.strerror or e})") from e
+    if len(content) > most:
+        raise UserError(f"{path}: expected {what} of at most {most} bytes, found more")
+    return content
+
+
+def read_text(path: Path, what: str) -> str:
+    """Returns the text of a file in UTF-8; see `read_file`.
+
+    Raises:
+        UserError: If it is not in UTF-8, or as `read_file` does.
+    """
+    try:
+        return read_file(path, what).decode()
+    except UnicodeDecodeError as e:
+        found = f"byte 0x{e.object[e.start]:02x} at position {e.start}"
+        raise UserError(f"{path}: expected {what} in UTF-8, found {found}") from e
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the content of a JSON file that holds an object.
 
     Raises:
-        UserError: If it is missing, unreadable or not JSON, or holds something else.
+        UserError: If it is missing, unreadable or not JSON, or holds something else, a name twice
+            in one object, or a number that no float64 holds.
     """
+    text = read_text(path, "a JSON file")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
+        found = json.loads(
+            text,
+            object_pairs_hook=_with_each_name_once,
+            parse_constant=_finite,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from e
+    except (ValueError, RecursionError) as e:
         raise UserError(f"{path}: expected a JSON file, cannot read it ({e})") from e
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(found).__name__}")
     return found
+
+
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # The last of them would stand for all, without a word.
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise UserError(f"expected each name once in an object, found {twice!r:.100} twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    # Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity.
+    if not math.isfinite(value := float(text)):
+        raise UserError(f"expected finite numbers, found {text:.100}")
+    return value
+
+
+def _whole(text: str) -> int:
+    if abs(value := int(text)) >= _MOST_INT:
+        raise UserError(f"expected whole numbers of at most 63 bits, found {text:.100}")
+    return value
 
 
 @contextlib.contextmanager
@@ -193,7 +312,7 @@ def file_digest(path: Path) -> str:
     """
     found = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_file(path, "a file") as file:
             while block := file.read(_BLOCK):
                 found.update(block)
     except OSError as e:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import named_path
 from tff_agnostic.registry import Registry
 
 # `Optional[int]`, and `int | None` where Python has it.
@@ -151,8 +152,9 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if "choices" in metadata:
         choices: Registry = metadata["choices"]
         choices.given(flag, value)
-    if metadata.get("is_path") and not value:
-        raise UserError(f"{flag}: expected a path, found an empty one")
+    if metadata.get("is_path"):
+        for path in (value or ("",)) if isinstance(value, tuple) else (value,):
+            named_path(flag, path)
     for number in value if isinstance(value, tuple) else (value,):
         _check_number(flag, number)
     if metadata.get("positive") and value <= 0:

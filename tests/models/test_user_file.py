@@ -42,7 +42,7 @@ def test_files_without_the_function(tmp_path, content: Any, message):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    assert error_of(tmp_path) == f"{tmp_path}: cannot read: Is a directory"
+    assert error_of(tmp_path) == f"{tmp_path}: expected a Python file, cannot read it (Is a directory)"
 
 
 def test_a_file_that_fails_shows_its_own_lines_only(tmp_path):

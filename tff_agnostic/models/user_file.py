@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import digest
+from tff_agnostic.files import digest, read_file
 from tff_agnostic.models.user_imports import UserImports
 
 # How many names of a file a message lists.
@@ -37,7 +37,7 @@ class UserFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._source = self._read()
+        self._source = read_file(path, "a Python file")
         code = self._compile(self._source)
         self._imports = UserImports(Path(code.co_filename).parent)
         # Not its own name: a folder of that name may lie next to it.
@@ -149,14 +149,6 @@ class UserFile:
             and not isinstance(value, types.ModuleType)
             and (not hasattr(value, "__name__") or value.__module__ == own_name)
         }
-
-    def _read(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError as e:
-            raise UserError(f"{self.path}: expected a Python file, found none") from e
-        except OSError as e:
-            raise UserError(f"{self.path}: cannot read: {e.strerror or e}") from e
 
     def _compile(self, source: bytes) -> types.CodeType:
         file_name = str(self.path.resolve())

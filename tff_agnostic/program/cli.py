@@ -11,6 +11,7 @@ from typing import Callable, NoReturn
 
 from absl import app, flags, logging
 
+from tff_agnostic.command_line import check_given_once, with_flag_files
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.program.interrupts import Interrupted
 from tff_agnostic.runtimes.tff_exit import end_quietly
@@ -96,10 +97,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """
     logging.use_absl_handler()
     try:
-        rest: list[str] = flags.FLAGS(list(argv))
-    except flags.Error as e:
-        # As absl says that a flag file is missing.
-        sys.exit(_failed(UserError(str(e).removeprefix("ERROR:: "))))
+        arguments = with_flag_files(argv[1:])
+        check_given_once(arguments, flags.FLAGS)
+        rest: list[str] = flags.FLAGS([argv[0], *(argument.text for argument in arguments)])
+    except (UserError, flags.Error) as e:
+        sys.exit(_failed(e))
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:
