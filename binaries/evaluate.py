@@ -49,6 +49,7 @@ _SETTINGS = (
     "seed",
     "worst_min_examples",
     "client_percentiles",
+    "trust",
     "runtime",
     "aggregation",
     "secure_max_examples",

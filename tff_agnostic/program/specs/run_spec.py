@@ -110,7 +110,7 @@ class RunSpec:
         context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
         with computing_in(self.config.precision):
             task = load_task(self.task, self.task_options, context)
-            mixing = MixingTask(task, self.task, self.task_options, context)
+            mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
             task = with_base_predictors(mixing, self.algorithm)
         model = freeze(task.model, self.config.frozen_layers)
         task = dataclasses.replace(task, model=model)
