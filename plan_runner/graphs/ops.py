@@ -258,12 +258,10 @@ STRING_ATTRIBUTES = frozenset(
     )
 )
 
-# Their first input is a path, which has to come from a placeholder that the plan names as one.
+# Their first input is a path: a placeholder that the plan names as one.
 READS_FILE = frozenset(("Restore", "RestoreSlice", "RestoreV2"))
 WRITES_FILE = frozenset(("Save", "SaveSlices"))
 
-# What passes a path on unchanged.
-PASSES_ON = frozenset(("Identity", "PlaceholderWithDefault"))
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 
 # The one operation of the platform's own: a client's examples.

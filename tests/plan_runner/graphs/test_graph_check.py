@@ -181,8 +181,8 @@ def test_the_same_below_datasets():
 def test_paths_of_the_plan_may_be_read_and_written():
     def build():
         restore(path("in"))
-        restore(tf.identity(tf.compat.v1.placeholder_with_default(path("in2"), [])), "bad2")
-        save(tf.identity(path("out")))
+        restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "in2"), "bad2")
+        save(path("out"))
 
     permissions = Permissions(frozenset({"in:0", "in2:0"}), frozenset({"out:0"}))
     check_graph(built(build), permissions, "graph")
@@ -200,7 +200,9 @@ def test_paths_of_the_plan_may_be_read_and_written():
         lambda: restore(path("in") + "/../other"),
         lambda: restore(tf.where(True, path("in"), "/etc/passwd")),
         lambda: restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "other")),
-        lambda: restore(tf.constant("/etc/passwd", name="in")),
+        # Nothing may stand in between: whoever feeds it would choose another path.
+        lambda: restore(tf.identity(path("in"))),
+        lambda: restore(tf.compat.v1.placeholder_with_default(path("in"), [])),
     ],
 )
 def test_other_paths(build):
@@ -208,15 +210,30 @@ def test_other_paths(build):
     assert "is refused: its path is not one that the plan names" in refused(build)
 
 
-def test_paths_in_a_circle():
-    graph = tf.compat.v1.GraphDef()
-    graph.node.add(name="a", op="Identity", input=["b"])
-    graph.node.add(name="b", op="Identity", input=["a"])
-    graph.node.add(name="bad", op="RestoreV2", input=["a", "a", "a"])
-    graph.node.add(name="worse", op="RestoreV2")
-    assert refused(graph).startswith("graph: bad: RestoreV2 is refused: its path")
-    del graph.node[2]
-    assert refused(graph).startswith("graph: worse: RestoreV2 is refused: its path")
+@pytest.mark.parametrize(
+    ("fed", "message"),
+    [
+        ("out:0", "graph: expected a path for 'out:0' only, another value is fed, too"),
+        # TensorFlow takes all of these for the same tensor.
+        ("out:00", "graph: expected a placeholder for 'out:00', which is fed"),
+        ("out: 0", "graph: expected a placeholder for 'out: 0', which is fed"),
+        ("same:0", "graph: expected a placeholder for 'same:0', which is fed"),
+    ],
+)
+def test_what_is_fed_are_placeholders_and_paths_are_fed_as_paths_only(fed, message):
+    def build():
+        tf.identity(path("out"), "same")
+        path("number")
+
+    check_graph(built(build), Permissions(writes=PATHS.writes, fed=frozenset({"number:0"})), "graph")
+    assert refused(build, Permissions(writes=PATHS.writes, fed=frozenset({fed}))) == message
+
+
+def test_paths_are_placeholders():
+    def build():
+        restore(tf.constant("/etc/passwd", name="in"))
+
+    assert refused(build) == "graph: expected a placeholder for 'in:0', which is fed"
 
 
 def test_operations_that_tensorflow_does_not_know():

@@ -1,11 +1,19 @@
 """TFLite graphs that do more than compute are refused before TFLite sees them."""
 
+import inspect
+
 import pytest
 import tensorflow as tf
 
 from plan_runner.clients.tflite_check import check_tflite
 from plan_runner.errors import PlanError
 from plan_runner.graphs.check import Permissions
+from tests.plan_runner.hostile.attacks import (
+    custom_code,
+    edited,
+    tensor_number,
+    write_over_path,
+)
 
 _PATHS = Permissions(frozenset(["in:0"]), frozenset(["out:0"]))
 
@@ -45,8 +53,14 @@ def _saved(path, value):
     )
 
 
-def test_a_graph_that_computes():
-    check_tflite(_converted(lambda i, o: [_saved(o, _restored(i) * 2.0)]), _PATHS, "here")
+@pytest.fixture(scope="module")
+def saving():
+    return _converted(lambda i, o: [_saved(o, _restored(i) * 2.0)])
+
+
+def test_a_graph_that_computes(saving):
+    check_tflite(saving, _PATHS, "here")
+    check_tflite(edited(saving, lambda model, graph: None), _PATHS, "here")
 
 
 @pytest.mark.parametrize(
@@ -70,16 +84,58 @@ def test_a_graph_that_reaches_files(build, message):
         check_tflite(_converted(build), _PATHS, "here")
 
 
+def _is_an_intermediate(model, graph):
+    graph.operators[0].intermediates = [tensor_number(graph, "out:0")]
+
+
+def _has_a_value(model, graph):
+    tensor = graph.tensors[tensor_number(graph, "out:0")]
+    model.buffers[tensor.buffer].data = list(b"/tmp/elsewhere")
+
+
+def _twice_of_one_name(model, graph):
+    graph.tensors[tensor_number(graph, "in:0")].name = b"out:0"
+
+
+def _twice(model, graph):
+    graph.inputs = [*graph.inputs, graph.inputs[0]]
+
+
+def _options_elsewhere(model, graph):
+    operator = next(op for op in graph.operators if custom_code(model, op))
+    operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize = 100, 10
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda content: write_over_path(content, "/tmp/elsewhere"),
+            "out:0: expected no operation that writes into an input, found one",
+        ),
+        (_is_an_intermediate, "out:0: expected no operation that writes into an input, found one"),
+        (_has_a_value, "out:0: expected an input, found a value for it"),
+        (_twice_of_one_name, "expected nodes of different names, found one twice"),
+        (_twice, "expected every input once, found in:0 again"),
+        (_options_elsewhere, "expected its options in it, found some elsewhere"),
+    ],
+)
+def test_a_graph_whose_paths_are_not_what_is_fed(saving, spoil, message):
+    of_bytes = "content" in inspect.signature(spoil).parameters
+    spoiled = spoil(saving) if of_bytes else edited(saving, spoil)
+    with pytest.raises(PlanError, match=f"^here: .*{message}"):
+        check_tflite(spoiled, _PATHS, "here")
+
+
 @pytest.mark.parametrize("content", [b"", b"TFL3", b"\xff" * 100])
 def test_no_flatbuffer(content):
     with pytest.raises(PlanError, match=r"^here: expected a flatbuffer of TFLite, found "):
         check_tflite(content, _PATHS, "here")
 
 
-def test_a_flatbuffer_that_is_cut():
-    content = _converted(lambda i, o: [_saved(o, _restored(i) * 2.0)])
-    for length in range(8, len(content), 97):
+def test_a_flatbuffer_that_is_cut(saving):
+    for length in range(8, len(saving), 97):
         try:
-            check_tflite(content[:length], _PATHS, "here")
+            check_tflite(saving[:length], _PATHS, "here")
         except PlanError as e:
             assert "\n" not in str(e)
