@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plan_runner import plan_pb2
+from plan_runner.clients.kernel import Kernel, find_kernel, give_kernel
 from plan_runner.command.request import Request
 from plan_runner.errors import PlanError
 from plan_runner.files import export as exports
@@ -16,6 +17,7 @@ from plan_runner.files.export import Export, conformance_client, open_export
 from plan_runner.files.frames import check_frames
 from plan_runner.files.parsing import parse, parse_plan
 from plan_runner.isolation.bounds import IsolationError, Listener, Refused
+from plan_runner.isolation.sandbox import missing
 from plan_runner.isolation.supervisor import run_isolated
 
 _LOADING = "loading the plan"
@@ -51,21 +53,49 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
 def play_isolated(request: Request, listener: Listener) -> int:
     """Does what `play` does in a process of its own, which is ended at the request's limits.
 
+    The process has a sandbox unless the request trusts the plan: it can read what the request
+    names, and write nothing but files that go with it.
+
     Raises:
-        PlanError: As `play` does, or if a limit is reached or the process ends by itself.
+        PlanError: As `play` does, or if a limit is reached, the process ends by itself, or this
+            machine has no sandbox.
     """
+    if not request.trust:
+        require_sandbox("--plan")
+    # Beforehand: no process can be started from the sandbox.
+    found = find_kernel()
+    reads = None if request.trust else [*request.paths(), found.library]
+    payload = {"request": request.to_json(), "kernel": found}
     target = f"{__name__}:{_play_payload.__name__}"
     try:
-        return run_isolated(target, request.to_json(), request.limits.bounds, listener)
+        return run_isolated(target, payload, request.limits.bounds, listener, reads)
     except IsolationError as e:
         raise PlanError(str(e)) from e
+
+
+def require_sandbox(flag: str) -> None:
+    """Checks that this machine has what a sandbox needs.
+
+    Args:
+        flag: What is to be read in it, for the message.
+
+    Raises:
+        PlanError: If it lacks something.
+    """
+    lacks = missing()
+    if lacks:
+        raise PlanError(
+            f"{flag}: expected a sandbox for files of others, this machine has no "
+            f"{' and no '.join(lacks)}; --trust goes without one, for files that you trust"
+        )
 
 
 def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
     # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    give_kernel(Kernel(*payload["kernel"]))
     try:
-        return play(Request.from_json(payload), listener, scratch)
+        return play(Request.from_json(payload["request"]), listener, scratch)
     except PlanError as e:
         raise Refused(str(e)) from e
     except OSError as e:
