@@ -14,6 +14,8 @@ from plan_runner.graphs.messages import tensor_specs
 
 _WHERE = "client_only_plan.pb: tflite_graph"
 
+_NO_FLEX = "link the Flex delegate"
+
 
 class TfLiteClient:
     """Plays one client after the other; TensorFlow's kernel of ExternalDataset has to be loaded.
@@ -33,6 +35,9 @@ class TfLiteClient:
             self._interpreter = tf.lite.Interpreter(model_content=content)
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as e:
+            # As in the package of TensorFlow 2.21: nothing is wrong with the graph.
+            if _NO_FLEX in str(e):
+                raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
             raise PlanError(f"{_WHERE}: expected a graph for TFLite, found {reason(e)}") from e
         self._inputs = _indices(self._interpreter.get_input_details())
 

@@ -139,10 +139,13 @@ def _problems(node: Any, definition: Any) -> Iterator[str]:
             if argument.type == types_pb2.DT_STRING:
                 yield f"its input {argument.name} may name a file"
     for attribute in definition.attr:
-        if (
-            attribute.type in ("string", "list(string)")
-            and attribute.name not in ops.STRING_ATTRIBUTES
-        ):
+        if attribute.type not in ("string", "list(string)"):
+            continue
+        if attribute.name in ops.STRING_VALUES:
+            found = node.attr[attribute.name].s if attribute.name in node.attr else b""
+            if found not in ops.STRING_VALUES[attribute.name]:
+                yield f"its attribute {attribute.name} is none of those known"
+        elif attribute.name not in ops.STRING_ATTRIBUTES:
             yield f"its attribute {attribute.name} may name a file or code"
     # Such constants are objects that TensorFlow would decode from the graph.
     if node.op == "Const" and _dtype(node) in _NEVER_CONSTANT:

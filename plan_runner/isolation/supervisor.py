@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Optional
 
@@ -127,11 +127,7 @@ class _Process:
         decoder, status = wire.Decoder(), None
         self._begin(self._step)
         while piece := self._next_piece():
-            try:
-                events = list(decoder.feed(piece))
-            except ValueError as e:
-                raise IsolationError(f"{self._step}: its process reports {e}") from e
-            for kind, value in events:
+            for kind, value in self._events(decoder, piece):
                 if kind == wire.STATUS:
                     status = value
                 else:
@@ -140,10 +136,16 @@ class _Process:
             raise self._ended()
         return status
 
+    def _events(self, decoder: wire.Decoder, piece: bytes) -> Iterator[tuple[str, Any]]:
+        try:
+            yield from decoder.feed(piece)
+        except wire.NoEventError as e:
+            raise IsolationError(f"{self._step}: its process reports {e}") from e
+
     def _named(self, name: str) -> Path:
         """Returns the folder of that name among the process's own."""
         path = self._folder / name
-        if Path(name).name != name or path.is_symlink() or not path.is_dir():
+        if not name.isidentifier() or path.is_symlink() or not path.is_dir():
             raise IsolationError(f"{self._step}: its process reports a folder that is none of its own")
         return path
 

@@ -11,6 +11,10 @@ STEP, LINE, RESULTS, STATUS, ERROR = "step", "line", "results", "status", "error
 _VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str}
 
 
+class NoEventError(ValueError):
+    """What has arrived is no event."""
+
+
 def encoded(kind: str, value: Any) -> bytes:
     """Returns an event as a line."""
     return json.dumps([kind, value]).encode() + b"\n"
@@ -26,11 +30,11 @@ class Decoder:
         """Yields the events (kind, value) that are whole after another piece.
 
         Raises:
-            ValueError: If it is no event, or too long for one.
+            NoEventError: If it is no event, or too long for one.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
-            raise ValueError(f"a line of more than {_LONGEST_LINE} bytes")
+            raise NoEventError(f"a line of more than {_LONGEST_LINE} bytes")
         for line in lines:
             yield _event(line)
 
@@ -43,4 +47,4 @@ def _event(line: bytes) -> tuple[str, Any]:
     # Its process may have been taken over by what it runs.
     except (KeyError, RecursionError, TypeError, ValueError):
         pass
-    raise ValueError("something that is no event")
+    raise NoEventError("something that is no event")

@@ -4,7 +4,9 @@ import re
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.framework import op_def_registry
 
 from plan_runner.errors import PlanError
 from plan_runner.graphs import ops
@@ -284,6 +286,27 @@ def test_constants_are_numbers_or_strings():
     assert refused(graph).startswith("graph: bad: Const is refused: it is no constant of")
 
 
+@pytest.mark.parametrize("value", [None, b"", b"DEFAULT", b"ERROR", b"IGNORE", b"/etc/passwd"])
+def test_attributes_of_later_versions_have_known_values(monkeypatch, value):
+    """`bad_indices_policy` came with TensorFlow 2.18; others take it from its definition."""
+    definition = op_def_pb2.OpDef.FromString(op_def_registry.get("GatherNd").SerializeToString())
+    if not any(attribute.name == "bad_indices_policy" for attribute in definition.attr):
+        definition.attr.add(name="bad_indices_policy", type="string")
+    known = {"GatherNd": definition}
+    monkeypatch.setattr(op_def_registry, "get", known.get)
+    graph = tf.compat.v1.GraphDef()
+    node = graph.node.add(name="bad", op="GatherNd")
+    if value is not None:
+        node.attr["bad_indices_policy"].s = value
+    if value != b"/etc/passwd":
+        check_graph(graph, PATHS, "graph")
+    else:
+        assert refused(graph) == (
+            "graph: bad: GatherNd is refused: its attribute bad_indices_policy is none of those "
+            "known"
+        )
+
+
 def test_checking_changes_nothing():
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="a", op="Const")
@@ -335,8 +358,6 @@ def test_what_training_needs_may_run():
 
 def test_no_operation_with_a_telling_name_slips_through():
     """Every operation that this TensorFlow knows, judged by what its name says it does."""
-    from tensorflow.core.framework import op_def_pb2
-
     known = op_def_pb2.OpList.FromString(
         pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
     )
@@ -364,8 +385,6 @@ def test_no_operation_with_a_telling_name_slips_through():
 
 
 def test_the_lists_name_operations_that_exist():
-    from tensorflow.python.framework import op_def_registry
-
     for names in (*ops.STATEFUL.values(), ops.STRING_INPUTS, ops.READS_FILE, ops.WRITES_FILE):
         for name in names:
             assert op_def_registry.get(name) is not None, name

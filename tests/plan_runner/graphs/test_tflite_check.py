@@ -8,6 +8,7 @@ import tensorflow as tf
 from plan_runner.clients.tflite_check import check_tflite
 from plan_runner.errors import PlanError
 from plan_runner.graphs.check import Permissions
+from tests.plan_runner.graphs.converted import converted, restored, saved, saving_graph
 from tests.plan_runner.hostile.attacks import (
     custom_code,
     edited,
@@ -18,44 +19,9 @@ from tests.plan_runner.hostile.attacks import (
 _PATHS = Permissions(frozenset(["in:0"]), frozenset(["out:0"]))
 
 
-def _converted(build):
-    """The flatbuffer of a graph with the inputs "in" and "out", two strings."""
-    with tf.Graph().as_default() as graph:
-        paths = [tf.compat.v1.placeholder(tf.string, [], name) for name in ("in", "out")]
-        outputs = build(*paths)
-    converter = tf.compat.v1.lite.TFLiteConverter(
-        graph.as_graph_def(),
-        None,
-        None,
-        input_arrays_with_shape=[("in:0", []), ("out:0", [])],
-        output_arrays=[output.name for output in outputs if isinstance(output, tf.Tensor)],
-    )
-    converter.target_spec.supported_ops = [
-        tf.lite.OpsSet.TFLITE_BUILTINS,
-        tf.lite.OpsSet.SELECT_TF_OPS,
-    ]
-    converter._experimental_allow_all_select_tf_ops = True
-    nodes = [output.name for output in outputs if isinstance(output, tf.Operation)]
-    converter._control_output_arrays = nodes or None
-    return converter.convert()
-
-
-def _restored(path):
-    value = tf.raw_ops.RestoreV2(
-        prefix=path, tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32]
-    )[0]
-    return tf.reshape(value, [2])
-
-
-def _saved(path, value):
-    return tf.raw_ops.SaveSlices(
-        filename=path, tensor_names=["b"], shapes_and_slices=[""], data=[value], name="save"
-    )
-
-
 @pytest.fixture(scope="module")
 def saving():
-    return _converted(lambda i, o: [_saved(o, _restored(i) * 2.0)])
+    return saving_graph()
 
 
 def test_a_graph_that_computes(saving):
@@ -66,10 +32,10 @@ def test_a_graph_that_computes(saving):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda i, o: [_saved(i, _restored(i))], "SaveSlices is refused: its path is not one"),
-        (lambda i, o: [_saved(o, _restored(o))], "RestoreV2 is refused: its path is not one"),
+        (lambda i, o: [saved(i, restored(i))], "SaveSlices is refused: its path is not one"),
+        (lambda i, o: [saved(o, restored(o))], "RestoreV2 is refused: its path is not one"),
         (
-            lambda i, o: [_saved(tf.constant("/tmp/elsewhere"), _restored(i))],
+            lambda i, o: [saved(tf.constant("/tmp/elsewhere"), restored(i))],
             "SaveSlices is refused: its path is not one",
         ),
         (lambda i, o: [tf.io.read_file(i)], "ReadFile is refused: its input filename may name a"),
@@ -81,7 +47,7 @@ def test_a_graph_that_computes(saving):
 )
 def test_a_graph_that_reaches_files(build, message):
     with pytest.raises(PlanError, match=f"^here: .*{message}"):
-        check_tflite(_converted(build), _PATHS, "here")
+        check_tflite(converted(build), _PATHS, "here")
 
 
 def _is_an_intermediate(model, graph):
