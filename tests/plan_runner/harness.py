@@ -10,6 +10,10 @@ from absl import flags
 
 from plan_runner.command import cli
 from plan_runner.command.play import play
+from plan_runner.isolation.sandbox import missing
+
+# What commands in processes of their own are given, so that they also run on kernels without one.
+TRUST_WITHOUT_SANDBOX = ("--trust",) if missing() else ()
 
 
 class Outcome(NamedTuple):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.binaries.harness import ROOT, tree
-from tests.plan_runner.harness import call
+from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, call
 from tests.plan_runner.hostile.files import FILES
 from tests.plan_runner.hostile.graphs import GRAPHS
 from tests.plan_runner.hostile.spoiling import Found
@@ -141,7 +141,7 @@ def _assert_harmless(name, arguments, tmp_path) -> None:
         subprocess.run(
             [
                 *(sys.executable, "-c", _MEASURED, str(measured)),
-                *(sys.executable, "-m", "plan_runner", *arguments),
+                *(sys.executable, "-m", "plan_runner", *arguments, *TRUST_WITHOUT_SANDBOX),
             ],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
