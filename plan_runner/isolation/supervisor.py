@@ -140,14 +140,20 @@ class _Process:
         try:
             yield from decoder.feed(piece)
         except wire.NoEventError as e:
-            raise IsolationError(f"{self._step}: its process reports {e}") from e
+            raise self._reports(e) from e
 
     def _named(self, name: str) -> Path:
-        """Returns the folder of that name among the process's own."""
+        """Returns the folder of that name among the process's own; there are files in it only."""
         path = self._folder / name
         if not name.isidentifier() or path.is_symlink() or not path.is_dir():
-            raise IsolationError(f"{self._step}: its process reports a folder that is none of its own")
+            raise self._reports("a folder that is none of its own")
+        # Whoever takes them neither follows a link nor waits for a pipe.
+        if not all(entry.is_file(follow_symlinks=False) for entry in os.scandir(path)):
+            raise self._reports("a folder with more than files in it")
         return path
+
+    def _reports(self, what: object) -> IsolationError:
+        return IsolationError(f"{self._step}: its process reports {what}")
 
     def _begin(self, step: str) -> None:
         self._step = step

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,20 +52,14 @@ def publish(results: Path, folder: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix=".plan_runner_", dir=folder) as partial:
             for name in names:
-                _copy(results / name, Path(partial) / name)
+                shutil.copyfile(results / name, Path(partial) / name)
+                _sync(Path(partial) / name)
             for name in names:
                 os.replace(Path(partial) / name, folder / name)
     except OSError as e:
         raise PlanError(f"{folder}: cannot write: {e.strerror}") from e
 
 
-def _copy(source: Path, target: Path) -> None:
-    # What is there was written by a process that ran a stranger's graphs: neither a link of its is
-    # followed, nor a pipe waited for.
-    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as reader:
-        if not stat.S_ISREG(os.fstat(reader.fileno()).st_mode):
-            raise PlanError(f"{source.name}: expected a file among the results, found another thing")
-        with open(target, "wb") as writer:
-            shutil.copyfileobj(reader, writer)
-            writer.flush()
-            os.fsync(writer.fileno())
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -90,6 +90,10 @@ def exits(payload, listener, folder):
 def reports(payload, listener, folder):
     """Reports what its caller did not think of."""
     listener.step("reporting")
+    for name in ("with_a_pipe", "with_a_link"):
+        (folder / name).mkdir()
+    os.mkfifo(folder / "with_a_pipe" / "file")
+    (folder / "with_a_link" / "file").symlink_to("/etc/passwd")
     (folder / "link").symlink_to("/etc")
     os.write(listener._pipe, payload.encode() + b"\n")
     time.sleep(600)

@@ -136,6 +136,8 @@ def test_how_it_ends(name, payload, message):
         ('["results", ".."]', "a folder that is none of its own"),
         ('["results", "link"]', "a folder that is none of its own"),
         ('["results", "task.json"]', "a folder that is none of its own"),
+        ('["results", "with_a_pipe"]', "a folder with more than files in it"),
+        ('["results", "with_a_link"]', "a folder with more than files in it"),
     ],
 )
 def test_what_it_reports_is_not_trusted(content, message):

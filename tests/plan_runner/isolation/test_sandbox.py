@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plan_runner.clients.kernel import find_kernel
+from plan_runner.command.read_state import read_state
 from plan_runner.command.request import Request
+from plan_runner.files.limits import Limits
+from plan_runner.graphs.checkpoints import write_checkpoint
 from plan_runner.isolation.bounds import Bounds
 from plan_runner.isolation.sandbox import missing
 from plan_runner.isolation.supervisor import run_isolated
@@ -143,6 +147,17 @@ def test_with_that_check_switched_off_both_are_harmless(attacked, tmp_path):
         assert call(f"--plan={export}", "--verify").status == 0
         attempts.invoke(flatbuffer, tmp_path)
     assert all(path.exists() for path in written)
+
+
+@needs_sandbox
+def test_a_checkpoint_is_read_away_from_here(tmp_path):
+    tensors = {"a": np.ones((2, 3), np.float32), "b": np.int64(7), "c": np.array([b"x", b"yz"])}
+    write_checkpoint(tmp_path / "state[1]", tensors)
+    found = read_state(tmp_path / "state[1]", Limits(), trust=False)
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in tensors.items()
+    }
+    assert (found["a"].dtype, found["b"].dtype) == (np.float32, np.int64)
 
 
 def hidden(numbers, *arguments):
