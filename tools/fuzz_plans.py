@@ -20,6 +20,7 @@ import os
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -45,8 +46,18 @@ from plan_runner.isolation.supervisor import run_isolated  # noqa: E402
 _BATCH = 100
 _LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=20.0)
 _MARK = "/fuzz"
+# What the process tries before the first mutant, to see that it is watched.
+_WATCHED = 3
 _CHECKS = ("profiles.daf.check_graph", "profiles.secure.check_graph")
 _CHECKS += ("clients.client_graph.check_graph", "clients.tflite_beside.check_tflite")
+
+# Operations that write, read or connect, by a string.
+_REACHING = (
+    *("WriteFile", "ReadFile", "SaveV2", "SaveSlices", "Save", "MatchingFiles", "PrintV2"),
+    *("DebugIdentityV2", "DebugIdentity", "RestoreV2", "TFRecordDataset", "TextLineDataset"),
+    *("DataServiceDatasetV2", "ShardedFilename", "MergeV2Checkpoints", "ImmutableConst"),
+    *("CreateSummaryFileWriter", "LookupTableExportV2", "FixedLengthRecordReaderV2", "PyFunc"),
+)
 
 # What strace prints; all that names a path, and all that makes or reaches something else.
 _TRACED = (
@@ -149,7 +160,10 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: _Tally) 
             print(f"mutant {watcher.number}: {e}", flush=True)
         finally:
             watcher.close()
-        for find in _judged(log, watcher.scratch):
+        judged = list(_judged(log, watcher.scratch))
+        if len(judged) < _WATCHED or any(find.mutant >= 0 for find in judged[:_WATCHED]):
+            raise RuntimeError("expected strace to show what is tried at the start, it does not")
+        for find in judged[_WATCHED:]:
             if find.done or _is_checked(find.mutant):
                 tally.finds.append(find)
             else:
@@ -249,6 +263,13 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
     listener.line(f"watch {os.getpid()} {scratch}")
     while "TracerPid:\t0" in Path("/proc/self/status").read_text():
         time.sleep(0.01)
+    # Whoever watches has to see these.
+    for attempt in (lambda: open(payload["canary"], "w"), os.fork, socket.socket):
+        try:
+            attempt()
+        except PermissionError:
+            continue
+        raise ValueError("expected a sandbox, found none")
     for number in range(*payload["numbers"]):
         listener.step(f"mutant {number}")
         listener.line(f"mutant {number}")
@@ -256,7 +277,7 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
             os.rmdir(f"{_MARK}/{number}")
         rng = random.Random(f"{payload['seed']} {number}")
         folder = _copied(rng.choice(payload["exports"]), scratch / "mutant")
-        _Mutation(rng, payload["canary"]).apply(folder)
+        _Mutation(rng, payload["canary"], _is_checked(number)).apply(folder)
         with contextlib.ExitStack() as stack:
             if not _is_checked(number):
                 for name in _CHECKS:
@@ -318,16 +339,18 @@ class _Mutation:
     Args:
         rng: Draws them.
         canary: A path outside of what the process may write.
+        checked: Whether graphs are checked; otherwise something in them works to reach it.
     """
 
-    def __init__(self, rng: random.Random, canary: str) -> None:
+    def __init__(self, rng: random.Random, canary: str, checked: bool) -> None:
         import tensorflow as tf
         from tensorflow.core.framework import op_def_pb2
         from tensorflow.python.client import pywrap_tf_session
 
-        self._rng, self._canary = rng, canary
+        self._rng, self._canary, self._checked = rng, canary, checked
         known = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
         self._ops = op_def_pb2.OpList.FromString(known).op
+        self._named = {op.name: op for op in self._ops}
         self._tf = tf
         self._texts = [canary, f"file://{canary}", "grpc://localhost:1", "", "/etc/passwd", "../x"]
         self._texts += ["\0", "x" * 5000, f"{canary}\0.ckpt", "localhost:1", "/proc/self/mem"]
@@ -386,7 +409,9 @@ class _Mutation:
         names: list[str] = []
         for chosen in self._rng.sample(packed, self._rng.choice([1, 1, 1, 2])):
             graph = self._tf.compat.v1.GraphDef.FromString(chosen.value)
-            for _ in range(self._rng.choice([1, 1, 2, 3, 6])):
+            if not self._checked:
+                self._reach(graph, graph.node, None)
+            for _ in range(self._rng.choice([0, 1, 1, 2, 4]) + self._checked):
                 self._change_graph(graph)
             names += [node.name for node in graph.node]
             chosen.value = graph.SerializeToString()
@@ -413,6 +438,8 @@ class _Mutation:
             self._get_in_between,
             self._get_in_between,
             self._place,
+            self._reach,
+            self._reach,
         ]
         self._rng.choice(changes)(graph, nodes, node)
 
@@ -479,6 +506,36 @@ class _Mutation:
             self._replace(graph, nodes, added)
         waiting = [n for n in nodes if "save" in n.name.lower() or n.op == "SaveSlices"] or nodes
         self._rng.choice(waiting).input.append(f"^{added.name}")
+
+    def _reach(self, graph: Any, nodes: Any, node: Any) -> None:
+        """Adds an operation that reaches something and works, and has a file's operation wait."""
+        definition = self._named[self._rng.choice(_REACHING)]
+        added = graph.node.add(name=f"reach_{len(graph.node)}", op=definition.name)
+        for number, argument in enumerate(definition.input_arg):
+            constant = graph.node.add(name=f"{added.name}_{number}", op="Const")
+            value: Any = 1.0
+            if argument.type == 7:
+                value = self._text()
+            elif argument.type in (3, 9):
+                value = 1
+            if argument.number_attr or argument.name in ("tensor_names", "shape_and_slices"):
+                value = [value]
+            dtype = argument.type if argument.type in (3, 7, 9) else 1
+            constant.attr["dtype"].type = dtype
+            tensor = self._tf.make_tensor_proto(value, dtype)
+            constant.attr["value"].tensor.CopyFrom(tensor)
+            added.input.append(constant.name)
+        for attribute in definition.attr:
+            if attribute.type == "type":
+                added.attr[attribute.name].type = 1
+            elif attribute.type == "list(type)":
+                added.attr[attribute.name].list.type.append(1)
+            elif attribute.type == "list(string)":
+                added.attr[attribute.name].list.s.append(self._text())
+            else:
+                self._fill(added, attribute)
+        takers = [n for n in graph.node if n.op in ("SaveSlices", "RestoreV2")]
+        self._rng.choice(takers or graph.node).input.append(f"^{added.name}")
 
     def _rename(self, graph: Any, nodes: Any, node: Any) -> None:
         names = [self._rng.choice(nodes).name, f"{node.name}:0", "", self._canary, "x" * 5000]
