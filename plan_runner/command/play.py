@@ -45,7 +45,7 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
         _check_conformance(export)
     listener.line(
         f"{request.plan}: the hashes of {len(export.manifest.files)} files are right. "
-        "Graphs are code: run only plans that you trust."
+        f"Its graphs run {'without a sandbox (--trust)' if request.trust else 'in a sandbox'}."
     )
     if request.verify:
         return _verify(request, export, listener)

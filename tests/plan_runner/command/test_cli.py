@@ -54,7 +54,7 @@ def test_an_export_is_verified(exports, profile):
     first, header, *table, last = outcome.out.splitlines()
     assert first == (
         f"{exports[profile]}: the hashes of 9 files are right. "
-        "Graphs are code: run only plans that you trust."
+        "Its graphs run in a sandbox."
     )
     assert header.split("  ") == ["round", "tensors", "bit for bit", "largest difference"]
     count = 4 if profile == "daf" else 3

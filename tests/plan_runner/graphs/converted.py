@@ -3,16 +3,15 @@
 import tensorflow as tf
 
 
-def converted(build):
-    """The flatbuffer of a graph with the inputs "in" and "out", two strings."""
+def converted(build, names=("in", "out")):
+    """The flatbuffer of a graph whose inputs, strings, have these names."""
     with tf.Graph().as_default() as graph:
-        paths = [tf.compat.v1.placeholder(tf.string, [], name) for name in ("in", "out")]
-        outputs = build(*paths)
+        outputs = build(*(tf.compat.v1.placeholder(tf.string, [], name) for name in names))
     converter = tf.compat.v1.lite.TFLiteConverter(
         graph.as_graph_def(),
         None,
         None,
-        input_arrays_with_shape=[("in:0", []), ("out:0", [])],
+        input_arrays_with_shape=[(f"{name}:0", []) for name in names],
         output_arrays=[output.name for output in outputs if isinstance(output, tf.Tensor)],
     )
     converter.target_spec.supported_ops = [
