@@ -236,7 +236,7 @@ def _is_foreign(name: str, given: str, paths: list[str], done: bool, scratch: st
         # Its own, when TensorFlow ends it; the sandbox knows no other.
         return done and name == "kill" and not given.startswith(str(os.getpid()))
     inside = bool(paths) and all(
-        path.startswith(f"{scratch}/") and "/../" not in path or _USUAL.search(path)
+        (path.startswith(f"{scratch}/") and "/../" not in path) or _USUAL.search(path)
         for path in paths
     )
     if name in _OPENS:
@@ -264,7 +264,7 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
     while "TracerPid:\t0" in Path("/proc/self/status").read_text():
         time.sleep(0.01)
     # Whoever watches has to see these.
-    for attempt in (lambda: open(payload["canary"], "w"), os.fork, socket.socket):
+    for attempt in (Path(payload["canary"]).touch, os.fork, socket.socket):
         try:
             attempt()
         except PermissionError:
@@ -318,7 +318,7 @@ class _Nobody:
 
 
 def _copied(export: str, folder: Path) -> Path:
-    """Copies an export's files, without their modes and times, and leaves one round of one client."""
+    """Copies an export's files, not their modes and times; leaves a round of one client."""
     for path in Path(export).rglob("*"):
         if path.is_file():
             copy = folder / path.relative_to(export)
@@ -352,8 +352,8 @@ class _Mutation:
         self._ops = op_def_pb2.OpList.FromString(known).op
         self._named = {op.name: op for op in self._ops}
         self._tf = tf
-        self._texts = [canary, f"file://{canary}", "grpc://localhost:1", "", "/etc/passwd", "../x"]
-        self._texts += ["\0", "x" * 5000, f"{canary}\0.ckpt", "localhost:1", "/proc/self/mem"]
+        self._texts = [f"file://{canary}", "grpc://localhost:1", "", "/etc/passwd", "../x", "\0"]
+        self._texts += ["x" * 5000, f"{canary}\0.ckpt", "localhost:1", "/proc/self/mem"]
 
     def apply(self, folder: Path) -> None:
         """Changes an export, and its manifest's hashes."""
@@ -460,7 +460,7 @@ class _Mutation:
         return self._rng.choice([name, name, f"{name}:1", f"^{name}", f"{name}:0"])
 
     def _replace(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Makes another operation of a node: any that TensorFlow knows, those of files above all."""
+        """Makes another operation of a node, often one of files."""
         telling = [op for op in self._ops if re.search("File|Save|Restore|Debug|Py|Rpc", op.name)]
         self._become(nodes, node, self._rng.choice(self._rng.choice([self._ops, telling])))
 
@@ -718,7 +718,7 @@ class _Mutation:
             operator.customOptions = list(changed)
 
     def _text(self) -> bytes:
-        return self._rng.choice(self._texts).encode()
+        return self._rng.choice([self._canary, self._rng.choice(self._texts)]).encode()
 
     def _number(self) -> int:
         return self._rng.choice([0, 1, -1, 2, 7, 2**31 - 1, 2**31, 2**62, -(2**63)])

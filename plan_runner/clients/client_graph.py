@@ -16,7 +16,6 @@ from plan_runner.graphs.messages import (
     check_parts,
     constants,
     graph_of,
-    tensor_name,
     tensor_specs,
 )
 from plan_runner.graphs.session import GraphSession, load_graph, session_config

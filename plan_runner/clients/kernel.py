@@ -154,7 +154,8 @@ def _flags() -> list[str]:
 
 
 def _build(compiler: str, path: Path) -> None:
-    print("building the kernel of ExternalDataset, once: half a minute", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("building the kernel of ExternalDataset, once: half a minute", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         library = Path(scratch) / path.name
         command = [compiler, "-shared", "-fPIC", "-O1", "-w", str(_SOURCE), "-o", str(library)]

@@ -110,7 +110,9 @@ def _flex_nodes(
         if not name.startswith(_FLEX):
             raise PlanError(f"{where}: {name} is neither an op of TFLite nor one of TensorFlow")
         # TFLite would take these, and the others are what is checked.
-        if any(getattr(operator, f"LargeCustomOptions{part}", int)() for part in ("Offset", "Size")):
+        if any(
+            getattr(operator, f"LargeCustomOptions{part}", int)() for part in ("Offset", "Size")
+        ):
             raise PlanError(f"{where}: {name}: expected its options in it, found some elsewhere")
         options = flexbuffers.GetRoot(operator.CustomOptionsAsNumpy().tobytes()).AsVector
         node = node_def_pb2.NodeDef.FromString(options[1].AsStringBytes)

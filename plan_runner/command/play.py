@@ -59,8 +59,8 @@ def play_isolated(request: Request, listener: Listener) -> int:
         PlanError: As `play` does, or if `call_isolated` does.
     """
     check_sandbox("--plan", request.trust)
-    # Beforehand: no process can be started from the sandbox.
-    found = find_kernel()
+    # Beforehand: no process can be started from the sandbox. Not for a path that is mistyped.
+    found = find_kernel() if os.path.isdir(request.plan) else Kernel("", "there is no export")
     payload = {"request": request.to_json(), "kernel": found}
     target = f"{__name__}:{_play_payload.__name__}"
     reads = [*request.paths(), found.library]

@@ -98,7 +98,9 @@ def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -
         if node in nodes and (output != "0" or nodes[node].op not in ops.PLACEHOLDERS):
             raise PlanError(f"{where}: expected a placeholder for {name!r}, which is fed")
         if name in paths and name in permissions.fed:
-            raise PlanError(f"{where}: expected a path for {name!r} only, another value is fed, too")
+            raise PlanError(
+                f"{where}: expected a path for {name!r} only, another value is fed, too"
+            )
 
 
 def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:

@@ -67,9 +67,10 @@ def enter(reads: Iterable[str], scratch: Path) -> None:
 
 # In the order of their bits; the number of them that each version of Landlock knows.
 _RIGHTS = (
-    "execute write_file read_file read_dir remove_dir remove_file make_char make_dir make_reg "
-    "make_sock make_fifo make_block make_sym refer truncate ioctl_dev"
-).split()
+    *("execute", "write_file", "read_file", "read_dir", "remove_dir", "remove_file", "make_char"),
+    *("make_dir", "make_reg", "make_sock", "make_fifo", "make_block", "make_sym", "refer"),
+    *("truncate", "ioctl_dev"),
+)
 _KNOWN_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 # To bind and to connect by TCP, from version 4; abstract Unix sockets and signals, from 6. No rule
 # gives them back.
@@ -110,7 +111,11 @@ _NULL = "/dev/null"
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
 
 
 class _Beneath(ctypes.Structure):
@@ -300,7 +305,7 @@ def _has_seccomp() -> bool:
 
 def _restrict_calls() -> None:
     code = _filter(os.getpid())
-    instructions = (_Instruction * len(code))(*code)
+    instructions = (_Instruction * len(code))(*(_Instruction(*step) for step in code))
     program = _Program(len(code), instructions)
     flags = _TSYNC | _SPEC_ALLOW
     # Above 0 it would be the id of a thread that does not take it.

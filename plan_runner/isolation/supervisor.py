@@ -54,7 +54,7 @@ def run_isolated(
         payload: Its argument, of what JSON has.
         bounds: What it may take.
         listener: Is told of it.
-        reads: Files and folders that it may read in its sandbox (see `sandbox`); None is no sandbox.
+        reads: Files and folders that it may read in its sandbox; without a sandbox None.
 
     Raises:
         IsolationError: If it raises an exception, reaches a bound, or ends without a status.

@@ -227,7 +227,9 @@ def test_what_is_fed_are_placeholders_and_paths_are_fed_as_paths_only(fed, messa
         tf.identity(path("out"), "same")
         path("number")
 
-    check_graph(built(build), Permissions(writes=PATHS.writes, fed=frozenset({"number:0"})), "graph")
+    check_graph(
+        built(build), Permissions(writes=PATHS.writes, fed=frozenset({"number:0"})), "graph"
+    )
     assert refused(build, Permissions(writes=PATHS.writes, fed=frozenset({fed}))) == message
 
 

@@ -24,6 +24,7 @@ from tests.plan_runner.harness import call
 from tests.plan_runner.hostile.attacks import constant_over_path, write_over_path
 from tests.plan_runner.isolation import attempts
 from tests.plan_runner.isolation.told import Told
+from tests.selection import exhaustive
 
 needs_sandbox = pytest.mark.skipif(bool(missing()), reason=f"no {' and no '.join(missing())}")
 
@@ -54,7 +55,8 @@ for number in numbers:
 code = b"".join(struct.pack("HBBI", *step) for step in [*steps, (0x06, 0, 0, 0x7FFF0000)])
 libc = ctypes.CDLL(None, use_errno=True)
 held = ctypes.create_string_buffer(code)
-program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held)))
+header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
+program = ctypes.create_string_buffer(header)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
 os.execv(command[0], command)
 """
@@ -207,3 +209,16 @@ def test_clients_may_be_links(exports, tmp_path):
     assert sorted(request.paths()) == sorted(
         ["plan", str(clients), *(str(path.resolve()) for path in elsewhere.iterdir())]
     )
+
+
+@exhaustive
+@needs_sandbox
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
+def test_the_fuzzer_plays_mutants(exports):
+    """It ends with an error of its own if strace does not show what is tried at the start."""
+    command = [sys.executable, ROOT / "tools" / "fuzz_plans.py", "--plan", *exports.values()]
+    done = subprocess.run(
+        [*command, "--minutes=0.01"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert " mutants, 0 finds" in done.stdout
