@@ -18,8 +18,8 @@ from tff_agnostic.privacy import (
     DistributedNoise,
     FixedSizeCohorts,
     IntegerGroup,
-    PoissonCohorts,
     PrivacyAccountant,
+    SecretCohorts,
 )
 from tff_agnostic.privacy.amplification import poisson_sampled, sampled_without_replacement
 
@@ -80,7 +80,7 @@ def test_the_whole_fleet_has_no_amplification(sampled):
 @pytest.mark.parametrize(
     ("cohorts", "least", "most"),
     # By RDP 1.8227 and 11.01 with Gaussian noise of a server.
-    [(PoissonCohorts(539, 50), 1.8227, 2.7), (FixedSizeCohorts(539, 50), 11.0, 11.1)],
+    [(SecretCohorts(539, 539, 50), 1.8227, 2.7), (FixedSizeCohorts(539, 50), 11.0, 11.1)],
 )
 def test_distributed_noise_costs_a_little_more_than_central(cohorts, least, most):
     mechanism = DistributedNoise((IntegerGroup(2.0, 1e4, 4096),), "skellam", cohorts, 50, 50)

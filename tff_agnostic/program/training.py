@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Callable, Optional
 
 from tff_agnostic.computations.exchange import Report, RunState
-from tff_agnostic.data.cohorts import CohortReader
-from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.data.cohorts import CohortReader, Silent, nobody_silent
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw
 from tff_agnostic.files import read_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.program.evaluation.divergence import diverged, skipped_rounds
 from tff_agnostic.program.evaluation.evaluator import Reports
 from tff_agnostic.program.interrupts import StopRequest
-from tff_agnostic.program.private.run_keys import cohort_seed
 from tff_agnostic.program.private.run_privacy import RunPrivacy
 from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
 from tff_agnostic.program.reporting.evaluation_table import evaluation_table
@@ -124,13 +123,10 @@ class TrainingRun:
         """Runs the rounds that are left; returns the state and its evaluation after the last."""
         config, names = self.spec.config, self.task.domain_names
         total, completed = config.rounds, int(state.round_num)
-        clients, sampling = self.task.train, COHORT_SAMPLINGS[config.cohort_sampling]
-        private = self._privacy
-        seed = config.seed if private is None else cohort_seed(state)
-        draw = sampling(clients, self.task.num_domains, config.clients_per_round, seed)
         quantities = self._parts.quantities
+        draw, silent = self._cohorts(state)
         with (
-            CohortReader(clients, draw, total) as cohorts,
+            CohortReader(self.task.train, draw, total, silent) as cohorts,
             TensorBoardSink(self._folder.tensorboard, self._history.columns) as tensorboard,
             Progress(quantities, names, completed, total, show_progress) as progress,
         ):
@@ -158,6 +154,14 @@ class TrainingRun:
         assert reports is not None
         return state, reports
 
+    def _cohorts(self, state: RunState) -> tuple[Draw, Silent]:
+        """Returns which clients train in a round, and which entries answer in silence beside them."""
+        if self._privacy is not None:
+            return self._privacy.cohorts(state, self._summed)
+        config, sampling = self.spec.config, COHORT_SAMPLINGS[self.spec.config.cohort_sampling]
+        size, num_domains = config.clients_per_round, self.task.num_domains
+        return sampling(self.task.train, num_domains, size, config.seed), nobody_silent
+
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of this run.
 
@@ -180,6 +184,14 @@ class TrainingRun:
         if self._privacy is not None:
             before = self._history.rows[-1].get("evaluations") if self._history.rows else None
             self._privacy.go_on_from(state, int(before) if before else 0)
+            if self._folder.has_too_small_epsilon():
+                print(
+                    "an earlier release claimed too small an epsilon of this run: everybody learns "
+                    "how many clients a round has where they add the noise. metrics.csv and "
+                    "result.json get the right one"
+                )
+                for row in range(1, int(state.round_num) + 1):
+                    self._history.change(row, {"epsilon": self._privacy.account.epsilon(row)})
             if checkpoint is not None and not self._privacy.has_noise_of(self._summed):
                 # A run of more rounds has the noise that was worked out for fewer.
                 self._summed = self._privacy.aggregation(self.spec.build_aggregation())

@@ -16,6 +16,7 @@ from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, PlainS
 from tff_agnostic.aggregations.private.integers import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.client_group import Place
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.integer_noise import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -29,9 +30,11 @@ def _distributed(**settings: Any) -> Any:
     return private_sum("distributed", _SECURE, clip_norm=_CLIP_NORM, **settings)
 
 
-def _facts(place: int) -> ClientFacts:
+def _facts(place: int, silent: int = 0) -> ClientFacts:
     nothing = tf.constant(0, tf.int64)
-    return ClientFacts(seed=nothing, examples_cut=nothing, place=tf.constant(place))
+    return ClientFacts(
+        seed=nothing, examples_cut=nothing, place=Place(tf.constant(place), tf.constant(silent))
+    )
 
 
 def _added(answers: list[Any]) -> Any:

@@ -36,7 +36,7 @@ def test_a_table_has_the_probability_of_every_value(variance):
 @pytest.mark.parametrize("variance", _VARIANCES)
 def test_noise_is_skellam(variance):
     assert (skellam_table(variance) is None) == (variance == _VARIANCES[-1])
-    draws = skellam(_words(10_000), variance, 10_000).numpy()
+    draws = skellam(_words(10_000), [variance], 10_000).numpy()
     expected = stats.skellam(variance / 2, variance / 2)
     # 3% is more than two standard errors where the kurtosis is a normal one's.
     assert np.var(draws) == pytest.approx(variance, rel=0.03 if variance > 1 else 0.06)
@@ -50,12 +50,12 @@ def test_noise_is_skellam(variance):
 
 
 def test_no_noise():
-    np.testing.assert_array_equal(skellam(_words(5), 0.0, 5), np.zeros(5))
+    np.testing.assert_array_equal(skellam(_words(5), [0.0], 5), np.zeros(5))
 
 
 @pytest.mark.parametrize("variance", [6.0, 1e8])
 def test_a_single_number_has_words_to_spare(variance):
-    assert skellam(_words(2), variance, 1).shape == [1]
+    assert skellam(_words(2), [variance], 1).shape == [1]
 
 
 def _words(size: int) -> tf.Tensor:

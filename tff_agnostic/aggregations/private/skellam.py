@@ -9,6 +9,7 @@ drawn as it is defined, by TensorFlow's Poisson numbers, which are computed in f
 import decimal
 import functools
 import math
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple, Optional
 
@@ -35,27 +36,50 @@ class SkellamTable(NamedTuple):
     bits: int
 
 
-def skellam(words: tf.Tensor, variance: float, size: int) -> tf.Tensor:
+def skellam(
+    words: tf.Tensor, variances: Sequence[float], size: int, which: Optional[tf.Tensor] = None
+) -> tf.Tensor:
     """Returns symmetric Skellam noise, int64 [size].
 
     Args:
         words: Numbers of 64 random bits, int64: as many as `size`, and no fewer than 2.
-        variance: The variance.
+        variances: The variances to choose from, ascending; of several the last has a table.
         size: How many.
+        which: Which of the variances the noise has, an integer scalar; None if there is one.
     """
-    table = skellam_table(variance)
+    table = skellam_table(variances[-1])
     if table is None:
+        (variance,) = variances
         means = tf.constant(variance / 2, tf.float64)
         counts = tf.random.stateless_poisson([2, size], words[:2], means, tf.int64)
         return counts[0] - counts[1]
     words = words if words.shape[0] == size else words[:size]
     last_bits = tf.constant(2**table.bits - 1, tf.int64)
     columns = tf.bitwise.bitwise_and(words, last_bits)
-    entries = tf.gather(tf.constant(table.entries), columns)
+    if which is None:
+        entries = tf.gather(tf.constant(table.entries), columns)
+    else:
+        # Tables of equal size, one after the other.
+        others_too = [alias_table(variance, table.bits) for variance in variances[:-1]]
+        tables = tf.constant(np.concatenate([*others_too, table.entries]))
+        entries = tf.gather(tables, columns + (tf.cast(which, tf.int64) << table.bits))
     others = tf.bitwise.bitwise_and(entries, last_bits)
     # Of equal numbers before their last bits, the word is then not less.
     is_first = tf.bitwise.bitwise_or(words, last_bits) < entries
     return tf.where(is_first, columns, others) - 2 ** (table.bits - 1)
+
+
+def clients_of_a_table(variance: float, num_clients: int) -> int:
+    """Returns how many clients' noise together a table has room for: a power of two, at least 1.
+
+    Args:
+        variance: Of the noise of one client.
+        num_clients: What the number is not to exceed, from 1.
+    """
+    found = 1
+    while 2 * found <= num_clients and _table_bits(2 * found * variance) <= _MAX_TABLE_BITS:
+        found *= 2
+    return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -65,16 +89,23 @@ def skellam_table(variance: float) -> Optional[SkellamTable]:
     Of every value but 0 the share of words is its probability, rounded to a multiple of 2^-64; 0
     has what is left. Values that the table leaves out have a probability of 2^-64 together.
     """
+    bits = _table_bits(variance)
+    return None if bits > _MAX_TABLE_BITS else SkellamTable(alias_table(variance, bits), bits)
+
+
+@functools.lru_cache(maxsize=64)
+def alias_table(variance: float, bits: int) -> np.ndarray:
+    """Returns the entries of the table of a variance with 2^bits columns; see `SkellamTable`."""
+    counts = _counts(variance, 2 ** (bits - 1) - 1)
+    return _alias_table([0, *counts[:0:-1], *counts], bits)
+
+
+def _table_bits(variance: float) -> int:
     # Beyond t a tail has less than 2 exp(-t^2 / (2 (variance + t / 3))).
     log_inverse = (_WORD_BITS + 1) * math.log(2)
     third = log_inverse / 3
     largest = math.ceil(third + math.sqrt(third**2 + 2 * variance * log_inverse))
-    bits = max(1, (2 * largest).bit_length())
-    if bits > _MAX_TABLE_BITS:
-        return None
-    half = 2 ** (bits - 1)
-    counts = _counts(variance, half - 1)
-    return SkellamTable(_alias_table([0, *counts[:0:-1], *counts], bits), bits)
+    return max(1, (2 * largest).bit_length())
 
 
 def _counts(variance: float, largest: int) -> list[int]:

@@ -75,15 +75,17 @@ class RunAccount:
 
     def spent(self, rounds: int) -> Report:
         """Returns what was spent up to a round and its evaluation, in the form of `quantities`."""
-        spent: OrderedDict[str, Any] = OrderedDict(
-            epsilon=self.accountant.epsilon(*self.counts(rounds))
-        )
+        spent: OrderedDict[str, Any] = OrderedDict(epsilon=self.epsilon(rounds))
         if self._evaluation is not None:
             evaluations = self.evaluations(rounds)
             spent.update(
                 evaluation_epsilon=self._evaluation.epsilon(evaluations), evaluations=evaluations
             )
         return spent
+
+    def epsilon(self, rounds: int) -> float:
+        """Returns what training has spent up to a round."""
+        return self.accountant.epsilon(*self.counts(rounds))
 
     def counts(self, rounds: int) -> list[int]:
         """Returns how often each mechanism of the accountant was released up to a round."""

@@ -17,6 +17,7 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
+from tff_agnostic.program.private.earlier_account import is_too_small, warning
 from tff_agnostic.program.specs.earlier_run import changes, differences
 from tff_agnostic.program.specs.enough_clients import (
     check_clients_per_round,
@@ -183,6 +184,20 @@ class RunFolder:
         """
         execution: dict[str, Any] = self._read_config().get(_EXECUTION, {})
         return execution
+
+    def has_too_small_epsilon(self) -> bool:
+        """Returns whether the folder's run was written by a release that claimed too much of it."""
+        return self.config.exists() and is_too_small(self._read_config())
+
+    def epsilon_warning(self) -> Optional[str]:
+        """Returns what has to be known of the epsilon that a complete run has written, if anything.
+
+        Raises:
+            UserError: If a file cannot be read.
+        """
+        if not (self.result.exists() and self.has_too_small_epsilon()):
+            return None
+        return warning(self._read_config(), read_json(self.result))
 
     def last_evaluation(self) -> Optional[tuple[int, int]]:
         """Returns the last round of the folder's run and its rounds between evaluations.
