@@ -155,7 +155,7 @@ class TrainingRun:
         return state, reports
 
     def _cohorts(self, state: RunState) -> tuple[Draw, Silent]:
-        """Returns which clients train in a round, and which entries answer in silence beside them."""
+        """Returns which clients train in a round, and which others answer in silence."""
         if self._privacy is not None:
             return self._privacy.cohorts(state, self._summed)
         config, sampling = self.spec.config, COHORT_SAMPLINGS[self.spec.config.cohort_sampling]

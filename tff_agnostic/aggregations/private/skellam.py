@@ -62,7 +62,7 @@ def skellam(
         # Tables of equal size, one after the other.
         others_too = [alias_table(variance, table.bits) for variance in variances[:-1]]
         tables = tf.constant(np.concatenate([*others_too, table.entries]))
-        entries = tf.gather(tables, columns + (tf.cast(which, tf.int64) << table.bits))
+        entries = tf.gather(tables, columns + tf.cast(which, tf.int64) * 2**table.bits)
     others = tf.bitwise.bitwise_and(entries, last_bits)
     # Of equal numbers before their last bits, the word is then not less.
     is_first = tf.bitwise.bitwise_or(words, last_bits) < entries

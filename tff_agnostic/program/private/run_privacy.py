@@ -113,7 +113,7 @@ class RunPrivacy:
         return build(name, inner, options, facts)
 
     def cohorts(self, state: RunState, summed: Aggregation) -> tuple[Draw, Silent]:
-        """Returns which clients train in a round, and which entries answer in silence beside them.
+        """Returns which clients train in a round, and which others answer in silence.
 
         Args:
             state: A state of the run, with the key of its noise.
