@@ -56,6 +56,17 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
     return LowerBound(max(0.0, epsilon), is_hit, is_alarm)
 
 
+def most_that_is_proved(runs: int, delta: float) -> float:
+    """Returns the bound if an attack is never wrong.
+
+    Args:
+        runs: How many with the client, and as many without it.
+        delta: The delta that epsilon is for.
+    """
+    perfect = np.arange(runs) < 0, np.arange(runs) >= 0
+    return lower_bound(*(scores.astype(float) for scores in perfect), delta).epsilon
+
+
 def _by_sign(pair: list[np.ndarray], sign: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns (scores of which more are high, the others) of (without, with the client)."""
     without, with_client = (sign * scores for scores in pair)
