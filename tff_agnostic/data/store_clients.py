@@ -56,12 +56,14 @@ class StoreClients:
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples; see `ClientDataset.read`."""
         where = f"{self._store.path}: client {client_id}"
-        count = self._counts.get(client_id, 0)
-        serialized = self._store.read(self._split, client_id) if client_id in self._counts else []
-        if not serialized or len(serialized) != count:
+        count = self._counts.get(client_id)
+        serialized = [] if count is None else self._store.read(self._split, client_id)
+        if not serialized:
+            raise UserError(f"{where}: expected examples in split {self._split}, found none")
+        if len(serialized) != count:
             raise UserError(
-                f"{where}: expected {count or 'its'} examples in split {self._split}, found "
-                f"{len(serialized) or 'none'}"
+                f"{where}: expected {count} examples in split {self._split}, as the table "
+                f"client_metadata has it, found {len(serialized)}"
             )
         return self._to_examples(client_id, parse_examples(serialized, self._features, where))
 
