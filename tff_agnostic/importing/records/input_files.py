@@ -3,12 +3,15 @@
 import contextlib
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import open_file
+from tff_agnostic.importing.records.options import FREE_MB, MB, ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog
 
 _BUFFER = 1 << 20
@@ -109,8 +112,8 @@ def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOption
 def too_large_record(path: Path, options: ImportOptions) -> UserError:
     """Returns the error for a record of more bytes than the options allow."""
     return UserError(
-        f"{path}: expected records of at most {options.max_record_mb} MB (--max_record_mb), found a "
-        "larger one"
+        f"{path}: expected records of at most {options.max_record_mb} MB (--max_record_mb), found "
+        "a larger one"
     )
 
 
@@ -122,8 +125,8 @@ def open_input(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[Inp
         UserError: If it cannot be read, or, while it is read in this block, is truncated, damaged,
             or larger than the options allow.
     """
-    with reading_errors(path), open(path, "rb", buffering=0) as raw:
-        yield InputFile(path, raw, path.suffix == ".gz", options, log)
+    with reading_errors(path), open_file(path, "a file") as packed:
+        yield InputFile(path, packed, path.suffix == ".gz", options, log)
 
 
 @contextlib.contextmanager
@@ -173,7 +176,8 @@ def input_paths(names: Sequence[str]) -> list[Path]:
         raise UserError(f"--input: expected files or folders, found {','.join(names)!r}")
     paths = [Path(name) for name in names]
     for path in paths:
-        check_is_file_or_folder(path)
+        if not path.exists():
+            raise UserError(f"--input: {path} does not exist")
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError(f"--input: expected different files, found {','.join(names)!r}")
     return paths
@@ -200,9 +204,9 @@ def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
 
 def check_is_file(path: Path) -> None:
     """Raises a `UserError` if a path is no file, such as a pipe or a device, or has no bytes."""
-    check_is_regular(path)
-    if path.stat().st_size == 0:
-        raise UserError(f"{path}: expected data, found an empty file")
+    with open_file(path, "a file") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise UserError(f"{path}: expected data, found an empty file")
 
 
 def place_of(path: Path, inputs: Sequence[Path]) -> str:
