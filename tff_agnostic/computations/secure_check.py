@@ -102,7 +102,7 @@ def require_no_plain_sums(computation: tff.Computation) -> None:
 
     def visit(block: Any) -> tuple[Any, bool]:
         if _is_plain_aggregation(block):
-            found.append(block.function.uri)
+            found.append(block.uri)
         return block, False
 
     tff.framework.transform_postorder(computation.to_building_block(), visit)
@@ -118,7 +118,7 @@ def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
     names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
-        if _is_plain_aggregation(block):
+        if isinstance(block, tff.framework.Call) and _is_plain_aggregation(block.function):
             names.extend(_selected_name(block.argument))
         return block, False
 
@@ -127,12 +127,13 @@ def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
 
 
 def _is_plain_aggregation(block: Any) -> bool:
+    # The intrinsic itself, and not its call: a name may stand for it there.
     return (
-        isinstance(block, tff.framework.Call)
-        and isinstance(block.function, tff.framework.Intrinsic)
-        and block.function.uri not in SECURE_SUMS
-        and _is_placed(block.argument.type_signature, tff.CLIENTS)
-        and _is_placed(block.type_signature, tff.SERVER)
+        isinstance(block, tff.framework.Intrinsic)
+        and block.uri not in SECURE_SUMS
+        and isinstance(block.type_signature, tff.FunctionType)
+        and _is_placed(block.type_signature.parameter, tff.CLIENTS)
+        and _is_placed(block.type_signature.result, tff.SERVER)
     )
 
 
