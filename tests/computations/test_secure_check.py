@@ -119,9 +119,7 @@ def _round_with(uri, by_name):
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-@pytest.mark.parametrize(
-    "uri", ["federated_sum", "federated_secure_looking_sum", "insecure_sum", "federated_secure_sum"]
-)
+@pytest.mark.parametrize("uri", ["federated_sum", "federated_secure_looking_sum", "insecure_sum"])
 def test_the_name_of_an_intrinsic_is_no_promise(uri, by_name):
     """Secure sums are those that this package makes, whatever others are called."""
     with pytest.raises(UserError, match=f"asked for, but the round has {uri}$"):

@@ -311,24 +311,27 @@ def test_equal_releases_count_once_and_other_sums_are_not_shown(tmp_path):
 
 def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, tmp_path, caplog):
     """Of the same weights and clients by name, whatever the reason is."""
-    # Nothing is taken for absent: all sums are seen.
-    spec = _spec(evaluation_clients=None, absent_below=0.0)
+    # So little that no domain is taken for absent, whose loss is 0 then.
+    spec = _spec(evaluation_clients=None, evaluation_noise_multiplier=0.01)
     parts = TrainingRun(spec, RunFolder(tmp_path / "run"), cohort_runtime, False)._parts
     noise, state = parts.privacy.evaluation, parts.initial
-    evaluate = cohort_runtime.measurement(noise.measurement, noise.aggregation)
+    watched = _Watched(cohort_runtime)
+    evaluate = watched.measurement(noise.measurement, noise.aggregation)
     (tmp_path / "run").mkdir()
     ledger = ReleaseLedger(tmp_path / "run" / "releases.jsonl")
     first, *others = parts.task.test.client_ids
     clients = {name: parts.task.test.read(name) for name in (first, *others)}
     changed = {**clients, first: {**clients[first], "y": clients[first]["y"] + 1}}
-    reports = []
+    shown = []
     for test in (clients, changed, clients, changed):
         task = dataclasses.replace(parts.task, test=InMemoryClients(test))
         evaluator = Evaluator(task, evaluate, noise=noise)
-        reports += RunEvaluations(parts.algorithm, evaluator, 4, 9, ledger)(state).values()
-    numbers = [json.dumps(report.to_json()) for report in reports]
-    assert numbers[:2] == numbers[2:]
-    assert reports[0].clients != reports[1].clients
+        RunEvaluations(parts.algorithm, evaluator, 4, 9, ledger)(state)
+        shown.append(watched.released[-1])
+    assert shown[:2] == shown[2:]
+    assert shown[0].noise != shown[1].noise
+    # What the noise of the first would have shown of the second was thrown away.
+    assert watched.released[1].noise == shown[0].noise
     assert len(ledger.releases) == 2
     assert "differs from the one that an interruption lost" in caplog.text
 
