@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tff_agnostic.data.remarks import FEW_EXAMPLES
+from tff_agnostic.privacy.earlier_account import is_too_small
 from tff_agnostic.program.pages.blocks import Line, Name, Part, Section, Warnings
 from tff_agnostic.program.pages.course import weight_quantity
 from tff_agnostic.program.pages.run_record import RunRecord
-from tff_agnostic.program.private.earlier_account import is_too_small
 from tff_agnostic.program.reporting.cells import cell
 from tff_agnostic.quantities import Unit
 
