@@ -191,7 +191,7 @@ def _states(noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int) 
     """Returns the noise of each model's evaluation: a key that no other call has."""
     if noise is None:
         return [None] * num_models
-    key = evaluation_key(noise_key(spec.privacy.noise_seed))
+    key = evaluation_key(noise_key(spec.privacy.noise_seed), "evaluate")
     return [noise.state(key, release) for release in range(num_models)]
 
 

@@ -16,6 +16,7 @@ from tests.docs.newcomer import ROOT, Session, environment
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
 from tests.plan_runner.harness import call as run_plan
+from tests.plan_runner.harness import isolated_here
 from tests.selection import usually
 
 DOCS = ROOT / "docs"
@@ -97,7 +98,10 @@ class Commands:
         if name == "run_plan":
             return Outcome(*run_plan(*arguments))
         if name not in self._to_start and "--runtime=ray" not in arguments:
-            with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()):
+            with (
+                mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()),
+                isolated_here(),
+            ):
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
         finished = subprocess.run(
             [ROOT / "run", name, *arguments],

@@ -18,7 +18,10 @@ from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _USAGE_STATUS = 2
 _FAILURE_STATUS = 1
-
+_LEFT = (
+    "the command ended before it was done: sys.exit was called, as by a Python file of a model or "
+    "an algorithm"
+)
 
 Main = Callable[[Sequence[str]], None]
 
@@ -72,6 +75,10 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except Interrupted as e:
         print(e, file=sys.stderr)
         return 128 + e.signal_number
+    except SystemExit:
+        # No command leaves so: code of a user's file does that runs in the middle of something.
+        print(f"error: {_LEFT}", file=sys.stderr)
+        return _FAILURE_STATUS
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -208,11 +208,11 @@ class DistributedSum(PrivateRelease):
         num_clients = tff.federated_secure_sum_bitwidth(encoded.num_clients, bits)
         return tff.federated_zip(Integers(summed[0], summed[1], num_clients))
 
-    def decode(
+    def noisy_sums(
         self, state: PrivateState, summed: Integers, bounds: Any
-    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+    ) -> tuple[Released, list[tf.Tensor]]:
         """Turns integers back into values; of too few clients' into those of none."""
-        has_enough = summed.num_clients >= self.least_clients
+        has_enough = self._has_enough(summed)
         integers = tf.nest.flatten(summed.values)
         values = [tf.zeros(value.shape, tf.float64) for value in integers]
         deviations = [tf.constant(0.0, tf.float64)] * len(values)
@@ -227,7 +227,14 @@ class DistributedSum(PrivateRelease):
             for i, piece in zip(group.positions, pieces_of(vector, shapes)):
                 values[i] = piece
                 deviations[i] = codec.deviation / codec.steps * limit
-        noisy = tf.nest.pack_sequence_as(summed.values, values)
+        return tf.nest.pack_sequence_as(summed.values, values), deviations
+
+    def decode(
+        self, state: PrivateState, summed: Integers, bounds: Any
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """Returns what is made of noisy sums."""
+        has_enough = self._has_enough(summed)
+        noisy, deviations = self.noisy_sums(state, summed, bounds)
         next_state, output, report = self.finished(state, noisy, deviations, bounds)
         clip_norms = tf.where(has_enough, next_state.clip_norms, state.clip_norms)
         too_few = tf.cast(~has_enough, tf.int64)
@@ -244,6 +251,9 @@ class DistributedSum(PrivateRelease):
             "rounds whose sum was not looked at: too few clients answered",
         )
         return OrderedDict(super().quantities(bounds, prefix), too_few_clients=too_few)
+
+    def _has_enough(self, summed: Integers) -> tf.Tensor:
+        return summed.num_clients >= self.least_clients
 
     @property
     def _options(self) -> DistributedOptions:

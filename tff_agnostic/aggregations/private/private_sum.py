@@ -10,7 +10,11 @@ import tensorflow_federated as tff
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound
 from tff_agnostic.aggregations.private.noise import Noise, Place, gaussian
-from tff_agnostic.aggregations.private.private_release import PrivateRelease, PrivateState
+from tff_agnostic.aggregations.private.private_release import (
+    PrivateRelease,
+    PrivateState,
+    Released,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +66,10 @@ class PrivateSum(PrivateRelease):
         """Returns the inner sum."""
         return self.inner.federated_sum(encoded, self.released_bounds(bounds))
 
-    def decode(
+    def noisy_sums(
         self, state: PrivateState, summed: Any, bounds: Any
-    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
-        """Adds noise, and returns what is made of noisy sums."""
+    ) -> tuple[Released, list[tf.Tensor]]:
+        """Adds noise to what the inner sum has."""
         _, released, _ = self.inner.decode((), summed, self.released_bounds(bounds))
         values = [tf.cast(value, tf.float64) for value in tf.nest.flatten(released)]
         deviations = [tf.constant(0.0, tf.float64)] * len(values)
@@ -77,5 +81,10 @@ class PrivateSum(PrivateRelease):
                 noise = self.noise(state.noise_key, place, state.releases, values[i].shape)
                 values[i] += deviation * tf.cast(noise, tf.float64)
                 deviations[i] = deviation
-        noisy = tf.nest.pack_sequence_as(released, values)
-        return self.finished(state, noisy, deviations, bounds)
+        return tf.nest.pack_sequence_as(released, values), deviations
+
+    def decode(
+        self, state: PrivateState, summed: Any, bounds: Any
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """Adds noise, and returns what is made of noisy sums."""
+        return self.finished(state, *self.noisy_sums(state, summed, bounds), bounds)

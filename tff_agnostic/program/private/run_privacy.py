@@ -17,7 +17,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
 from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
 from tff_agnostic.privacy.statement import PrivacyStatement, statement
-from tff_agnostic.program.evaluation.evaluator import num_evaluations
+from tff_agnostic.program.evaluation.evaluator import RunEvaluations, num_evaluations
 from tff_agnostic.program.evaluation.private_evaluation import (
     OF_DATA_REMARKS,
     PrivateEvaluation,
@@ -143,12 +143,12 @@ class RunPrivacy:
 
         return coins.drawn, silent
 
-    def go_on_from(self, state: RunState, evaluations: int = 0) -> None:
+    def go_on_from(self, state: RunState, evaluations: Optional[RunEvaluations] = None) -> None:
         """Accounts for the noise that a state has, which may be worked out for fewer rounds.
 
         Args:
             state: The state after some rounds.
-            evaluations: How many evaluations of a model there were up to it.
+            evaluations: Those of the run; None if its rounds alone are accounted for.
         """
         self._noise_multiplier = float(state.aggregations[0].noise_multiplier)
         self.account.go_on_from(int(state.round_num), self._noise_multiplier, evaluations)

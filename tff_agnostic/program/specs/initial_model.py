@@ -16,9 +16,9 @@ from tff_agnostic.models.plain_keras import classes_of, plain_keras
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras_files import KERAS_FILES, read_keras
 
-_CHECKPOINT = ".npz"
+CHECKPOINT = ".npz"
 # Suffixes of what a run can start from.
-FILES = (_CHECKPOINT, *KERAS_FILES)
+FILES = (CHECKPOINT, *KERAS_FILES)
 # So many differences are told of a model that differs throughout.
 _MAX_TOLD = 5
 
@@ -39,7 +39,7 @@ def model_to_start_from(path: Optional[str], model: Model, trust: bool = False) 
     if path is None:
         return model
     file = Path(path)
-    if file.suffix == _CHECKPOINT:
+    if file.suffix == CHECKPOINT:
         weights = _of_checkpoint(file, model)
     elif file.suffix in KERAS_FILES:
         weights = _of_keras(file, model, trust)
