@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from tff_agnostic.data.store_format import StoreDescription, description_from_json
 from tff_agnostic.data.stored_examples import features_of
@@ -80,7 +80,7 @@ class Store:
         left = most or 0
         for client, n in counts.items():
             if not 0 <= n <= left:
-                raise self._wrong_count(client, split, f"0 to {left}", n)
+                raise self._wrong_count(client, split, f"0 to {left} examples", n)
             left -= n
         return counts
 
@@ -100,22 +100,24 @@ class Store:
             (str, str, int),
         ):
             own = counts.setdefault(client, {})
-            if n < 0 or domain in own:
-                raise self._wrong_count(
-                    client, split, f"a number of domain {domain!r:.60}, once, of", n
-                )
+            if n < 0:
+                raise self._wrong_count(client, split, f"examples of domain {domain!r:.60}", n)
+            if domain in own:
+                raise self._wrong_count(client, split, f"domain {domain!r:.60} once", "it twice")
             own[domain] = n
         for client, own in counts.items():
             found = sum(own.values())
             if found != expected.get(client):
-                of_all = expected.get(client, "no")
-                raise self._wrong_count(client, split, f"{of_all} in its domains", found)
+                in_all = f"{expected.get(client, 'no')} examples in all domains"
+                raise self._wrong_count(client, split, in_all, found)
         return counts
 
-    def _wrong_count(self, client: str, split: str, expected: str, found: int) -> UserError:
+    def _wrong_count(
+        self, client: str, split: str, expected: str, found: Union[int, str]
+    ) -> UserError:
         return UserError(
-            f"{self.path}: client {client!r:.60}: expected {expected} examples in split {split}, "
-            f"found the number {found}"
+            f"{self.path}: client {client!r:.60} of split {split}: expected {expected}, found "
+            f"{found}"
         )
 
     def sentence_lengths(self, split: str) -> Optional[dict[int, int]]:

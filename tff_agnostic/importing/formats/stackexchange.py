@@ -19,6 +19,7 @@ from tff_agnostic.importing.records.markup import Markup, parse_markup, treat_ma
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
+_BLOCK = 1 << 20
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 
 
@@ -75,7 +76,7 @@ def _rows(
     with input_files.open_input(path, options, log) as file:
         parser = ElementTree.DefusedXMLParser(forbid_dtd=True)
         try:
-            events = ElementTree.iterparse(file, ("start", "end"), parser, forbid_dtd=True)
+            events = ElementTree.iterparse(_Blocks(file), ("start", "end"), parser, forbid_dtd=True)
             _, root = next(events)
             if root.tag != "posts":
                 raise UserError(f"{path}: expected {_EXPECTED}, found <{root.tag}>")
@@ -105,6 +106,22 @@ def _rows(
         except (LookupError, ValueError) as e:
             # The encoding that the file names is not known, or the parser does not take it.
             raise UserError(f"{path}: expected {_EXPECTED}, found: {e!s:.100}") from e
+
+
+class _Blocks:
+    """A file that is read in large blocks: a parser may begin a long value anew with each one.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads the next block, however many bytes are asked for."""
+        del size
+        return self._file.read(_BLOCK)
 
 
 def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:

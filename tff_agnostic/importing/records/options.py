@@ -21,7 +21,7 @@ from tff_agnostic.settings import setting
 
 MB = 10**6
 # What may be unpacked from a small input, whatever the ratio.
-FREE_MB = 64
+FREE_MB = 10
 SPLIT_NAMES = ("train", "heldout", "test")
 
 _TABLES = ("csv", "jsonl", "parquet")
