@@ -1,8 +1,9 @@
 """What is promised to a client, in words and numbers, for files and tables."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.privacy.accountant import PrivacyAccountant
@@ -16,6 +17,46 @@ _NEVER_COVERED = (
 )
 # What no account of training covers.
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
+
+
+# Above it, epsilon promises next to nothing.
+WEAK_EPSILON = 10.0
+
+
+def guarantee(epsilon: float, delta: float, of_what: str) -> str:
+    """Returns what is promised, in words: a number of which little follows is not called more.
+
+    Args:
+        epsilon: Epsilon; infinite without noise.
+        delta: Its delta.
+        of_what: What follows "differential privacy", such as "of each client after 3 rounds".
+    """
+    if not math.isfinite(epsilon):
+        return f"no differential privacy {of_what}: without noise epsilon is infinite"
+    weak = f", which promises next to nothing: epsilon is above {WEAK_EPSILON:g}"
+    return (
+        f"({epsilon:.4g}, {delta:.3g})-differential privacy {of_what}"
+        f"{weak if epsilon > WEAK_EPSILON else ''}"
+    )
+
+
+def drowned(
+    noise_multiplier: float, clients_per_round: int, rounds: int, is_tree: bool = False
+) -> Optional[str]:
+    """Returns a sentence, without full stop, on noise in which nothing can be seen; None otherwise.
+
+    Args:
+        noise_multiplier: z of a round's release.
+        clients_per_round: Clients of a round.
+        rounds: Rounds: what clients send adds up over them, and noise to its root of their number.
+        is_tree: Whether the noise is that of sums over the rounds, in which it does not add up.
+    """
+    if noise_multiplier <= clients_per_round * (rounds if is_tree else math.sqrt(rounds)):
+        return None
+    return (
+        f"nothing can be learnt: the noise of a round is {noise_multiplier:.4g} times what one "
+        f"client can change, and {rounds} rounds of {clients_per_round} clients do not stand out"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +106,8 @@ class PrivacyStatement:
     @property
     def text(self) -> str:
         """Returns the guarantee in one line."""
-        return (
-            f"({self.epsilon:.4g}, {self.delta:.3g})-differential privacy of each {self.unit} "
-            f"after {self.rounds} {self.of_what}"
-        )
+        of_what = f"of each {self.unit} after {self.rounds} {self.of_what}"
+        return guarantee(self.epsilon, self.delta, of_what)
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns lines of a table: what, and its value."""

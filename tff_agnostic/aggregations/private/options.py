@@ -4,7 +4,7 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic.aggregations.limits import ClientLimits
-from tff_agnostic.privacy.budget import update_share_setting
+from tff_agnostic.privacy.budget import LEAST_NOISE, update_share_setting
 from tff_agnostic.privacy.sampling import answering_clients_setting, secret_participation_setting
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
@@ -35,8 +35,8 @@ class PrivacyOptions(ClientLimits):
     noise_multiplier: Optional[float] = setting(
         None,
         "z: standard deviation of a round's noise as a multiple of what one client can change; or "
-        "give --target_epsilon.",
-        at_least=0.0,
+        "give --target_epsilon. With 0 nothing is private.",
+        zero_or_at_least=LEAST_NOISE,
     )
     target_epsilon: Optional[float] = setting(
         None, "The epsilon that the noise is worked out for.", positive=True
@@ -116,7 +116,7 @@ class ServerNoiseOptions(PrivacyOptions):
     evaluation_noise_multiplier: Optional[float] = setting(
         None,
         "z of each private evaluation of a model; or give --evaluation_target_epsilon.",
-        at_least=0.0,
+        zero_or_at_least=LEAST_NOISE,
         only_with=_WITH_EVALUATION,
     )
     evaluation_target_epsilon: Optional[float] = setting(

@@ -14,9 +14,14 @@ from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.cohorts import Silent, nobody_silent
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw, SecretCoins
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
+from tff_agnostic.privacy.calibration import (
+    check_delta,
+    check_rounds,
+    default_delta,
+    noise_for_epsilon,
+)
 from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
-from tff_agnostic.privacy.statement import PrivacyStatement, statement
+from tff_agnostic.privacy.statement import PrivacyStatement, drowned, statement
 from tff_agnostic.program.evaluation.evaluator import RunEvaluations, num_evaluations
 from tff_agnostic.program.evaluation.private_evaluation import (
     OF_DATA_REMARKS,
@@ -75,6 +80,7 @@ class RunPrivacy:
             )
         self.delta = default_delta(num_clients) if options.delta is None else options.delta
         check_delta(self.delta, num_clients)
+        check_rounds(spec.config.rounds)
         check_metric_bounds(task.model)
         self._mechanism = MECHANISMS[spec.config.privacy](spec, task, algorithm)
         self._noise_multiplier = options.noise_multiplier
@@ -241,6 +247,10 @@ class RunPrivacy:
     def lines(self, rounds: int) -> list[str]:
         """Returns the same for people."""
         lines = [f"private training: {self.statement(rounds).text}"]
+        config, z = self._spec.config, float(self._noise_multiplier)
+        note = drowned(z, config.clients_per_round, rounds, config.privacy == "tree")
+        if note is not None:
+            lines.append(f"note: {note}")
         if self.evaluation is not None:
             of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
             lines.append(f"private evaluation, of test clients: {of_evaluations.text}")
