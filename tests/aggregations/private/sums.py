@@ -14,7 +14,7 @@ def private_sum(
     inner: Aggregation = PlainSum(),
     noise_multiplier: float = 0.0,
     expected_clients: float = 4.0,
-    noise_key: tuple[int, int] = (12, 34),
+    noise_key: tuple[int, ...] = (12, 34),
     least_clients: int = 0,
     **settings: Any,
 ) -> Any:

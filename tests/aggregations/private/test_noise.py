@@ -5,15 +5,27 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tff_agnostic.aggregations.private.noise import Place, TreeResidual, gaussian
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.private.noise import (
+    NoisedGroup,
+    Release,
+    TreeResidual,
+    gaussian,
+)
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 
 _KEY = tf.constant([5, -7], tf.int64)
+_ONE = tf.constant(1.0, tf.float64)
 _KINDS = {"central": gaussian, "tree": TreeResidual(), "trees": TreeResidual(restart_every=4)}
 
 
-def _draw(noise, release, shape=(10_000,), place=Place(0, 0), key=_KEY):
-    return noise(key, place, tf.constant(release, tf.int64), shape).numpy()
+def _draw(noise, release, shape=(10_000,), exchange=0, value=0, key=_KEY):
+    """Returns the noise of the philox generator on a value that is 0."""
+    group = NoisedGroup([value], _ONE, _ONE)
+    values = [tf.zeros(shape, tf.float64)] * (value + 1)
+    of_release = Release(key, exchange, tf.constant(release, tf.int64))
+    noisy, _ = NOISE_GENERATORS["philox"].add_noise(noise, of_release, values, [group])
+    return noisy[value].numpy().astype(np.float32)
 
 
 def test_central_noise_is_normal():
@@ -51,8 +63,8 @@ def test_prefix_sums_share_the_nodes_that_they_have_in_common():
 def test_places_releases_and_keys_are_independent(name):
     noise = _KINDS[name]
     others = [
-        _draw(noise, 0, place=Place(0, 1)),
-        _draw(noise, 0, place=Place(1, 0)),
+        _draw(noise, 0, value=1),
+        _draw(noise, 0, exchange=1),
         _draw(noise, 0, key=tf.constant([5, -8], tf.int64)),
         _draw(noise, 0, key=tf.constant([4, -7], tf.int64)),
     ]

@@ -23,8 +23,8 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound
-from tff_agnostic.aggregations.private.client_draws import client_draws
 from tff_agnostic.aggregations.private.integer_codec import IntegerCodec, joined, pieces_of
+from tff_agnostic.aggregations.private.noise import Release
 from tff_agnostic.aggregations.private.options import DistributedOptions
 from tff_agnostic.aggregations.private.private_release import (
     PrivateRelease,
@@ -90,7 +90,7 @@ class DistributedSum(PrivateRelease):
 
     def on_clients(self) -> "DistributedSum":
         """Returns it without the key, which clients get with the message."""
-        return dataclasses.replace(self, noise_key=(0, 0))
+        return dataclasses.replace(self, noise_key=())
 
     def secrets(self, state: PrivateState) -> list[Any]:
         """Returns nothing: simulated clients are sent the key."""
@@ -129,6 +129,7 @@ class DistributedSum(PrivateRelease):
                 deviation=self.noise_multiplier * factor * steps,
                 expected_clients=self.expected_clients,
                 place=(self.exchange << 32) + k,
+                by_tables=self.generator.is_exact,
             )
             for k, (group, factor) in enumerate(pairs)
         )
@@ -142,13 +143,12 @@ class DistributedSum(PrivateRelease):
         sent = [tf.zeros(value.shape, tf.int64) for value in values]
         padding: list[tf.Tensor] = []
         codecs = self.codecs(values, bounds)
-        key, release = params.noise_key, params.releases
-        sizes = [codec.size for codec in codecs]
-        draws = client_draws(key, release, self.exchange, client.place, sizes)
+        release = Release(params.noise_key, self.exchange, params.releases)
+        draws = self.generator.client_draws(release, client.place, codecs)
         limits = self.group_limits(params.clip_norms, bounds)
         for group, codec, limit, drawn in zip(self.groups(bounds), codecs, limits, draws):
             members = [values[i] for i in group.positions]
-            integers = codec.encode(members, limit, drawn, release)
+            integers = codec.encode(members, limit, drawn, params.releases)
             pieces = pieces_of(integers, [value.shape for value in members])
             for i, piece in zip(group.positions, pieces):
                 sent[i] = piece

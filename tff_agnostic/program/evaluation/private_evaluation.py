@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS, key_like
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateState
 from tff_agnostic.aggregations.private.private_sum import PrivateSum
@@ -100,7 +101,7 @@ class PrivateEvaluation:
         self._account = PrivacyAccountant([self.mechanism], self.delta)
         self._noise_seed = options.noise_seed
 
-    def state(self, key: tuple[int, int], release: int) -> PrivateState:
+    def state(self, key: tuple[int, ...], release: int) -> PrivateState:
         """Returns what the server knows of an evaluation.
 
         Args:
@@ -130,6 +131,7 @@ class PrivateEvaluation:
         z = self.mechanism.noise_multiplier
         split = {group.name: factor * z for group, factor in zip(groups, factors)}
         remarks = [OF_DATA_REMARKS, *([] if self.num_shared else [_OF_OTHER_NAMES])]
+        remarks += self.aggregation.remarks
         if self._noise_seed is not None:
             remarks.append(
                 f"noise is that of --noise_seed={self._noise_seed}: whoever knows it can take the "
@@ -142,6 +144,7 @@ class PrivateEvaluation:
             remarks,
             evaluations_are_private=True,
             of_what=_OF_WHAT,
+            noise_generator=self.aggregation.generator.title,
         )
 
 
@@ -161,27 +164,27 @@ def check_metric_bounds(model: Model) -> None:
                 )
 
 
-def evaluation_key(noise_key: Any) -> tuple[int, int]:
+def evaluation_key(noise_key: Any) -> tuple[int, ...]:
     """Returns the secret of a run's evaluations, which tells nothing of the one it is made of.
 
     Args:
-        noise_key: The run's secret, int64 [2].
+        noise_key: The run's secret, int64, as long as its generator's keys.
     """
     digest = hashlib.sha256(_EVALUATIONS + np.asarray(noise_key, np.int64).tobytes()).digest()
-    first, second = (int.from_bytes(digest[k : k + 8], "little") >> 1 for k in (0, 8))
-    return first, second
+    return key_like(noise_key, digest)
 
 
 def _aggregation(
     options: ServerNoiseOptions, inner: Aggregation, measurement: Any, mechanism: Mechanism
 ) -> PrivateSum:
+    generator = NOISE_GENERATORS[options.noise_generator]
     release = PrivateSum(
         inner,
         options,
         "central",
         expected_clients=1.0,
         # Both are in the state that each evaluation gets.
-        noise_key=(0, 0),
+        noise_key=generator.key(bytes(generator.key_bytes)),
         noise_multiplier=mechanism.noise_multiplier,
     )
     bounds = measurement.exchange.bounds(release.limits)

@@ -1,10 +1,11 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateRelease
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
@@ -90,13 +91,14 @@ class RunPrivacy:
         )
         self._split: Mapping[str, float] = {}
         self._is_of_clients = False
+        self._of_sums: Sequence[str] = ()
 
     def aggregation(self, inner: Aggregation) -> Aggregation:
         """Returns the sums of training over the ones without noise."""
         name, options = self._spec.config.privacy, self._spec.privacy
         facts = NoiseFacts(
             float(self._spec.config.clients_per_round),
-            noise_key(options.noise_seed),
+            noise_key(options),
             float(self._noise_multiplier),
             least_clients(self._spec),
         )
@@ -139,6 +141,7 @@ class RunPrivacy:
         for exchange in exchanges:
             private, bounds = exchange.aggregation, exchange.bounds
             assert isinstance(private, PrivateRelease)
+            self._of_sums = private.remarks
             prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
             for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
                 split[prefix + group.name] = factor
@@ -169,6 +172,7 @@ class RunPrivacy:
             OF_DATA_REMARKS,
             *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
             *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
+            *self._of_sums,
         ]
         if options.noise_seed is not None:
             remarks.append(
@@ -189,6 +193,7 @@ class RunPrivacy:
             split,
             remarks,
             self.evaluation is not None,
+            noise_generator=NOISE_GENERATORS[options.noise_generator].title,
         )
 
     def to_json(self, rounds: int) -> dict[str, Any]:
@@ -201,11 +206,12 @@ class RunPrivacy:
 
     def lines(self, rounds: int) -> list[str]:
         """Returns the same for people."""
-        lines = [f"private training: {self.statement(rounds).text}"]
+        of_training = self.statement(rounds)
+        lines = [f"private training: {of_training.text}"]
         if self.evaluation is not None:
             of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
             lines.append(f"private evaluation, of test clients: {of_evaluations.text}")
-        return lines
+        return [*lines, f"noise generator: {of_training.noise_generator}"]
 
     def _private_evaluation(self, task: Task) -> Optional[PrivateEvaluation]:
         options, config = self._spec.privacy, self._spec.config
