@@ -7,7 +7,7 @@ bits. No table is looked up and nothing branches on the key.
 """
 
 import functools
-from typing import Callable
+from typing import Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -15,33 +15,35 @@ import tensorflow as tf
 # int64 numbers of a key, and bits of it.
 KEY_NUMBERS = 4
 KEY_BITS = 64 * KEY_NUMBERS
+BLOCK_WORDS = 16
 # The name that the function below has in graphs; `secret_check` takes what it returns for noise.
 KEYSTREAM = "chacha20_keystream"
 
 # "expand 32-byte k", four little-endian words.
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 _DOUBLE_ROUNDS = 10
-_BLOCK_WORDS = 16
-# Of the block counter; 2^30 blocks are 64 GiB.
-_MAX_BLOCKS = 2**30
 _LOW = 2**32 - 1
 
 # Four rows of four words of the state, each uint32 [4, blocks].
 _Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
 
-def keystream(key: tf.Tensor, nonce: tf.Tensor, num_words: int) -> tf.Tensor:
-    """Returns the first words of a key stream, uint32 [num_words], from block 0 on.
+def keystream(
+    key: tf.Tensor, nonce: tf.Tensor, num_words: int, first_block: Optional[tf.Tensor] = None
+) -> tf.Tensor:
+    """Returns words of a key stream, uint32 [num_words].
 
     Args:
         key: The key, int64 [4]: its 32 bytes as little-endian numbers.
         nonce: 12 bytes as little-endian words, uint32 [3]. No two streams of a key may share one.
         num_words: How many words of 32 bits.
+        first_block: Block counter of the first ones, uint32 scalar; 0 if None. A block is
+            `BLOCK_WORDS` words.
     """
-    num_blocks = -(-num_words // _BLOCK_WORDS)
-    if num_blocks > _MAX_BLOCKS:
-        raise ValueError(f"expected at most {_MAX_BLOCKS} blocks of a key stream")
-    return _blocks_of(num_blocks)(key, nonce)[:num_words]
+    if first_block is None:
+        first_block = tf.constant(0, tf.uint32)
+    num_blocks = -(-num_words // BLOCK_WORDS)
+    return _blocks_of(num_blocks)(key, nonce, first_block)[:num_words]
 
 
 def halves(number: tf.Tensor) -> list[tf.Tensor]:
@@ -61,8 +63,8 @@ def joined_halves(words: tf.Tensor) -> tf.Tensor:
 
 # A run has a few sizes; each is traced once, and graphs call it by its name.
 @functools.lru_cache(maxsize=32)
-def _blocks_of(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    def chacha20_keystream(key: tf.Tensor, nonce: tf.Tensor) -> tf.Tensor:
+def _blocks_of(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+    def chacha20_keystream(key: tf.Tensor, nonce: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         words = tf.reshape(tf.stack(halves(key), axis=1), [8, 1])
         counter = tf.constant(np.arange(num_blocks, dtype=np.uint32)[np.newaxis])
         # An axis of blocks for each.
@@ -71,7 +73,7 @@ def _blocks_of(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
             tf.constant(_CONSTANTS[:, np.newaxis]) + many,
             words[:4] + many,
             words[4:] + many,
-            tf.concat([counter, nonce[:, tf.newaxis] + many], axis=0),
+            tf.concat([counter + first_block, nonce[:, tf.newaxis] + many], axis=0),
         )
         _, *mixed = tf.while_loop(
             lambda k, *mixed: k < _DOUBLE_ROUNDS,
@@ -79,12 +81,16 @@ def _blocks_of(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
             (tf.constant(0), *rows),
         )
         block = tf.concat([a + b for a, b in zip(rows, mixed)], axis=0)
-        return tf.reshape(tf.transpose(block), [_BLOCK_WORDS * num_blocks])
+        return tf.reshape(tf.transpose(block), [BLOCK_WORDS * num_blocks])
 
     chacha20_keystream.__name__ = KEYSTREAM
     return tf.function(
         chacha20_keystream,
-        input_signature=(tf.TensorSpec([KEY_NUMBERS], tf.int64), tf.TensorSpec([3], tf.uint32)),
+        input_signature=(
+            tf.TensorSpec([KEY_NUMBERS], tf.int64),
+            tf.TensorSpec([3], tf.uint32),
+            tf.TensorSpec([], tf.uint32),
+        ),
         autograph=False,
     )
 

@@ -158,9 +158,11 @@ def _philox_normal(
 # and the other two are a number of 64 bits: of the release, or of the tree's node, for the server's
 # noise; 2^32 times that of the release plus the client's place in its cohort for a client's. So no
 # two draws of a key share a nonce. The values of an exchange follow each other in one stream, whose
-# block counter begins at 0. Evaluations and cohorts have keys of their own.
+# block counter begins at 0 and ends below 2^32. Evaluations and cohorts have keys of their own.
 _USE_SHIFT, _EXCHANGE_SHIFT, _MAX_EXCHANGES = 24, 8, 2**16
 _OF_SERVER, _OF_CLIENT = 1, 2
+# Values whose noise is drawn at a time, which takes about 300 bytes for each: whole blocks.
+_PIECE = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,13 +194,13 @@ class ChaCha20:
         groups: Sequence[NoisedGroup],
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Adds whole steps to sums on a grid; see `NoiseGenerator`."""
-        spec = tf.TensorSpec([grid_noise.values_of(values, groups)], tf.int64)
+        size = grid_noise.values_of(values, groups)
 
         def draw(level: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
             nonce = _nonce(_OF_SERVER, release.exchange, level, number)
-            bits = chacha20.keystream(release.key, nonce, 2 * grid_noise.WORDS * spec.shape[0])
-            return grid_noise.whole_gaussian(chacha20.joined_halves(bits))
+            return _whole_gaussian(release.key, nonce, size)
 
+        spec = tf.TensorSpec([size], tf.int64)
         return grid_noise.with_noise(values, groups, noise(draw, release.number, spec))
 
     def client_draws(
@@ -215,6 +217,27 @@ class ChaCha20:
         words = chacha20.joined_halves(bits[sum(sizes) :])
         pairs = zip(tf.split(uniforms, sizes), tf.split(words, num_words))
         return [Draws(*pair) for pair in pairs]
+
+
+def _whole_gaussian(key: tf.Tensor, nonce: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns noise of a stream, int64 [size]: of large models piece by piece, to save memory."""
+    of_piece = min(size, _PIECE)
+    words = 2 * grid_noise.WORDS * of_piece
+
+    def piece(k: tf.Tensor) -> tf.Tensor:
+        first_block = tf.cast(k * (words // chacha20.BLOCK_WORDS), tf.uint32)
+        bits = chacha20.keystream(key, nonce, words, first_block)
+        return grid_noise.whole_gaussian(chacha20.joined_halves(bits))
+
+    if size <= _PIECE:
+        return piece(tf.constant(0))
+    pieces = tf.map_fn(
+        piece,
+        tf.range(-(-size // _PIECE)),
+        parallel_iterations=1,
+        fn_output_signature=tf.TensorSpec([_PIECE], tf.int64),
+    )
+    return tf.reshape(pieces, [-1])[:size]
 
 
 def _nonce(use: int, exchange: int, level: tf.Tensor, number: tf.Tensor) -> tf.Tensor:

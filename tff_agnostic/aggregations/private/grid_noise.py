@@ -60,7 +60,7 @@ class _Table(NamedTuple):
 
     Attributes:
         firsts: int64 [2^15].
-        others: What it stands for otherwise, int64 [2^15].
+        others: What it stands for otherwise, int16 [2^15].
     """
 
     firsts: np.ndarray
@@ -82,7 +82,8 @@ def whole_gaussian(words: tf.Tensor) -> tf.Tensor:
         shifted = tf.bitwise.right_shift(of_columns, tf.constant(k * _COLUMN_BITS, tf.int64))
         column = tf.bitwise.bitwise_and(shifted, tf.constant(2**_COLUMN_BITS - 1, tf.int64))
         is_first = choice < tf.gather(firsts, column)
-        total += _BASE**k * (tf.where(is_first, column, tf.gather(others, column)) - half)
+        other = tf.cast(tf.gather(others, column), tf.int64)
+        total += _BASE**k * (tf.where(is_first, column, other) - half)
     return total
 
 
@@ -142,7 +143,7 @@ def _table() -> _Table:
     firsts, others = alias_columns(_counts(), 2**_CHOICE_BITS)
     # Words are signed numbers; a column that is full has itself as the other.
     signed = [min(first, 2**_CHOICE_BITS - 1) - 2 ** (_CHOICE_BITS - 1) for first in firsts]
-    return _Table(np.array(signed, np.int64), np.array(others, np.int64))
+    return _Table(np.array(signed, np.int64), np.array(others, np.int16))
 
 
 def _counts() -> list[int]:

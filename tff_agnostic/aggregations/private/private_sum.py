@@ -10,7 +10,11 @@ import tensorflow_federated as tff
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound
 from tff_agnostic.aggregations.private.noise import Noise, NoisedGroup, Release, gaussian
-from tff_agnostic.aggregations.private.private_release import PrivateRelease, PrivateState
+from tff_agnostic.aggregations.private.private_release import (
+    PrivateRelease,
+    PrivateState,
+    Released,
+)
 
 _OF_PLAIN_SUMS = (
     "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
@@ -83,10 +87,10 @@ class PrivateSum(PrivateRelease):
         """Returns the inner sum."""
         return self.inner.federated_sum(encoded, self.released_bounds(bounds))
 
-    def decode(
+    def noisy_sums(
         self, state: PrivateState, summed: Any, bounds: Any
-    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
-        """Adds noise, and returns what is made of noisy sums."""
+    ) -> tuple[Released, list[tf.Tensor]]:
+        """Adds noise to what the inner sum has; returns the deviation of each value's, too."""
         inner = self.inner.exact() if self.generator.is_exact else self.inner
         _, released, _ = inner.decode((), summed, self.released_bounds(bounds))
         values = [tf.cast(value, tf.float64) for value in tf.nest.flatten(released)]
@@ -97,5 +101,10 @@ class PrivateSum(PrivateRelease):
         ]
         release = Release(state.noise_key, self.exchange, state.releases)
         values, deviations = self.generator.add_noise(self.noise, release, values, groups)
-        noisy = tf.nest.pack_sequence_as(released, values)
-        return self.finished(state, noisy, deviations, bounds)
+        return tf.nest.pack_sequence_as(released, values), deviations
+
+    def decode(
+        self, state: PrivateState, summed: Any, bounds: Any
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """Adds noise, and returns what is made of noisy sums."""
+        return self.finished(state, *self.noisy_sums(state, summed, bounds), bounds)

@@ -24,6 +24,7 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.program.private.run_keys import noise_key
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import Task
@@ -94,7 +95,7 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
     sampling, expected = _sampling(spec, task), spec.config.clients_per_round
     least, steps = least_clients(spec), spec.privacy.integer_clip
     # Groups and their sizes do not depend on the noise.
-    facts = NoiseFacts(float(expected), (0, 0), 1.0, least)
+    facts = NoiseFacts(float(expected), noise_key(spec.privacy), 1.0, least)
     build = PRIVACIES[spec.config.privacy].build
     assert build is not None
     release = build(spec.config.privacy, inner, spec.privacy, facts)

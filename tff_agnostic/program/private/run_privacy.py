@@ -157,10 +157,13 @@ class RunPrivacy:
         Raises:
             UserError: Naming the flag.
         """
-        if self._is_of_clients and execution.get("xla"):
+        is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
+        if self._is_of_clients and not is_looked_up and execution.get("xla"):
             raise UserError(
-                "--xla: expected none with --privacy=distributed: TensorFlow has no Poisson "
-                "numbers, of which wide noise of clients is made, that XLA compiles"
+                "--xla: expected none with --privacy=distributed and --noise_generator="
+                f"{self._spec.privacy.noise_generator}: TensorFlow has no Poisson numbers, of which "
+                "wide noise of clients is made, that XLA compiles; --noise_generator=secure needs "
+                "none"
             )
 
     def statement(self, rounds: int) -> PrivacyStatement:
