@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import named_path
 from tff_agnostic.registry import Registry
 
 # `Optional[int]`, and `int | None` where Python has it.
@@ -49,9 +50,9 @@ def setting(
         **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
             upper limit), `only_with` (another setting and the values with which this one has an
             effect), `runtimes` (the same of runtimes), `may_change` (that a run that goes on may
-            have another value, and what is then told of its earlier rounds, if anything is), and
+            have another value, and what is then told of its earlier rounds, if anything is),
             `as_before` (what runs mean that were written before the setting existed, if it is not
-            the default).
+            the default), and `is_stored` (False of what no folder keeps: it is given each time).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
@@ -61,6 +62,11 @@ def setting(
 def flag_of(field: dataclasses.Field) -> str:
     """Returns the name of the flag of a field."""
     return field.metadata.get("flag") or field.name
+
+
+def is_stored(field: dataclasses.Field) -> bool:
+    """Returns whether folders of runs keep the value of a field."""
+    return bool(field.metadata.get("is_stored", True))
 
 
 def kind_of(settings: type, field: dataclasses.Field) -> type:
@@ -146,8 +152,9 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if "choices" in metadata:
         choices: Registry = metadata["choices"]
         choices.given(flag, value)
-    if metadata.get("is_path") and not value:
-        raise UserError(f"{flag}: expected a path, found an empty one")
+    if metadata.get("is_path"):
+        for path in (value or ("",)) if isinstance(value, tuple) else (value,):
+            named_path(flag, path)
     for number in value if isinstance(value, tuple) else (value,):
         _check_number(flag, number)
     if metadata.get("positive") and value <= 0:

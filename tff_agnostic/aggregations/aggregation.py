@@ -34,7 +34,7 @@ class ClientFacts(NamedTuple):
     Attributes:
         seed: The client's seed in this round, int64 scalar.
         examples_cut: How many of its examples were left out, int64 scalar.
-        place: Its number in the cohort, int32 scalar; () unless the aggregation numbers clients.
+        place: Its `Place` in the cohort; () unless the aggregation numbers clients.
     """
 
     seed: tf.Tensor

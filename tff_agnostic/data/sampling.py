@@ -1,5 +1,7 @@
 """Which clients take part in a round: a function of a seed and the round, for resumes."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
@@ -71,6 +73,46 @@ def poisson_cohort(
     rng = _random(seed, _POISSON_STREAM, round_num)
     takes_part = rng.random(len(client_ids)) * len(client_ids) < clients_per_round
     return [client_ids[i] for i in rng.permutation(np.flatnonzero(takes_part))]
+
+
+@dataclasses.dataclass(frozen=True)
+class SecretCoins:
+    """Cohorts that nobody but their clients knows: a coin of each client that answers decides.
+
+    Of the clients, M answer each round, in turns that are public; with M = N they are all clients.
+    Each takes part by itself with probability c / M. The others answer as if they had.
+
+    Attributes:
+        client_ids: The clients, sorted.
+        answering: M.
+        clients_per_round: c.
+        seed: Seed of the run, with which turns are drawn.
+        secret_seed: What coins are drawn with.
+    """
+
+    client_ids: Sequence[str]
+    answering: int
+    clients_per_round: int
+    seed: int
+    secret_seed: Seed
+
+    def drawn(self, round_num: int) -> list[str]:
+        """Returns the clients that take part in a round."""
+        answering = self._answering(round_num)
+        return poisson_cohort(answering, self.clients_per_round, self.secret_seed, round_num)
+
+    def num_silent(self, round_num: int, num_drawn: int) -> int:
+        """Returns how many others answer a round."""
+        return len(self._answering(round_num)) - num_drawn
+
+    def _answering(self, round_num: int) -> Sequence[str]:
+        return self._turns[(round_num - 1) % len(self._turns)]
+
+    @functools.cached_property
+    def _turns(self) -> list[Sequence[str]]:
+        if self.answering == len(self.client_ids):
+            return [self.client_ids]
+        return list(turns(self.client_ids, self.answering, self.seed))
 
 
 def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list[list[str]]:

@@ -18,10 +18,12 @@ def private_sum(
     expected_clients: float = 4.0,
     noise_key: tuple[int, ...] = (12, 34),
     least_clients: int = 0,
+    noise_clients: int = 0,
     **settings: Any,
 ) -> Any:
     """Returns private sums; by default without noise."""
     spec = PRIVACIES[name]
     options = spec.options(**{"noise_multiplier": noise_multiplier, **LIMITS, **settings})
-    facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, least_clients)
+    of_clients = (least_clients, noise_clients)
+    facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)
     return spec.build(name, inner, options, facts)

@@ -17,6 +17,7 @@ from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, PlainS
 from tff_agnostic.aggregations.private.integers import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.client_group import Place
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.integer_noise import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -30,9 +31,11 @@ def _distributed(**settings: Any) -> Any:
     return private_sum("distributed", _SECURE, clip_norm=_CLIP_NORM, **settings)
 
 
-def _facts(place: int) -> ClientFacts:
+def _facts(place: int, silent: int = 0) -> ClientFacts:
     nothing = tf.constant(0, tf.int64)
-    return ClientFacts(seed=nothing, examples_cut=nothing, place=tf.constant(place))
+    return ClientFacts(
+        seed=nothing, examples_cut=nothing, place=Place(tf.constant(place), tf.constant(silent))
+    )
 
 
 def _added(answers: list[Any]) -> Any:
@@ -175,6 +178,38 @@ def test_runtimes_agree(tff_runtime, streaming_runtime, generator):
             state, _ = run_rounds(training, rounds)
             assert_all_close(state, expected, rtol=1e-4, atol=1e-4)
     assert expected.aggregations[0].releases == 3
+
+
+def test_silent_clients_send_noise_alone_and_as_much_as_each_would():
+    """Also together, in one entry: of 40,000 values each, by variance and by distribution."""
+    answering, drawn, z, size = 4000, 10, 1.3, 20_000
+    settings: dict[str, Any] = {"noise_multiplier": z, "integer_clip": 200.0}
+    aggregation = _distributed(
+        **settings, expected_clients=float(drawn), noise_clients=answering, clipping="adaptive"
+    )
+    exchange = _exchange(aggregation)
+    release, bounds = exchange.aggregation, exchange.bounds
+    params, bundle = release.client_params(exchange.initialize()), release.bundle
+    assert 100 < bundle < answering
+    output = tf.nest.map_structure(tf.ones_like, _zeros(bounds, size))
+    for silent in (1, bundle):
+        sent = release.encode(params, output, bounds, _facts(5, silent))
+        assert sent.num_clients == silent
+        values, padding = tf.nest.flatten(sent.values), iter(sent.padding)
+        for group, codec in zip(release.groups(bounds), release.codecs(values, bounds)):
+            parts = [values[i] for i in group.positions]
+            parts += [next(padding)] if codec.size > codec.num_values else []
+            noise = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
+            variance = silent * (codec.deviation**2 / answering)
+            if len(noise) < 1000:
+                assert np.all(np.abs(noise) < 7 * np.sqrt(variance) + 7), group.name
+                continue
+            assert np.var(noise) == pytest.approx(variance, rel=0.03)
+            expected = stats.skellam(variance / 2, variance / 2)
+            edges = np.unique(expected.ppf(np.linspace(0.05, 0.95, 19)))
+            counts = np.histogram(noise, [-np.inf, *edges + 0.5, np.inf])[0]
+            shares = np.diff([0, *expected.cdf(edges), 1])
+            assert stats.chisquare(counts, shares * len(noise)).pvalue > 0.001
 
 
 def test_a_sum_of_too_few_clients_is_that_over_none():

@@ -181,9 +181,8 @@ class ChaCha20:
         """Refuses noise so wide that rounding to its grid would count; see `NoiseGenerator`."""
         if max(multipliers) > grid_noise.MAX_MULTIPLIER:
             raise UserError(
-                "--noise_multiplier: expected one of each group of at most "
-                f"{grid_noise.MAX_MULTIPLIER:g} with --noise_generator=secure, found "
-                f"{max(multipliers):g}"
+                f"--noise_multiplier: expected at most {grid_noise.MAX_MULTIPLIER:g} for each group "
+                f"of values with --noise_generator=secure, found {max(multipliers):g}"
             )
 
     def add_noise(

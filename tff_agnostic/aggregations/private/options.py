@@ -6,6 +6,7 @@ from typing import Optional
 from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.privacy.budget import update_share_setting
+from tff_agnostic.privacy.sampling import answering_clients_setting, secret_participation_setting
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
@@ -165,8 +166,11 @@ class DistributedOptions(PrivacyOptions):
 
     Attributes:
         integer_clip: c: steps of the integers in the bound of each group.
-        privacy_min_clients: Clients whose noise a round has at the least; None for all of a cohort
-            of fixed size, and c - 2 sqrt(c) of one that is c on average.
+        secret_participation: With Poisson cohorts, whether clients that the coin leaves out answer
+            too, so that nobody learns who took part, nor how many.
+        answering_clients: M, how many clients answer a round then; None for all.
+        privacy_min_clients: Clients whose noise a round has at the least; None for all that answer
+            a round, and c - 2 sqrt(c) of Poisson cohorts of a public size that is c on average.
     """
 
     integer_clip: float = setting(
@@ -175,9 +179,16 @@ class DistributedOptions(PrivacyOptions):
         "rounding adds, and the more bits they have.",
         positive=True,
     )
+    secret_participation: bool = secret_participation_setting(
+        # What runs of earlier releases did, and did not account for.
+        as_before=False
+    )
+    answering_clients: Optional[int] = answering_clients_setting(
+        only_with=("secret_participation", (True,))
+    )
     privacy_min_clients: Optional[int] = setting(
         None,
         "Clients whose noise a round has at the least: with fewer it is as one without clients. If "
-        "not given, all of a cohort of fixed size, and c - 2 sqrt(c) of Poisson cohorts.",
+        "not given, all that answer a round; c - 2 sqrt(c) with --nosecret_participation.",
         at_least=1,
     )

@@ -10,6 +10,7 @@ nothing but random words may decide, as the sum of several numbers of a table.
 import decimal
 import functools
 import math
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple, Optional
 
@@ -40,24 +41,39 @@ class SkellamTable(NamedTuple):
     bits: int
 
 
-def skellam(words: tf.Tensor, variance: float, size: int, by_tables: bool = False) -> tf.Tensor:
+def skellam(
+    words: tf.Tensor,
+    variances: Sequence[float],
+    size: int,
+    which: Optional[tf.Tensor] = None,
+    by_tables: bool = False,
+) -> tf.Tensor:
     """Returns symmetric Skellam noise, int64 [size].
 
     Args:
-        words: Numbers of 64 random bits, int64 [`skellam_words`].
-        variance: The variance.
+        words: Numbers of 64 random bits, int64 [`skellam_words` of the first variance].
+        variances: The variances to choose from, ascending; of several the last has a table.
         size: How many.
+        which: Which of the variances the noise has, an integer scalar; None if there is one.
         by_tables: Whether noise is looked up however wide it is.
     """
-    table = skellam_table(variance)
+    table = skellam_table(variances[-1])
     if table is not None:
-        return _looked_up(words if words.shape[0] == size else words[:size], table)
+        entries = table.entries
+        if which is not None:
+            # Tables of equal size, one after the other.
+            others_too = [alias_table(variance, table.bits) for variance in variances[:-1]]
+            entries = np.concatenate([*others_too, entries])
+        words = words if words.shape[0] == size else words[:size]
+        return _looked_up(words, entries, table.bits, which)
+    (variance,) = variances
     if by_tables:
         # Sums of Skellam numbers are Skellam numbers.
         parts = _num_parts(variance)
         of_part = skellam_table(variance / parts)
         assert of_part is not None
-        return tf.reduce_sum(tf.reshape(_looked_up(words, of_part), [parts, size]), axis=0)
+        numbers = _looked_up(words, *of_part)
+        return tf.reduce_sum(tf.reshape(numbers, [parts, size]), axis=0)
     means = tf.constant(variance / 2, tf.float64)
     counts = tf.random.stateless_poisson([2, size], words[:_SEED_WORDS], means, tf.int64)
     return counts[0] - counts[1]
@@ -76,14 +92,31 @@ def _num_parts(variance: float) -> int:
     return max(1, math.ceil(variance / widest))
 
 
-def _looked_up(words: tf.Tensor, table: SkellamTable) -> tf.Tensor:
-    last_bits = tf.constant(2**table.bits - 1, tf.int64)
+def _looked_up(
+    words: tf.Tensor, entries: np.ndarray, bits: int, which: Optional[tf.Tensor] = None
+) -> tf.Tensor:
+    """Returns a number of a table for each word; `which` of several tables in one array."""
+    last_bits = tf.constant(2**bits - 1, tf.int64)
     columns = tf.bitwise.bitwise_and(words, last_bits)
-    entries = tf.gather(tf.constant(table.entries), columns)
-    others = tf.bitwise.bitwise_and(entries, last_bits)
+    places = columns if which is None else columns + tf.cast(which, tf.int64) * 2**bits
+    found = tf.gather(tf.constant(entries), places)
+    others = tf.bitwise.bitwise_and(found, last_bits)
     # Of equal numbers before their last bits, the word is then not less.
-    is_first = tf.bitwise.bitwise_or(words, last_bits) < entries
-    return tf.where(is_first, columns, others) - 2 ** (table.bits - 1)
+    is_first = tf.bitwise.bitwise_or(words, last_bits) < found
+    return tf.where(is_first, columns, others) - 2 ** (bits - 1)
+
+
+def clients_of_a_table(variance: float, num_clients: int) -> int:
+    """Returns how many clients' noise together a table has room for: a power of two, at least 1.
+
+    Args:
+        variance: Of the noise of one client.
+        num_clients: What the number is not to exceed, from 1.
+    """
+    found = 1
+    while 2 * found <= num_clients and _table_bits(2 * found * variance) <= _MAX_TABLE_BITS:
+        found *= 2
+    return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -94,11 +127,14 @@ def skellam_table(variance: float) -> Optional[SkellamTable]:
     has what is left. Values that the table leaves out have a probability of 2^-64 together.
     """
     bits = _table_bits(variance)
-    if bits > _MAX_TABLE_BITS:
-        return None
-    half = 2 ** (bits - 1)
-    counts = _counts(variance, half - 1)
-    return SkellamTable(_alias_table([0, *counts[:0:-1], *counts], bits), bits)
+    return None if bits > _MAX_TABLE_BITS else SkellamTable(alias_table(variance, bits), bits)
+
+
+@functools.lru_cache(maxsize=64)
+def alias_table(variance: float, bits: int) -> np.ndarray:
+    """Returns the entries of the table of a variance with 2^bits columns; see `SkellamTable`."""
+    counts = _counts(variance, 2 ** (bits - 1) - 1)
+    return _alias_table([0, *counts[:0:-1], *counts], bits)
 
 
 def _table_bits(variance: float) -> int:

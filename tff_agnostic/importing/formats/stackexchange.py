@@ -36,7 +36,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         site = path.resolve().parent.name
         prefix = f"{site}/" if len(dumps) > 1 else ""
         domains = PostDomains(options, site)
-        for number, attributes in _rows(path, log):
+        for number, attributes in _rows(path, options, log):
             yield from _sentences(attributes, prefix, path, number, markup, domains, log)
 
 
@@ -64,26 +64,35 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _rows(path: Path, log: ReadLog) -> Iterator[tuple[int, Mapping[str, str]]]:
+def _rows(
+    path: Path, options: ImportOptions, log: ReadLog
+) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yields the number and the attributes of each row."""
     # Imported here, like every library of one format: they take time to load.
     from defusedxml import ElementTree
     from defusedxml.common import DefusedXmlException
 
-    with input_files.open_input(path, log) as file:
+    with input_files.open_input(path, options, log) as file:
         parser = ElementTree.DefusedXMLParser(forbid_dtd=True)
         try:
             events = ElementTree.iterparse(file, ("start", "end"), parser, forbid_dtd=True)
             _, root = next(events)
             if root.tag != "posts":
                 raise UserError(f"{path}: expected {_EXPECTED}, found <{root.tag}>")
-            number = 0
+            number, row = 0, root
             for event, element in events:
+                if event == "start" and row is not root:
+                    raise UserError(
+                        f"{path}: expected {_EXPECTED}, found <{element.tag}> within <{row.tag}>"
+                    )
+                row = element
                 if event == "end" and element is not root:
                     number += 1
+                    file.end_record()
                     yield number, element.attrib
                     # The root would otherwise keep every row of the file.
                     root.clear()
+                    row = root
         except ParseError as e:
             raise _malformed(path, e, parser) from e
         except DefusedXmlException as e:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -16,6 +17,7 @@ from tff_agnostic.aggregations.private.private_sum import PrivateSum
 from tff_agnostic.computations.aggregated import AggregatedExchange
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest_of
 from tff_agnostic.models.functional import Model
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
@@ -98,15 +100,31 @@ class PrivateEvaluation:
         )
         self.aggregation = _aggregation(options, inner, self.measurement, self.mechanism)
         self.bounds = self.measurement.exchange.bounds(self.aggregation.limits)
+        self._split_name = task.test_split
         self._account = PrivacyAccountant([self.mechanism], self.delta)
         self._noise_seed = options.noise_seed
+
+    def digest(self, client_ids: Sequence[str]) -> str:
+        """Returns a digest of who is evaluated, and of the bounds and the size of the noise.
+
+        An evaluation that differs in any of these needs noise of its own: with equal noise the
+        difference of two samples is exact, and two sizes of one noise give the noise away.
+
+        Args:
+            client_ids: Names of the clients, in order.
+        """
+        groups = self.aggregation.groups(self.bounds)
+        factors = self.aggregation.noise_factors(self.bounds)
+        scales = [(group.name, group.limit, factor) for group, factor in zip(groups, factors)]
+        z = self.mechanism.noise_multiplier
+        return digest_of([self._split_name, list(client_ids), z, scales])
 
     def state(self, key: tuple[int, ...], release: int) -> PrivateState:
         """Returns what the server knows of an evaluation.
 
         Args:
-            key: The secret of evaluations.
-            release: Number of the evaluation; no two that differ may have one.
+            key: See `evaluation_key`.
+            release: Number of the model that is evaluated.
         """
         return PrivateState(
             np.array(key, np.int64),
@@ -164,13 +182,15 @@ def check_metric_bounds(model: Model) -> None:
                 )
 
 
-def evaluation_key(noise_key: Any) -> tuple[int, ...]:
-    """Returns the secret of a run's evaluations, which tells nothing of the one it is made of.
+def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
+    """Returns the secret of an evaluation, which tells nothing of the one it is made of.
 
     Args:
         noise_key: The run's secret, int64, as long as its generator's keys.
+        place: What tells the evaluation from all others of the run.
     """
-    digest = hashlib.sha256(_EVALUATIONS + np.asarray(noise_key, np.int64).tobytes()).digest()
+    secret = np.asarray(noise_key, np.int64).tobytes()
+    digest = hashlib.sha256(_EVALUATIONS + secret + place.encode()).digest()
     return key_like(noise_key, digest)
 
 

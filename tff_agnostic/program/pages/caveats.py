@@ -8,6 +8,7 @@ from tff_agnostic.data.remarks import FEW_EXAMPLES
 from tff_agnostic.program.pages.blocks import Line, Name, Part, Section, Warnings
 from tff_agnostic.program.pages.course import weight_quantity
 from tff_agnostic.program.pages.run_record import RunRecord
+from tff_agnostic.program.private.earlier_account import is_too_small
 from tff_agnostic.program.reporting.cells import cell
 from tff_agnostic.quantities import Unit
 
@@ -224,6 +225,11 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
         yield "Training was private in name only: without noise epsilon is infinite."
     elif epsilon.value > _WEAK_EPSILON:
         yield ["Epsilon is ", epsilon, f": above {_WEAK_EPSILON:.0f} it promises next to nothing."]
+    if is_too_small(run.config):
+        yield (
+            "An earlier release wrote a smaller epsilon into result.json. It took the number of "
+            "clients of a round for secret, which everybody learns where clients add the noise."
+        )
     if run.config.get("noise_seed") is not None:
         yield "The noise was that of --noise_seed: whoever knows it can take it away."
 
