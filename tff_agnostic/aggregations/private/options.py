@@ -4,6 +4,7 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.privacy.budget import LEAST_NOISE, update_share_setting
 from tff_agnostic.privacy.sampling import answering_clients_setting, secret_participation_setting
 from tff_agnostic.registry import Registry
@@ -29,6 +30,7 @@ class PrivacyOptions(ClientLimits):
         update_share: Which share of the budget of a round updates have.
         absent_below: Below how many standard deviations of its noise a sum that others are divided
             by counts as zero, as the number of examples of a domain.
+        noise_generator: What noise is made of.
         noise_seed: In place of a secret key, so that noise can be repeated.
     """
 
@@ -76,6 +78,13 @@ class PrivacyOptions(ClientLimits):
         "Standard deviations of its noise below which a sum counts as zero if others are divided "
         "by it, as a domain's number of examples.",
         at_least=0.0,
+    )
+    noise_generator: str = setting(
+        "philox",
+        "What noise is made of: philox, TensorFlow's generator for simulations; or secure, "
+        "ChaCha20, a cryptographic one, with noise in whole steps of a grid instead of float32. "
+        "Exports have secure if nothing is given.",
+        choices=NOISE_GENERATORS,
     )
     noise_seed: Optional[int] = setting(
         None,

@@ -1,10 +1,11 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private.options import DistributedOptions, ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateRelease
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
@@ -103,6 +104,7 @@ class RunPrivacy:
         )
         self._split: Mapping[str, float] = {}
         self._is_of_clients = False
+        self._of_sums: Sequence[str] = ()
 
     def aggregation(self, inner: Aggregation) -> Aggregation:
         """Returns the sums of training over the ones without noise."""
@@ -110,7 +112,7 @@ class RunPrivacy:
         whose = self._noise_of_clients
         facts = NoiseFacts(
             float(self._spec.config.clients_per_round),
-            noise_key(options.noise_seed),
+            noise_key(options),
             float(self._noise_multiplier),
             *(() if whose is None else (whose.min_clients, whose.noise_clients)),
         )
@@ -184,6 +186,7 @@ class RunPrivacy:
         for exchange in exchanges:
             private, bounds = exchange.aggregation, exchange.bounds
             assert isinstance(private, PrivateRelease)
+            self._of_sums = private.remarks
             prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
             for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
                 split[prefix + group.name] = factor
@@ -199,10 +202,12 @@ class RunPrivacy:
         Raises:
             UserError: Naming the flag.
         """
-        if self._is_of_clients and execution.get("xla"):
+        is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
+        if self._is_of_clients and not is_looked_up and execution.get("xla"):
             raise UserError(
-                "--xla: expected none with --privacy=distributed: TensorFlow has no Poisson "
-                "numbers, of which wide noise of clients is made, that XLA compiles"
+                "--xla: expected none with --privacy=distributed, or --noise_generator=secure: "
+                "TensorFlow has no Poisson numbers, of which wide noise of clients is made "
+                "otherwise, that XLA compiles"
             )
 
     def statement(self, rounds: int) -> PrivacyStatement:
@@ -214,6 +219,7 @@ class RunPrivacy:
             OF_DATA_REMARKS,
             *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
             *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
+            *self._of_sums,
         ]
         if options.noise_seed is not None:
             remarks.append(
@@ -234,6 +240,7 @@ class RunPrivacy:
             split,
             remarks,
             self.evaluation is not None,
+            noise_generator=NOISE_GENERATORS[options.noise_generator].title,
         )
 
     def to_json(self, rounds: int) -> dict[str, Any]:
@@ -246,7 +253,8 @@ class RunPrivacy:
 
     def lines(self, rounds: int) -> list[str]:
         """Returns the same for people."""
-        lines = [f"private training: {self.statement(rounds).text}"]
+        of_training = self.statement(rounds)
+        lines = [f"private training: {of_training.text}"]
         config, z = self._spec.config, float(self._noise_multiplier)
         note = drowned(z, config.clients_per_round, rounds, config.privacy == "tree")
         if note is not None:
@@ -254,7 +262,7 @@ class RunPrivacy:
         if self.evaluation is not None:
             of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
             lines.append(f"private evaluation, of test clients: {of_evaluations.text}")
-        return lines
+        return [*lines, f"noise generator: {of_training.noise_generator}"]
 
     def _private_evaluation(self, task: Task) -> Optional[PrivateEvaluation]:
         options, config = self._spec.privacy, self._spec.config
