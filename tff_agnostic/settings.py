@@ -50,9 +50,10 @@ def setting(
         **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
             upper limit), `zero_or_at_least`, `only_with` (another setting and the values with which
             this one has an effect), `runtimes` (the same of runtimes), `may_change` (that a run
-            that goes on may have another value, and what is then told of its earlier rounds, if anything is),
-            `as_before` (what runs mean that were written before the setting existed, if it is not
-            the default), and `is_stored` (False of what no folder keeps: it is given each time).
+            that goes on may have another value, and what is then told of its earlier rounds, if
+            anything is), `as_before` (what runs mean that were written before the setting existed,
+            if it is not the default), and `is_stored` (False of what no folder keeps: it is given
+            each time).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}

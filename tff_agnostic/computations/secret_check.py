@@ -12,7 +12,7 @@ from typing import Any, Callable
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.private.chacha20 import KEYSTREAM
+from tff_agnostic.aggregations.chacha20 import KEYSTREAM
 from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound, SumsSoFar
 from tff_agnostic.errors import UserError
 

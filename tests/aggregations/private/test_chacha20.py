@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from tff_agnostic.aggregations.private.chacha20 import joined_halves, keystream
+from tff_agnostic.aggregations.chacha20 import joined_halves, keystream
 from tff_agnostic.computations.client_group import clients_in_step
 
 

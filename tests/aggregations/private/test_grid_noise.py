@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tff_agnostic.aggregations.chacha20 import joined_halves, keystream
 from tff_agnostic.aggregations.private import grid_noise
-from tff_agnostic.aggregations.private.chacha20 import joined_halves, keystream
 from tff_agnostic.aggregations.private.grid_noise import (
     DEVIATION,
     WORDS,
