@@ -17,10 +17,10 @@ _GRID = 4000
 
 
 class Seen(NamedTuple):
-    """What is seen of a round, in clip norms: of which it is the mean of noise, and with which chance.
+    """What is seen of a round, in clip norms: what noise is added to.
 
     Attributes:
-        without: (chance, mean) of each case without the client.
+        without: (chance, value) of each case without the client.
         with_client: With it.
         deviation: Of the noise.
         share: With which chance a round is such a one.
