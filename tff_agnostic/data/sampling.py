@@ -178,7 +178,7 @@ def _uniform(clients: ClientDataset, num_domains: int, clients_per_round: int, s
 
 
 def _stratified_by_domain(
-    clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int
+    clients: ClientDataset, num_domains: int, clients_per_round: int, seed: Seed
 ) -> Draw:
     strata = domain_strata(clients, num_domains)
     ids = clients.client_ids

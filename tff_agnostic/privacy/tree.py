@@ -16,8 +16,6 @@ from tff_agnostic.errors import UserError
 
 # More participations than a run has rounds.
 _UNBOUNDED = 2**31
-# Steps of the search for the worst pattern that take about half a minute.
-_MAX_STEPS = 3 * 10**6
 # Of rounds that are free of a client, where what is asked for cannot be.
 _IMPOSSIBLE = -1
 
@@ -72,7 +70,6 @@ class Participations:
         return f"{' and '.join(parts)}, however clients are chosen; {trees}"
 
 
-@functools.lru_cache(maxsize=64)
 def squared_sensitivity(participations: Participations, rounds: int) -> float:
     """Returns the largest sum over released nodes of the squared number of a client's rounds.
 
@@ -83,9 +80,6 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     Args:
         participations: What a client may do.
         rounds: T, from 0.
-
-    Raises:
-        UserError: If there are too many patterns to search.
     """
     if rounds == 0:
         return 0.0
@@ -99,41 +93,10 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     if separation == 1 and most >= rounds:
         # In every round: the only pattern, which a search would take long to find.
         return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
-    times = min(most, -(-rounds // separation))
-    if times**2 * separation > _MAX_STEPS:
-        raise UserError(
-            f"--rounds: expected fewer with --privacy=tree, found {rounds}, in which a client may "
-            f"take part {times} times, {separation} rounds apart: the worst pattern of so many is "
-            "not searched for"
-        )
     known = _Forest(per_tree, most, separation).after(num_whole)
     for size in _block_sizes(rest):
         known = _with_block(known, size, most, separation)
     return float(max(np.max(options.sums) for options in known))
-
-
-def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
-    """Returns the covariance of the noise of rounds [T, T], in variances of a node's.
-
-    A round's noise is that of the nodes that cover its tree up to it, less that of the round
-    before. What two prefixes share are the nodes of the leading bits in which their lengths agree.
-
-    Args:
-        participations: Of which it takes when trees begin anew.
-        rounds: T.
-    """
-    per_tree = participations.restart_every or rounds
-    tree, position = np.divmod(np.arange(rounds), per_tree)
-    shared = np.zeros([rounds, rounds])
-    ends = position + 1
-    for h in range(int(per_tree).bit_length()):
-        has_node = (ends >> h) % 2 == 1
-        is_same = (ends >> h)[:, None] == ends >> h
-        shared += has_node[:, None] & is_same
-    shared *= tree[:, None] == tree
-    difference = np.eye(rounds) - np.eye(rounds, k=-1) * (position > 0)[:, None]
-    covariance: np.ndarray = difference @ shared @ difference.T
-    return covariance
 
 
 class _Options(NamedTuple):

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.aggregations.private import chacha20, grid_noise
+from tff_agnostic.aggregations import chacha20
+from tff_agnostic.aggregations.private import grid_noise
 from tff_agnostic.aggregations.private.integer_codec import Draws, IntegerCodec
 from tff_agnostic.aggregations.private.noise import Noise, NoisedGroup, Release
 from tff_agnostic.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions
-from tff_agnostic.aggregations.private.private_release import PrivateRelease
+from tff_agnostic.aggregations.private.private_sum import PrivateSum
 from tff_agnostic.aggregations.private.registry import PRIVACIES
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.computations.evaluation import Measurement
@@ -26,7 +26,7 @@ from tff_agnostic.tasks.task import Task
 
 Restore = Callable[[RunState], RunState]
 # From a fleet's sums to the state of the run's training.
-_Trained = Callable[[PrivateRelease], RunState]
+_Trained = Callable[[PrivateSum], RunState]
 _OF_RANGES = (
     "the smallest and the largest values of some training clients, between which those of the "
     "made-up clients in conformance/ are drawn"
@@ -87,7 +87,7 @@ def fleet_privacy(
     of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
     fleet = dataclasses.replace(spec, privacy=of_fleet)
 
-    def trained(aggregation: PrivateRelease) -> RunState:
+    def trained(aggregation: PrivateSum) -> RunState:
         # The run's key may be of another length than the fleet's.
         key = noise_key(spec.privacy)
         of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
@@ -148,9 +148,9 @@ def _of_evaluation(
     return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
 
 
-def _sums(privacy: RunPrivacy, spec: RunSpec) -> PrivateRelease:
+def _sums(privacy: RunPrivacy, spec: RunSpec) -> PrivateSum:
     aggregation = privacy.aggregation(spec.build_aggregation())
-    assert isinstance(aggregation, PrivateRelease)
+    assert isinstance(aggregation, PrivateSum)
     return aggregation
 
 

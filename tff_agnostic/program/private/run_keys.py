@@ -7,7 +7,7 @@ from typing import Union
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.aggregations.private import chacha20
+from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private.options import PrivacyOptions
 from tff_agnostic.computations.exchange import RunState

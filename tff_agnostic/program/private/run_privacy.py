@@ -182,7 +182,7 @@ class RunPrivacy:
     def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         """Takes down how the budget of a round is divided."""
         exchanges = AggregatedRound(algorithm, aggregation).exchanges
-        split = {}
+        split: dict[str, float] = {}
         for exchange in exchanges:
             private, bounds = exchange.aggregation, exchange.bounds
             assert isinstance(private, PrivateRelease)
