@@ -3,12 +3,14 @@
 import errno
 import math
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
+    append_line,
     atomic_file,
     check_can_be_made,
     digest,
@@ -53,6 +55,29 @@ def test_the_old_content_is_there_until_the_new_is_complete(tmp_path):
         (other,) = set(tmp_path.iterdir()) - {path}
         assert is_temporary(other)
     assert path.read_text() == "new"
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_secret_is_for_its_owner_from_its_first_byte(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    # As a killed process with this number left it.
+    temporary_path(path).touch(mode=0o666)
+    before = os.umask(0)
+    try:
+        with atomic_file(path, owner_only=True) as file:
+            assert _mode(Path(file.name)) == 0o600
+            file.write(b"new")
+        append_line(tmp_path / "lines", "first")
+    finally:
+        os.umask(before)
+    assert (_mode(path), path.read_text()) == (0o600, "new")
+    append_line(tmp_path / "lines", "second")
+    assert (tmp_path / "lines").read_text() == "first\nsecond\n"
+    assert _mode(tmp_path / "lines") == 0o600
 
 
 def test_an_exception_leaves_the_old_content_and_nothing_else(tmp_path):

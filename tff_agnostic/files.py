@@ -9,10 +9,11 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Optional
 
+import numpy as np
 from absl import logging
 
 from tff_agnostic.errors import UserError
@@ -25,13 +26,19 @@ _BLOCK = 1 << 20
 _MOST_TEXT = 1 << 28
 # Larger whole numbers are none of counts, and some are no float64 either.
 _MOST_INT = 1 << 63
+# The mode of files with a secret in them.
+OWNER_ONLY = 0o600
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
     """Yields a file to write; it takes the place of `path` when the block ends without exception.
 
     The content is on disk before it gets its name, so that a crash leaves no half-written file.
+
+    Args:
+        path: The file.
+        owner_only: Whether nobody but its owner may ever read it, under its temporary name either.
 
     Raises:
         UserError: If it cannot be written, e.g. on a full disk, or is a folder; nothing is left
@@ -42,13 +49,44 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             raise UserError(f"{path}: cannot write: expected the name of a file, found a folder")
         temporary = temporary_path(path)
         try:
-            with open(temporary, "wb") as file:
+            if owner_only:
+                # One that a killed process with this number left would keep its mode.
+                temporary.unlink(missing_ok=True)
+            with open(temporary, "wb", opener=_for_owner if owner_only else None) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, OWNER_ONLY)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends a line to a file of its owner; file and name are on disk when this returns.
+
+    Raises:
+        UserError: If that is not possible; a part of the line may be there.
+    """
+    with write_errors(path):
+        with open(path, "ab", opener=_for_owner) as file:
+            file.write(f"{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on disk: without them a power cut loses new files."""
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def temporary_path(path: Path) -> Path:
@@ -115,7 +153,7 @@ def open_file(path: Path, what: str) -> IO[bytes]:
         UserError: If it is something else, or cannot be read.
     """
     try:
-        file = open(path, "rb", opener=_without_waiting)
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
     except FileNotFoundError as e:
         raise UserError(f"{path}: expected {what}, found none") from e
     except OSError as e:
@@ -302,6 +340,17 @@ def write_errors(path: Path) -> Iterator[None]:
 def digest(content: bytes) -> str:
     """Returns a short name of a content: 16 digits that are equal for equal bytes only."""
     return hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def digest_of(facts: Any, arrays: Iterable[Any] = ()) -> str:
+    """Returns the SHA-256 of what JSON can hold, and of the types, shapes and values of arrays."""
+    found = hashlib.sha256(json.dumps(facts).encode())
+    for array in map(np.asarray, arrays):
+        # Of Python's objects, such as texts, an array holds addresses.
+        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(content)
+    return found.hexdigest()
 
 
 def file_digest(path: Path) -> str:

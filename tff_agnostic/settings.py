@@ -48,11 +48,12 @@ def setting(
         flag: The flag's name, if it is not the field's.
         is_path: Whether it names a file, which is the same file however it is named.
         **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
-            upper limit), `zero_or_at_least`, `only_with` (another setting and the values with which this one has an
-            effect), `runtimes` (the same of runtimes), `may_change` (that a run that goes on may
-            have another value, and what is then told of its earlier rounds, if anything is), and
-            `as_before` (what runs mean that were written before the setting existed, if it is not
-            the default).
+            upper limit), `zero_or_at_least`, `only_with` (another setting and the values with which
+            this one has an effect), `runtimes` (the same of runtimes), `may_change` (that a run
+            that goes on may have another value, and what is then told of its earlier rounds, if
+            anything is), `as_before` (what runs mean that were written before the setting existed,
+            if it is not the default), and `is_stored` (False of what no folder keeps: it is given
+            each time).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
@@ -62,6 +63,11 @@ def setting(
 def flag_of(field: dataclasses.Field) -> str:
     """Returns the name of the flag of a field."""
     return field.metadata.get("flag") or field.name
+
+
+def is_stored(field: dataclasses.Field) -> bool:
+    """Returns whether folders of runs keep the value of a field."""
+    return bool(field.metadata.get("is_stored", True))
 
 
 def kind_of(settings: type, field: dataclasses.Field) -> type:

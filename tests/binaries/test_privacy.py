@@ -67,9 +67,13 @@ def test_noise_that_is_told_has_the_epsilon(call):
 def test_distributed_noise_costs_more_with_fewer_clients(call):
     settings = [*_WRITERS, "--privacy=distributed", "--rounds=120", "--noise_multiplier=2"]
     all_clients = call(privacy, *settings).out
-    fewer = call(privacy, *settings, "--privacy_min_clients=25").out
-    found = [float(re.match(r"epsilon is ([\d.]+)", out)[1]) for out in (all_clients, fewer)]
-    assert 1.8 < found[0] < 3 < found[1]
+    fewer = call(privacy, *settings, "--privacy_min_clients=270").out
+    in_turns = call(privacy, *settings, "--answering_clients=100").out
+    counted = call(privacy, *settings, "--nosecret_participation").out
+    outs = (all_clients, fewer, in_turns, counted)
+    found = [float(re.match(r"epsilon is ([\d.]+)", out)[1]) for out in outs]
+    assert 1.8 < found[0] < 3 < min(found[1:])
+    assert max(found) == found[3]
 
 
 def test_what_it_writes(call, tmp_path):
@@ -143,8 +147,16 @@ _TWO = ("--rounds=120", "--noise_multiplier=1")
             "--clients_per_round has no effect with --privacy=tree",
         ),
         (
-            [*_WRITERS, *_TWO, "--privacy=distributed", "--privacy_min_clients=51"],
-            "--privacy_min_clients: expected at most --clients_per_round=50, found 51",
+            [*_WRITERS, *_TWO, "--privacy=distributed", "--privacy_min_clients=540"],
+            "--privacy_min_clients: expected at most 539, the clients that answer a round, found ",
+        ),
+        (
+            [*_WRITERS, *_TWO, "--privacy=distributed", "--answering_clients=49"],
+            "--answering_clients: expected from 50, which --clients_per_round is, to 539, the ",
+        ),
+        (
+            [*_WRITERS, *_TWO, "--answering_clients=100"],
+            "--answering_clients has no effect with --privacy=central: it needs ",
         ),
         (
             [*_WRITERS, "--target_epsilon=0.1", "--noise_multiplier=1"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binaries import compare, evaluate, export, train
+from binaries import compare, evaluate, export, report, train
 from plan_runner.graphs.checkpoints import read_checkpoint
 from tests.binaries.harness import TOY, Caller, Process, python_module
 from tests.plan_runner.harness import call as run_plan
@@ -85,6 +85,51 @@ def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, kind):
         assert refused.startswith("--privacy: expected none, central or tree for an export, found ")
     if flags is _TREE:
         assert promised["epsilon"] == pytest.approx(20.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("answering", [8, 4])
+def test_everyone_answers_whatever_the_coins_say(call: Caller, tmp_path, answering):
+    """No round has fewer clients than answer: how many took part is in no number."""
+    flags = (f"--answering_clients={answering}", f"--privacy_min_clients={answering}")
+    run = f"--output_dir={tmp_path / 'run'}"
+    outcome = call(train, *_DISTRIBUTED, *flags, "--rounds=6", "--noise_multiplier=0.01", run)
+    assert outcome.status == 0, outcome
+    rows = _rows(tmp_path / "run")
+    assert [row["too_few_clients"] for row in rows] == ["0"] * 6
+    # With next to no noise, the numbers of those that took part show: they differ.
+    assert len({round(float(row["clients/contributed"])) for row in rows}) > 1
+
+
+def test_a_folder_whose_epsilon_was_too_small_says_so(call: Caller, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ("--nosecret_participation", "--noise_seed=3", "--evaluate_every=2")
+    assert call(train, *_DISTRIBUTED, *flags, "--rounds=2", "--output_dir=run").status == 0
+    right, rows = _privacy(tmp_path / "run"), _rows(tmp_path / "run")
+    # As releases before this account wrote it.
+    for name, changed in (("config", {"format": 6}), ("result", {})):
+        path = tmp_path / "run" / f"{name}.json"
+        found = {**json.loads(path.read_text()), **changed}
+        for flag in ("secret_participation", "answering_clients"):
+            found.pop(flag, None)
+        if name == "result":
+            found["privacy"]["epsilon"] = 1.25
+        path.write_text(json.dumps(found))
+    note = f"note: epsilon is {right['epsilon']:.4g} and not 1.25, as an earlier release wrote: it "
+    assert note in call(evaluate, "--checkpoint=run").out
+    assert call(report, "--run=run").status == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "An earlier release wrote a smaller epsilon" in page
+    usual = (flag for flag in flags if flag != "--nosecret_participation")
+    outcome = call(train, *_DISTRIBUTED, *usual, "--rounds=4", "--output_dir=run", "--resume")
+    assert outcome.status == 0, outcome
+    assert "an earlier release claimed too small an epsilon of this run" in outcome.out
+    assert [row["epsilon"] for row in _rows(tmp_path / "run")[:2]] == [r["epsilon"] for r in rows]
+    whole = (*_DISTRIBUTED, *flags, "--rounds=4", "--output_dir=whole")
+    assert call(train, *whole).status == 0
+    assert _privacy(tmp_path / "run") == _privacy(tmp_path / "whole")
+    for found, expected in zip(_rows(tmp_path / "run"), _rows(tmp_path / "whole")):
+        assert found == expected
+    assert "note: epsilon" not in call(evaluate, "--checkpoint=run").out
 
 
 @exhaustive
@@ -302,8 +347,15 @@ _BAD = [
     ),
     (
         [*_OF_CLIENTS, "--privacy_min_clients=5"],
-        "--privacy_min_clients: expected at most --clients_per_round=3 with --privacy=distributed, "
-        "found 5",
+        "--privacy_min_clients: expected at most 3, the clients that answer a round, found 5",
+    ),
+    (
+        [*_OF_CLIENTS, "--answering_clients=5"],
+        "--answering_clients: expected --cohort_sampling=poisson, with which a secret coin of a ",
+    ),
+    (
+        [*_OF_CLIENTS, "--secret_participation"],
+        "--secret_participation: expected --cohort_sampling=poisson, found uniform, with which ",
     ),
     ([*_OF_CLIENTS, "--integer_clip=1e18"], "--integer_clip: expected so few steps that sums of "),
     (

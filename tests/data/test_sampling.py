@@ -6,6 +6,7 @@ import pytest
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.sampling import (
     COHORT_SAMPLINGS,
+    SecretCoins,
     check_cohort_size,
     domain_strata,
     num_turns,
@@ -166,3 +167,24 @@ def _clients_called(ids: list[str]) -> InMemoryClients:
     x = np.zeros([1, 1], np.float32)
     zero = np.zeros([1], np.int32)
     return InMemoryClients({k: {"x": x, "y": zero, "domain_id": zero} for k in ids})
+
+
+def test_secret_coins_of_clients_that_take_turns():
+    ids = [f"c{k:03d}" for k in range(60)]
+    coins = SecretCoins(ids, 20, 5, seed=4, secret_seed=99)
+    other_coins = SecretCoins(ids, 20, 5, seed=4, secret_seed=100)
+    other_turns = SecretCoins(ids, 20, 5, seed=5, secret_seed=99)
+    drawn = [coins.drawn(t) for t in range(1, 301)]
+    # Turns are public: of the seed alone. Whoever is drawn is among those that answer.
+    answer = turns(ids, 20, 4)
+    assert all({*cohort} <= {*answer[t % 3]} for t, cohort in enumerate(drawn))
+    assert all(coins.num_silent(t, 3) == 17 for t in (1, 2, 3))
+    assert drawn == [coins.drawn(t) for t in range(1, 301)]
+    assert drawn != [other_coins.drawn(t) for t in range(1, 301)]
+    assert drawn != [other_turns.drawn(t) for t in range(1, 301)]
+    sizes = [len(cohort) for cohort in drawn]
+    # 300 rounds of a binomial number of 20 clients with probability 1/4: deviation .11 of the mean.
+    assert abs(np.mean(sizes) - 5) < 0.5 and np.var(sizes) > 2.5
+    everyone = SecretCoins(ids, 60, 5, seed=4, secret_seed=99)
+    assert everyone.drawn(7) == poisson_cohort(ids, 5, 99, 7)
+    assert everyone.num_silent(7, 5) == 55

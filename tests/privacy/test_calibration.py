@@ -11,6 +11,7 @@ from tff_agnostic.privacy import (
     Participations,
     PoissonCohorts,
     PrivacyAccountant,
+    SecretCohorts,
     TreeNoise,
     check_delta,
     default_delta,
@@ -19,6 +20,7 @@ from tff_agnostic.privacy import (
 )
 
 _WRITERS = PoissonCohorts(539, 50)
+_SECRET = SecretCohorts(539, 50, 50)
 
 
 def _central(z):
@@ -37,8 +39,8 @@ def test_calibrated_noise(epsilon, expected):
         lambda z: [CentralNoise(z, PoissonCohorts(100, 10)), CentralNoise(3 * z, _WRITERS)],
         lambda z: [TreeNoise(z, Participations(4, 10)), TreeNoise(9 * z, Participations(1))],
         lambda z: [
-            DistributedNoise((IntegerGroup(z, 1e3, 64),), "skellam", _WRITERS, 50, 40),
-            DistributedNoise((IntegerGroup(9 * z, 1e3, 64),), "skellam", _WRITERS, 50, 40),
+            DistributedNoise((IntegerGroup(z, 1e3, 64),), "skellam", _SECRET, 50, 40),
+            DistributedNoise((IntegerGroup(9 * z, 1e3, 64),), "skellam", _SECRET, 50, 40),
         ],
     ],
     ids=["central", "tree", "distributed"],
@@ -57,7 +59,7 @@ def test_what_no_noise_reaches_is_refused():
 
     def mechanisms(z):
         group = IntegerGroup(z, narrow.clip, narrow.dimension)
-        return [DistributedNoise((group,), "discrete_gaussian", _WRITERS, 50, 50)]
+        return [DistributedNoise((group,), "discrete_gaussian", _SECRET, 50, 50)]
 
     with pytest.raises(UserError, match="--target_epsilon: expected one that some noise reaches"):
         noise_for_epsilon(mechanisms, [120], 1e-4, 1e-6)

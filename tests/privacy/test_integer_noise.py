@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import skellam as skellam_distribution
 
-from tff_agnostic.privacy import DistributedNoise, IntegerGroup, PoissonCohorts
+from tff_agnostic.privacy import DistributedNoise, IntegerGroup, SecretCohorts
 from tff_agnostic.privacy.integer_noise import (
     INTEGER_NOISES,
     Sensitivity,
@@ -95,7 +95,7 @@ def test_roundings_that_are_kept_are_within_the_norm():
 
 @pytest.mark.parametrize("name", list(INTEGER_NOISES))
 def test_fewer_clients_bring_less_noise(name):
-    cohorts = PoissonCohorts(1000, 50)
+    cohorts = SecretCohorts(1000, 50, 50)
     expected = DistributedNoise((IntegerGroup(2.0, 1000.0, 64),), name, cohorts, 50, 50)
     fewer = DistributedNoise((IntegerGroup(2.0, 1000.0, 64),), name, cohorts, 50, 32)
     as_few = DistributedNoise((IntegerGroup(1.6, 1000.0, 64),), name, cohorts, 32, 32)
@@ -104,7 +104,7 @@ def test_fewer_clients_bring_less_noise(name):
 
 
 def test_divergences_of_groups_add_up():
-    cohorts = PoissonCohorts(1000, 50)
+    cohorts = SecretCohorts(1000, 50, 50)
     groups = (IntegerGroup(1.0, 1e6, 64), IntegerGroup(3.0, 1e4, 8))
     together = DistributedNoise(groups, "skellam", cohorts, 50, 50)
     apart = [DistributedNoise((group,), "skellam", cohorts, 50, 50) for group in groups]

@@ -6,7 +6,7 @@ vectorised one for a group.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
@@ -18,6 +18,45 @@ from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
 from tff_agnostic.computations.known_ranks import insert_only_missing_axes
 from tff_agnostic.models.functional import Examples
+
+
+class Place(NamedTuple):
+    """Where a client stands in its cohort; int32 scalars, or [G] of a group.
+
+    Attributes:
+        number: Its number, from 0.
+        silent: 0 for a client that trains. Otherwise it stands for so many clients that a secret
+            coin left out: they send zeros with their noise.
+    """
+
+    number: Any
+    silent: Any
+
+
+class SilentClients(dict):
+    """Clients that a secret coin left out, as one entry of a cohort without examples.
+
+    Args:
+        client_spec: Tensor specs of a client's examples.
+        count: How many clients the entry stands for.
+    """
+
+    def __init__(self, client_spec: Mapping[str, Any], count: int) -> None:
+        super().__init__(
+            tf.nest.map_structure(
+                lambda spec: np.zeros(
+                    [0, *(size or 0 for size in spec.shape[1:])], spec.dtype.as_numpy_dtype
+                ),
+                dict(client_spec),
+            )
+        )
+        self.count = count
+
+
+def place_of(client: Examples, number: int) -> Place:
+    """Returns the place of an entry of a cohort, NumPy scalars."""
+    silent = client.count if isinstance(client, SilentClients) else 0
+    return Place(np.int32(number), np.int32(silent))
 
 
 class ClientGroup(NamedTuple):
@@ -32,8 +71,7 @@ class ClientGroup(NamedTuple):
         order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
             there in their order.
         kept: What each client has kept of the round's earlier exchanges; () if it has kept nothing.
-        place: The number of each client in its cohort, int32, in the shape of `num_examples`; () if
-            nobody asks for it.
+        place: The `Place` of each client in its cohort; () if nobody asks for it.
     """
 
     examples: Examples
@@ -162,7 +200,7 @@ def group_of_many(clients: Sequence[Examples], kept: Any = (), place: Any = ()) 
     Args:
         clients: At least one client; columns of all of them have the same shapes and dtypes.
         kept: What they have kept, with a leading axis of clients.
-        place: Their numbers in the cohort; () if nobody asks for them.
+        place: Their `Place`; () if nobody asks for it.
     """
     sizes = np.array([len(client["domain_id"]) for client in clients], np.int32)
 

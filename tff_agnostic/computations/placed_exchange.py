@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.aggregated import AggregatedExchange
-from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.computations.client_group import Place, group_of_one, one_client
 
 
 class NumberedClient(NamedTuple):
@@ -15,7 +15,7 @@ class NumberedClient(NamedTuple):
 
     Attributes:
         examples: Its examples.
-        place: Its number in the cohort, int32 scalar.
+        place: Its `Place` in the cohort.
     """
 
     examples: Any
@@ -26,7 +26,7 @@ def client_type(examples_type: tff.Type, aggregation: Aggregation) -> tff.Type:
     """Returns the type of what a client has: its examples, or a `NumberedClient`."""
     if not aggregation.numbers_clients:
         return examples_type
-    return tff.to_type(NumberedClient(examples_type, np.int32))
+    return tff.to_type(NumberedClient(examples_type, Place(np.int32, np.int32)))
 
 
 class PlacedExchange(NamedTuple):
@@ -76,6 +76,7 @@ def placed_exchange(
     def client_work(message: Any, on_client: Any) -> Any:
         client, kept = on_client if has_kept else (on_client, ())
         examples, place = client if exchange.aggregation.numbers_clients else (client, ())
+        place = Place(*place) if place else ()
         clients = group_of_one(examples, kept, place)
         submission = exchange.client_work(message, clients, one_client)
         return submission if keeps else submission.submitted

@@ -2,10 +2,20 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Callable
 
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import Draw
 from tff_agnostic.models.functional import Examples
+
+# From the number of a round, and how many clients were drawn, to entries of silent clients.
+Silent = Callable[[int, int], list[Examples]]
+
+
+def nobody_silent(round_num: int, num_drawn: int) -> list[Examples]:
+    """Returns no entries: clients that are not drawn do not answer."""
+    del round_num, num_drawn
+    return []
 
 
 class CohortReader:
@@ -15,11 +25,19 @@ class CohortReader:
         clients: The training clients.
         draw: Says which of them take part; see `data.sampling`.
         last_round: The run's last round, after which there is nothing to read.
+        silent: Says which entries a cohort has for clients that answer but were not drawn.
     """
 
-    def __init__(self, clients: ClientDataset, draw: Draw, last_round: int) -> None:
+    def __init__(
+        self,
+        clients: ClientDataset,
+        draw: Draw,
+        last_round: int,
+        silent: Silent = nobody_silent,
+    ) -> None:
         self._clients = clients
         self._draw = draw
+        self._silent = silent
         self._last_round = last_round
         self._pool = ThreadPoolExecutor(1, "cohort-reader")
         self._next: dict[int, Future[list[Examples]]] = {}
@@ -44,4 +62,5 @@ class CohortReader:
         return current.result()
 
     def _read(self, round_num: int) -> list[Examples]:
-        return [self._clients.read(client_id) for client_id in self._draw(round_num)]
+        cohort = [self._clients.read(client_id) for client_id in self._draw(round_num)]
+        return [*cohort, *self._silent(round_num, len(cohort))]

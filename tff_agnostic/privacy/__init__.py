@@ -19,9 +19,11 @@ from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import (
     COHORT_SAMPLINGS,
     CohortSampling,
+    CountedCohorts,
     EveryClient,
     FixedSizeCohorts,
     PoissonCohorts,
+    SecretCohorts,
     StratifiedCohorts,
 )
 from tff_agnostic.privacy.statement import PrivacyStatement, statement
@@ -34,6 +36,7 @@ __all__ = [
     "BudgetSplit",
     "CentralNoise",
     "CohortSampling",
+    "CountedCohorts",
     "DistributedNoise",
     "EveryClient",
     "FixedSizeCohorts",
@@ -44,6 +47,7 @@ __all__ = [
     "PoissonCohorts",
     "PrivacyAccountant",
     "PrivacyStatement",
+    "SecretCohorts",
     "StratifiedCohorts",
     "TreeNoise",
     "check_delta",

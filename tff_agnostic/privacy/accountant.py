@@ -93,6 +93,8 @@ def accountant_name(mechanisms: Sequence[Mechanism], wanted: Optional[str] = Non
 
 def _rdp_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
     total = np.sum([mechanism.rdp(count, _ORDERS) for mechanism, count in pairs], axis=0)
+    if np.any(np.isnan(total)):
+        raise ValueError(f"a Renyi divergence is not a number: {[m for m, _ in pairs]}")
     # With very much noise rounding leaves a little less than nothing.
     total = np.maximum(total, 0.0)
     epsilon, _ = rdp.compute_epsilon(_ORDERS, total, delta)

@@ -20,7 +20,9 @@ def poisson_sampled(divergence: Divergence, rate: float, orders: np.ndarray) -> 
     """Returns the divergences with Poisson cohorts (Zhu and Wang 2019, Theorem 5).
 
     Args:
-        divergence: That of the release, between a cohort with a client and one without, both ways.
+        divergence: That of the release, between a cohort with a client and one without, both ways:
+            nothing that is released, such as the size of the cohort, may tell the two apart
+            otherwise.
         rate: q, above 0.
         orders: Orders above 1, ascending.
     """
@@ -32,7 +34,7 @@ def poisson_sampled(divergence: Divergence, rate: float, orders: np.ndarray) -> 
         binomials = _log_binomials(order, j)
         shares = (order - j) * math.log1p(-rate) + j * math.log(rate)
         first = (order - 1) * math.log1p(-rate) + math.log(order * rate - rate + 1)
-        return _log_sum(np.append(binomials + shares + factors + (j - 1) * terms, first))
+        return log_sum(np.append(binomials + shares + factors + (j - 1) * terms, first))
 
     return _amplified(divergence, rate, orders, at)
 
@@ -56,7 +58,7 @@ def sampled_without_replacement(
         # min(4 (e^eps - 1), 2 e^eps)
         smaller = min(math.log(4) + _log_expm1(second), math.log(2) + second)
         values = np.where(j == 2, smaller, math.log(2) + (j - 1) * terms)
-        return _log_sum(np.append(j * math.log(rate) + _log_binomials(order, j) + values, 0.0))
+        return log_sum(np.append(j * math.log(rate) + _log_binomials(order, j) + values, 0.0))
 
     return _amplified(divergence, rate, orders, at)
 
@@ -84,7 +86,8 @@ def _log_binomials(order: int, j: np.ndarray) -> np.ndarray:
     return np.array(of)
 
 
-def _log_sum(logs: np.ndarray) -> float:
+def log_sum(logs: np.ndarray) -> float:
+    """Returns the logarithm of a sum of which the logarithms of the terms are given."""
     largest = float(np.max(logs))
     return largest + math.log(float(np.sum(np.exp(logs - largest))))
 

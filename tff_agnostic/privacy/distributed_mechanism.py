@@ -5,16 +5,14 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 
-from tff_agnostic.privacy.amplification import poisson_sampled, sampled_without_replacement
 from tff_agnostic.privacy.integer_noise import (
     INTEGER_NOISES,
     ROUNDING_BETA,
     rounded_sensitivity,
 )
 from tff_agnostic.privacy.mechanism import PrivacyLoss
-from tff_agnostic.privacy.sampling import RDP, CohortSampling
+from tff_agnostic.privacy.sampling import RDP, IntegerSampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,22 +34,22 @@ class IntegerGroup:
 class DistributedNoise:
     """Integer noise that clients add before a secure sum.
 
-    Each client's has the variance (z_g c_g)^2 / `expected_clients`. Fewer clients bring less of it:
+    Each client's has the variance (z_g c_g)^2 / `noise_clients`. Fewer clients bring less of it:
     what is claimed holds with `min_clients`, below which a round is to be refused.
 
     Attributes:
         groups: What is released.
         noise: A name of `INTEGER_NOISES`.
-        sampling: How cohorts are drawn.
-        expected_clients: For how many the noise of each is worked out.
+        sampling: How cohorts are drawn, and what is known of them.
+        noise_clients: For how many clients with noise that of each is worked out.
         min_clients: How many there are at the least.
         beta: With which probability a rounding is too long, at the most; see `rounded_sensitivity`.
     """
 
     groups: tuple[IntegerGroup, ...]
     noise: str
-    sampling: CohortSampling
-    expected_clients: int
+    sampling: IntegerSampling
+    noise_clients: int
     min_clients: int
     beta: float = ROUNDING_BETA
 
@@ -59,15 +57,13 @@ class DistributedNoise:
 
     @property
     def noise_multiplier(self) -> float:
-        """Returns z of the release with the expected clients, before rounding."""
+        """Returns z of the release with all clients' noise, before rounding."""
         z = [float(group.noise_multiplier) for group in self.groups]
         return 0.0 if min(z) == 0 else math.fsum(x**-2 for x in z) ** -0.5
 
     @property
     def adjacency(self) -> str:
         """Returns what neighbours differ in: a client's noise is in the sum of both."""
-        if self.sampling.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            return "exchange one client's values for zeros"
         return self.sampling.adjacency
 
     @property
@@ -75,14 +71,14 @@ class DistributedNoise:
         """Returns the sampling's and how many clients there are."""
         return (
             f"{self.sampling.assumption}; at least {self.min_clients} clients of a round add their "
-            "noise, of which their number does not stay secret"
+            "noise, and how many do is no secret"
         )
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the sum over groups of the noise's divergences, with the cohort's sampling."""
         if self.noise_multiplier == 0:
             return np.full(len(orders), np.inf) if rounds else np.zeros(len(orders))
-        return rounds * _distributed_rdp(self, orders)
+        return self.sampling.participations(rounds) * _distributed_rdp(self, orders)
 
     def interval(self, rounds: int) -> float:
         """Raises an error, as `privacy_loss` does."""
@@ -101,7 +97,7 @@ class DistributedNoise:
         noise, total = INTEGER_NOISES[self.noise], np.zeros(len(orders))
         for group in self.groups:
             sensitivity = rounded_sensitivity(group.clip, group.dimension, self.beta)
-            variance = (float(group.noise_multiplier) * group.clip) ** 2 / self.expected_clients
+            variance = (float(group.noise_multiplier) * group.clip) ** 2 / self.noise_clients
             total += noise(
                 sensitivity.times(self.sampling.sensitivity),
                 variance,
@@ -114,6 +110,4 @@ class DistributedNoise:
 
 @functools.lru_cache(maxsize=32)
 def _distributed_rdp(mechanism: DistributedNoise, orders: tuple[float, ...]) -> np.ndarray:
-    is_poisson = mechanism.sampling.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-    sampled = poisson_sampled if is_poisson else sampled_without_replacement
-    return sampled(mechanism.release_rdp, mechanism.sampling.rate, np.array(orders))
+    return mechanism.sampling.amplified(mechanism.release_rdp, np.array(orders))

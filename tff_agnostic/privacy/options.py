@@ -16,7 +16,13 @@ from tff_agnostic.privacy.calibration import check_delta, check_rounds, default_
 from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.integer_noise import INTEGER_NOISES
 from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
-from tff_agnostic.privacy.sampling import COHORT_SAMPLINGS, CohortSampling
+from tff_agnostic.privacy.sampling import (
+    COHORT_SAMPLINGS,
+    CohortSampling,
+    answering_clients_setting,
+    noise_of_clients,
+    secret_participation_setting,
+)
 from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
@@ -92,9 +98,11 @@ class AccountingOptions(Settings):
         positive=True,
         only_with=_OF_DISTRIBUTED,
     )
+    secret_participation: bool = secret_participation_setting(only_with=_OF_DISTRIBUTED)
+    answering_clients: Optional[int] = answering_clients_setting(only_with=_OF_DISTRIBUTED)
     privacy_min_clients: Optional[int] = setting(
         None,
-        "Clients of a round whose noise is there at the least; all of them if not given.",
+        "Clients of a round whose noise is there at the least; all that answer if not given.",
         at_least=1,
         only_with=_OF_DISTRIBUTED,
     )
@@ -157,13 +165,12 @@ def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
 
 
 def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
-    sampling, expected = options.sampling(), options.clients_per_round
-    assert expected is not None
-    least = expected if options.privacy_min_clients is None else options.privacy_min_clients
-    if least > expected:
-        raise UserError(
-            f"--privacy_min_clients: expected at most --clients_per_round={expected}, found {least}"
-        )
+    sampling, noise_clients, least = noise_of_clients(
+        options.sampling(),
+        options.secret_participation,
+        options.answering_clients,
+        options.privacy_min_clients,
+    )
     return DistributedNoise(
         tuple(
             IntegerGroup(z, options.integer_clip, options.privacy_dimension)
@@ -171,7 +178,7 @@ def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechani
         ),
         options.distributed_noise,
         sampling,
-        expected,
+        noise_clients,
         least,
     )
 

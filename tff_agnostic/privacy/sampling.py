@@ -2,17 +2,27 @@
 
 import dataclasses
 import math
-from typing import Callable, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import dp_accounting
+import numpy as np
 from dp_accounting import NeighboringRelation
+from scipy import stats
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.privacy.amplification import (
+    Divergence,
+    log_sum,
+    poisson_sampled,
+    sampled_without_replacement,
+)
 from tff_agnostic.registry import Registry
+from tff_agnostic.settings import setting
 
 PLD, RDP = "pld", "rdp"
 ADD_OR_REMOVE = "add or remove one client"
 REPLACE_ONE = "replace one client by another"
+ZERO_OUT = "exchange one client's values for zeros"
 
 
 class CohortSampling(Protocol):
@@ -47,6 +57,34 @@ class CohortSampling(Protocol):
 
         Args:
             noise_multiplier: Standard deviation of the noise per clip norm.
+        """
+
+
+class IntegerSampling(Protocol):
+    """How cohorts are drawn whose clients add the noise: the server knows how many answer."""
+
+    @property
+    def adjacency(self) -> str:
+        """In what neighbouring fleets differ."""
+
+    @property
+    def assumption(self) -> str:
+        """What an epsilon takes for granted, a sentence without full stop."""
+
+    @property
+    def sensitivity(self) -> float:
+        """By how much neighbours may differ in a sum, in clip norms."""
+
+    def participations(self, rounds: int) -> int:
+        """Returns in how many of so many rounds a client may answer."""
+
+    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences of a round about a cohort that is drawn.
+
+        Args:
+            divergence: Of the release, between cohorts that differ in one client: in its values of
+                `sensitivity` clip norms.
+            orders: Orders above 1, ascending.
         """
 
 
@@ -134,6 +172,14 @@ class FixedSizeCohorts:
         """Returns one round's release."""
         return _without_replacement(self.clients_per_round, self.clients, noise_multiplier)
 
+    def participations(self, rounds: int) -> int:
+        """Returns all rounds: each draws from all clients."""
+        return rounds
+
+    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences of a draw without replacement."""
+        return sampled_without_replacement(divergence, self.rate, orders)
+
 
 @dataclasses.dataclass(frozen=True)
 class StratifiedCohorts:
@@ -180,6 +226,14 @@ class StratifiedCohorts:
         """Returns one round's release, for a client of the stratum with the largest rate."""
         return _without_replacement(*self._densest, noise_multiplier)
 
+    def participations(self, rounds: int) -> int:
+        """Returns all rounds: each draws from all clients."""
+        return rounds
+
+    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences of a draw from the stratum with the largest rate."""
+        return sampled_without_replacement(divergence, self.rate, orders)
+
     @property
     def _densest(self) -> tuple[int, int]:
         total = sum(self.strata)
@@ -193,6 +247,125 @@ def _without_replacement(
 ) -> dp_accounting.DpEvent:
     gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / 2)
     return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecretCohorts:
+    """M clients answer a round; a secret coin of each decides whether its values are zeros.
+
+    Whoever answers adds noise, so a client that its coin leaves out looks like one whose values are
+    zeros, and the bound for Poisson cohorts applies with the coin's probability c / M. It does not
+    apply to cohorts whose size is known: see `CountedCohorts`.
+
+    Attributes:
+        clients: N, clients of the fleet.
+        answering: M, clients that answer a round; they take turns, which are public.
+        expected_clients: c, how many of those take part on average.
+    """
+
+    clients: int
+    answering: int
+    expected_clients: float
+
+    adjacency = ZERO_OUT
+    sensitivity = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` if there are not as many clients."""
+        check_answering(self.clients, self.answering, self.expected_clients)
+
+    @property
+    def rate(self) -> float:
+        """Returns the chance of a client that answers to take part."""
+        return float(self.expected_clients) / float(self.answering)
+
+    @property
+    def assumption(self) -> str:
+        """Returns what has to hold."""
+        in_turns = "" if self.answering == self.clients else f" of {self.clients}, in turns,"
+        return (
+            f"{self.answering} clients{in_turns} answer each round with noise; each takes part by "
+            f"itself with probability {self.rate:.6g} and sends zeros otherwise, and which of the "
+            "two stays secret"
+        )
+
+    def participations(self, rounds: int) -> int:
+        """Returns in how many of so many rounds a client's turn may come."""
+        return math.ceil(rounds / (self.clients // self.answering))
+
+    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences with a secret coin."""
+        return poisson_sampled(divergence, self.rate, orders)
+
+
+@dataclasses.dataclass(frozen=True)
+class CountedCohorts:
+    """Poisson cohorts of which everybody learns the size: clients that are left out do not answer.
+
+    Given their number n, cohorts are those of a draw of n clients without replacement, and n says
+    nothing of anyone's values. So the divergence of order a is that of the pair (n, release): the
+    mean over n of exp((a - 1) D_a(n)), logarithm over a - 1. Sizes are taken together, each at the
+    largest of its kind.
+
+    Attributes:
+        clients: N, clients of the fleet.
+        expected_clients: c, clients of a cohort on average.
+        min_clients: Below which a sum is not looked at.
+    """
+
+    clients: int
+    expected_clients: float
+    min_clients: int
+
+    adjacency = REPLACE_ONE
+    sensitivity = 2.0
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` if the cohort is larger than the fleet."""
+        _check_cohort(self.expected_clients, self.clients)
+
+    @property
+    def assumption(self) -> str:
+        """Returns what has to hold."""
+        return (
+            f"each round each of {self.clients} clients takes part by itself with probability "
+            f"{self.expected_clients / self.clients:.6g}; who took part stays secret, how many did "
+            "does not"
+        )
+
+    def participations(self, rounds: int) -> int:
+        """Returns all rounds: each draws from all clients."""
+        return rounds
+
+    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences of a release together with the size of its cohort."""
+        of_size = stats.binom(self.clients, self.expected_clients / self.clients)
+        # A sum that is not looked at has no divergence.
+        below = self.min_clients - 1
+        terms = [np.full(len(orders), of_size.logcdf(below))]
+        for size in self._sizes():
+            share = of_size.sf(below) - of_size.sf(size)
+            # Where float64 has no such small share: Chernoff's bound of all above.
+            log_share = math.log(share) if share > 0 else self._log_tail(below + 1)
+            found = sampled_without_replacement(divergence, size / self.clients, orders)
+            terms.append(log_share + (orders - 1) * found)
+            below = size
+        return np.array([log_sum(column) for column in np.array(terms).T]) / (orders - 1)
+
+    def _sizes(self) -> list[int]:
+        """Returns the largest size of each kind, ascending; the last one is N."""
+        deviation = math.sqrt(self.expected_clients)
+        near = self.expected_clients + deviation * np.arange(-2, 8.5, 0.5)
+        far = near[-1] * 1.3 ** np.arange(1, 1 + math.log(self.clients, 1.3))
+        sizes = {math.ceil(size) for size in (*near, *far) if size < self.clients}
+        return sorted(size for size in {*sizes, self.clients} if size >= self.min_clients)
+
+    def _log_tail(self, size: int) -> float:
+        """Returns a bound of log P(n >= size): c x - size log(1 + x), size = c (1 + x)."""
+        excess = size / self.expected_clients - 1
+        if excess <= 0:
+            return 0.0
+        return self.expected_clients * excess - size * math.log1p(excess)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +391,99 @@ class EveryClient:
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Returns one release."""
         return dp_accounting.GaussianDpEvent(float(noise_multiplier) / self.sensitivity)
+
+
+class NoiseOfClients(NamedTuple):
+    """Whose noise a round has.
+
+    Attributes:
+        sampling: How cohorts are drawn, and what is known of them.
+        noise_clients: For how many clients each one's share of the noise is worked out.
+        min_clients: How many bring theirs at the least.
+    """
+
+    sampling: IntegerSampling
+    noise_clients: int
+    min_clients: int
+
+
+def noise_of_clients(
+    sampling: CohortSampling,
+    secret_participation: bool,
+    answering_clients: Optional[int],
+    min_clients: Optional[int],
+    needed: int = 1,
+) -> NoiseOfClients:
+    """Returns whose noise a round has whose clients add it.
+
+    Args:
+        sampling: How cohorts are drawn.
+        secret_participation: Of Poisson cohorts, whether nobody learns who takes part.
+        answering_clients: How many clients answer then; None for all.
+        min_clients: How many bring their noise at the least; None for the default.
+        needed: What that number is not to be below.
+
+    Raises:
+        UserError: If there are not as many clients.
+    """
+    found: Any = sampling
+    if not isinstance(sampling, PoissonCohorts):
+        if answering_clients is not None:
+            raise UserError(
+                "--answering_clients: expected --cohort_sampling=poisson, with which a secret coin "
+                "of a client decides whether it takes part, found other cohorts"
+            )
+        assert isinstance(sampling, (FixedSizeCohorts, StratifiedCohorts))
+        noise_clients = wanted = sampling.clients_per_round
+    elif secret_participation:
+        noise_clients = wanted = answering_clients or sampling.clients
+        found = SecretCohorts(sampling.clients, noise_clients, sampling.expected_clients)
+    else:
+        noise_clients = round(sampling.expected_clients)
+        # A Poisson number is two of its standard deviations below its mean in 2 rounds of 100.
+        wanted = max(1, math.floor(noise_clients - 2 * math.sqrt(noise_clients)))
+    least = max(wanted if min_clients is None else min_clients, needed)
+    if least > noise_clients:
+        raise UserError(
+            f"--privacy_min_clients: expected at most {noise_clients}, the clients that answer a "
+            f"round, found {least}"
+        )
+    if isinstance(found, PoissonCohorts):
+        found = CountedCohorts(found.clients, found.expected_clients, least)
+    return NoiseOfClients(found, noise_clients, least)
+
+
+def secret_participation_setting(**metadata: Any) -> Any:
+    """Returns the setting of whether clients that a coin leaves out answer a round."""
+    return setting(
+        True,
+        "With Poisson cohorts, whether clients that the coin leaves out answer too, with zeros and "
+        "their share of the noise, so that nobody learns who took part, nor how many. Otherwise "
+        "the number of clients is public, and epsilon is several times as large.",
+        **metadata,
+    )
+
+
+def answering_clients_setting(**metadata: Any) -> Any:
+    """Returns the setting of how many clients answer a round of Poisson cohorts."""
+    return setting(
+        None,
+        "M, clients that answer each round of Poisson cohorts: in turns, which are public. Of "
+        "these, --clients_per_round take part on average, and which ones stays secret. All clients "
+        "if not given; fewer clients have less to send, and a larger epsilon.",
+        at_least=1,
+        **metadata,
+    )
+
+
+def check_answering(clients: int, answering: int, expected_clients: float) -> None:
+    """Raises a `UserError` unless so many clients of the fleet can answer a round."""
+    _check_cohort(expected_clients, clients)
+    if not expected_clients <= answering <= clients:
+        raise UserError(
+            f"--answering_clients: expected from {expected_clients:g}, which --clients_per_round "
+            f"is, to {clients}, the number of clients, found {answering}"
+        )
 
 
 def _check_cohort(drawn: float, clients: int) -> None:

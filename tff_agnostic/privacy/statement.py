@@ -76,6 +76,7 @@ class PrivacyStatement:
         not_covered: What it says nothing of.
         remarks: What a reader has to know beside, e.g. that a noise seed was given.
         of_what: What `rounds` counts.
+        noise_generator: What the noise is made of; None where there is no run.
     """
 
     epsilon: float
@@ -90,11 +91,14 @@ class PrivacyStatement:
     not_covered: tuple[str, ...] = NOT_COVERED
     remarks: tuple[str, ...] = ()
     of_what: str = "rounds"
+    noise_generator: Optional[str] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for JSON; an infinite epsilon, that of no noise, is None."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values[values.pop("of_what")] = values.pop("rounds")
+        if self.noise_generator is None:
+            del values["noise_generator"]
         return {
             **values,
             "epsilon": finite_or_none(self.epsilon),
@@ -119,6 +123,7 @@ class PrivacyStatement:
             ("noise multiplier", f"{self.noise_multiplier:.6g}"),
             ("of each group", split),
             ("accountant", self.accountant),
+            *([] if self.noise_generator is None else [("noise generator", self.noise_generator)]),
             *(("not covered", text) for text in self.not_covered),
             *(("remark", text) for text in self.remarks),
         ]
@@ -131,6 +136,7 @@ def statement(
     remarks: Sequence[str] = (),
     evaluations_are_private: bool = False,
     of_what: str = "rounds",
+    noise_generator: Optional[str] = None,
 ) -> PrivacyStatement:
     """Returns what holds after a number of releases.
 
@@ -141,6 +147,7 @@ def statement(
         remarks: See `PrivacyStatement`.
         evaluations_are_private: Whether evaluations have a statement, too.
         of_what: See `PrivacyStatement`.
+        noise_generator: See `PrivacyStatement`.
     """
     first = accountant.mechanisms[0]
     assumptions = dict.fromkeys(mechanism.assumption for mechanism in accountant.mechanisms)
@@ -156,4 +163,5 @@ def statement(
         not_covered=_NEVER_COVERED if evaluations_are_private else NOT_COVERED,
         remarks=tuple(remarks),
         of_what=of_what,
+        noise_generator=noise_generator,
     )

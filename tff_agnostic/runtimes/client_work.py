@@ -14,11 +14,13 @@ from tff_agnostic.computations.aggregated import AggregatedExchange, Submission
 from tff_agnostic.computations.client_group import (
     ClientGroup,
     PerClient,
+    Place,
     clients_in_step,
     group_of_many,
     group_of_one,
     one_client,
     one_client_in_fixed_shapes,
+    place_of,
 )
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.runtimes.shards import Shard
@@ -135,7 +137,8 @@ class CompiledWork:
                 submitted, tf.nest.map_structure(lambda value: value[tf.newaxis], kept)
             )
 
-        place = tf.TensorSpec([], tf.int32) if self.work.numbers_clients else ()
+        number = tf.TensorSpec([], tf.int32)
+        place = Place(number, number) if self.work.numbers_clients else ()
         return self._trace(one, (self._columns, self.work.kept_spec, place))
 
     @functools.cached_property
@@ -151,7 +154,7 @@ class CompiledWork:
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.work.kept_spec
         )
         capacity = tf.TensorSpec([], tf.int32)
-        place = rows if self.work.numbers_clients else ()
+        place = Place(rows, rows) if self.work.numbers_clients else ()
         return self._trace(
             many, ClientGroup(self._columns, rows, rows, capacity, kept=kept_of_many, place=place)
         )
@@ -207,11 +210,13 @@ class CompiledWork:
 
     def _each_client(self, clients: Sequence[Examples], kept: Any, shard: Shard) -> Iterator[Any]:
         for k, examples in enumerate(clients):
-            place = np.int32(shard[k]) if self.work.numbers_clients else ()
+            place = place_of(examples, shard[k]) if self.work.numbers_clients else ()
             yield self._chosen(examples), of_client(kept, k), place
 
     def _as_one_group(self, clients: Sequence[Examples], kept: Any, shard: Shard) -> Iterator[Any]:
-        places = np.array(shard, np.int32) if self.work.numbers_clients else ()
+        places: Any = ()
+        if self.work.numbers_clients:
+            places = Place(*map(np.array, zip(*map(place_of, clients, shard))))
         yield group_of_many([self._chosen(examples) for examples in clients], kept, places)
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tensorflow_federated.python.core.environments.tensorflow_frontend import (
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.client_group import place_of
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.exchange import Algorithm, Report, RunState
 from tff_agnostic.computations.guarantees import check_measurement, check_process
@@ -194,4 +195,5 @@ def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[An
     clients = [to_numpy_examples(client) for client in cohort]
     if not aggregation.numbers_clients:
         return clients
-    return [NumberedClient(client, np.int32(k)) for k, client in enumerate(clients)]
+    places = [place_of(client, k) for k, client in enumerate(cohort)]
+    return [NumberedClient(client, place) for client, place in zip(clients, places)]

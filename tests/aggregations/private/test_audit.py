@@ -20,10 +20,11 @@ from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum
 from tff_agnostic.aggregations.private.private_release import Released
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.client_group import Place
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanism import CentralNoise, TreeNoise
-from tff_agnostic.privacy.sampling import PoissonCohorts
+from tff_agnostic.privacy.sampling import PoissonCohorts, SecretCohorts
 from tff_agnostic.privacy.tree import Participations
 
 _ROUNDS, _DELTA, _TRIALS = 4, 1e-3, 1000
@@ -83,7 +84,7 @@ def _of_clients(exchange: Any, state: Any, canary: Any) -> Any:
     submitted = []
     for k in range(int(_NUM_CLIENTS)):
         nothing = tf.constant(0, tf.int64)
-        facts = ClientFacts(nothing, nothing, place=tf.constant(k))
+        facts = ClientFacts(nothing, nothing, place=Place(tf.constant(k), tf.constant(0)))
         answer = zeros if k else canary
         submitted.append(exchange.aggregation.encode(params, answer, exchange.bounds, facts))
     return tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)
@@ -118,7 +119,7 @@ def _claims(name: str, z: float) -> float:
             DistributedNoise(
                 (IntegerGroup(z, _STEPS, 1000),),
                 "skellam",
-                everybody,
+                SecretCohorts(int(_NUM_CLIENTS), int(_NUM_CLIENTS), _NUM_CLIENTS),
                 int(_NUM_CLIENTS),
                 int(_NUM_CLIENTS),
             ),

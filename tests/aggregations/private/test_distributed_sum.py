@@ -1,5 +1,6 @@
 """Sums of integers that clients noise: bounded, as noisy as a server's, alike in every runtime."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tests.aggregations.private.sums import LIMITS, private_sum
+from tests.aggregations.private.sums import KEYS, LIMITS, private_sum
 from tests.aggregations.private.test_sensitivity import random_values
 from tests.algorithms.cases import build, cohorts
 from tests.computations.harness import assert_all_close, run_rounds
@@ -16,6 +17,7 @@ from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, PlainS
 from tff_agnostic.aggregations.private.integers import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.client_group import Place
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.integer_noise import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -29,9 +31,11 @@ def _distributed(**settings: Any) -> Any:
     return private_sum("distributed", _SECURE, clip_norm=_CLIP_NORM, **settings)
 
 
-def _facts(place: int) -> ClientFacts:
+def _facts(place: int, silent: int = 0) -> ClientFacts:
     nothing = tf.constant(0, tf.int64)
-    return ClientFacts(seed=nothing, examples_cut=nothing, place=tf.constant(place))
+    return ClientFacts(
+        seed=nothing, examples_cut=nothing, place=Place(tf.constant(place), tf.constant(silent))
+    )
 
 
 def _added(answers: list[Any]) -> Any:
@@ -96,10 +100,16 @@ def test_without_noise_rounds_are_plain_ones(streaming_runtime):
     assert_all_close(state.algorithm, expected.algorithm)
 
 
-def test_clients_noise_together_is_as_much_as_a_servers():
+@pytest.mark.parametrize("generator", KEYS)
+def test_clients_noise_together_is_as_much_as_a_servers(generator):
     """Of 40,000 values of an update: the same variance, and a normal distribution."""
     num_clients, z, size = 5, 1.3, 20_000
-    settings: dict[str, Any] = {"noise_multiplier": z, "expected_clients": float(num_clients)}
+    settings: dict[str, Any] = {
+        "noise_multiplier": z,
+        "expected_clients": float(num_clients),
+        "noise_generator": generator,
+        "noise_key": KEYS[generator],
+    }
     found = {}
     for name in ("distributed", "central"):
         inner = _SECURE
@@ -127,8 +137,10 @@ def test_clients_noise_together_is_as_much_as_a_servers():
     assert found["distributed"] == pytest.approx(found["central"], rel=0.03)
 
 
-def test_clients_releases_and_exchanges_have_noise_of_their_own():
-    exchange = _exchange(_distributed(noise_multiplier=1.0))
+@pytest.mark.parametrize("generator", KEYS)
+def test_clients_releases_and_exchanges_have_noise_of_their_own(generator):
+    settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
+    exchange = _exchange(_distributed(noise_multiplier=1.0, **settings))
     release, bounds = exchange.aggregation, exchange.bounds
     state, output = exchange.initialize(), _zeros(exchange.bounds, 4000)
 
@@ -146,15 +158,18 @@ def test_clients_releases_and_exchanges_have_noise_of_their_own():
         sent(place=2),
         sent(state=state._replace(releases=state.releases + 1)),
         sent(state=state._replace(noise_key=state.noise_key + 1)),
+        sent(release=dataclasses.replace(release, exchange=1)),
     ]
     for other in others:
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.06
 
 
 @exhaustive
-def test_runtimes_agree(tff_runtime, streaming_runtime):
+@pytest.mark.parametrize("generator", KEYS)
+def test_runtimes_agree(tff_runtime, streaming_runtime, generator):
     algorithm = build("agnostic_fed_avg")
-    aggregation = _distributed(noise_multiplier=0.7, clipping="adaptive")
+    settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
+    aggregation = _distributed(noise_multiplier=0.7, clipping="adaptive", **settings)
     rounds = [*cohorts(2), []]
     expected, _ = run_rounds(streaming_runtime.training(algorithm, aggregation), rounds)
     with CohortRuntime(RuntimeOptions(client_mode="vectorised")) as in_step:
@@ -163,6 +178,38 @@ def test_runtimes_agree(tff_runtime, streaming_runtime):
             state, _ = run_rounds(training, rounds)
             assert_all_close(state, expected, rtol=1e-4, atol=1e-4)
     assert expected.aggregations[0].releases == 3
+
+
+def test_silent_clients_send_noise_alone_and_as_much_as_each_would():
+    """Also together, in one entry: of 40,000 values each, by variance and by distribution."""
+    answering, drawn, z, size = 4000, 10, 1.3, 20_000
+    settings: dict[str, Any] = {"noise_multiplier": z, "integer_clip": 200.0}
+    aggregation = _distributed(
+        **settings, expected_clients=float(drawn), noise_clients=answering, clipping="adaptive"
+    )
+    exchange = _exchange(aggregation)
+    release, bounds = exchange.aggregation, exchange.bounds
+    params, bundle = release.client_params(exchange.initialize()), release.bundle
+    assert 100 < bundle < answering
+    output = tf.nest.map_structure(tf.ones_like, _zeros(bounds, size))
+    for silent in (1, bundle):
+        sent = release.encode(params, output, bounds, _facts(5, silent))
+        assert sent.num_clients == silent
+        values, padding = tf.nest.flatten(sent.values), iter(sent.padding)
+        for group, codec in zip(release.groups(bounds), release.codecs(values, bounds)):
+            parts = [values[i] for i in group.positions]
+            parts += [next(padding)] if codec.size > codec.num_values else []
+            noise = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
+            variance = silent * (codec.deviation**2 / answering)
+            if len(noise) < 1000:
+                assert np.all(np.abs(noise) < 7 * np.sqrt(variance) + 7), group.name
+                continue
+            assert np.var(noise) == pytest.approx(variance, rel=0.03)
+            expected = stats.skellam(variance / 2, variance / 2)
+            edges = np.unique(expected.ppf(np.linspace(0.05, 0.95, 19)))
+            counts = np.histogram(noise, [-np.inf, *edges + 0.5, np.inf])[0]
+            shares = np.diff([0, *expected.cdf(edges), 1])
+            assert stats.chisquare(counts, shares * len(noise)).pvalue > 0.001
 
 
 def test_a_sum_of_too_few_clients_is_that_over_none():
@@ -189,6 +236,14 @@ def test_it_promises_secure_sums_and_no_secret_of_the_server():
     assert _distributed().guarantees == {Guarantee.SECURE_SUMS}
     # What is traced for one number of bits is not for another.
     assert _distributed(noise_multiplier=1.0) != _distributed(noise_multiplier=2.0)
+
+
+def test_noise_that_takes_too_many_words_is_refused():
+    settings = {"noise_generator": "secure", "noise_key": KEYS["secure"]}
+    exchange = _exchange(_distributed(noise_multiplier=1.0, integer_clip=2.0**18, **settings))
+    params = exchange.aggregation.client_params(exchange.initialize())
+    with pytest.raises(UserError, match=r"^--integer_clip: .* takes 1\d+ random numbers for each"):
+        exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))
 
 
 def test_integers_that_are_too_fine_are_refused():

@@ -7,7 +7,11 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tff_agnostic.aggregations.private.skellam import skellam, skellam_table
+from tff_agnostic.aggregations.private.skellam import (
+    skellam,
+    skellam_table,
+    skellam_words,
+)
 
 # The last one is beyond tables.
 _VARIANCES = [0.3, 6.0, 2.5e5, 1e8]
@@ -36,7 +40,7 @@ def test_a_table_has_the_probability_of_every_value(variance):
 @pytest.mark.parametrize("variance", _VARIANCES)
 def test_noise_is_skellam(variance):
     assert (skellam_table(variance) is None) == (variance == _VARIANCES[-1])
-    draws = skellam(_words(10_000), variance, 10_000).numpy()
+    draws = skellam(_words(10_000), [variance], 10_000).numpy()
     expected = stats.skellam(variance / 2, variance / 2)
     # 3% is more than two standard errors where the kurtosis is a normal one's.
     assert np.var(draws) == pytest.approx(variance, rel=0.03 if variance > 1 else 0.06)
@@ -49,13 +53,26 @@ def test_noise_is_skellam(variance):
     assert stats.chisquare(found, 10_000 * np.array(shares)).pvalue > 0.01
 
 
+@pytest.mark.parametrize("variance", [6.0, 1e8, 3e9])
+def test_wide_noise_is_looked_up_where_words_alone_decide(variance):
+    num_words = skellam_words(variance, 20_000, by_tables=True)
+    assert num_words // 20_000 == {6.0: 1, 1e8: 9, 3e9: 253}[variance]
+    draws = skellam(_words(num_words), [variance], 20_000, by_tables=True).numpy()
+    assert np.var(draws) == pytest.approx(variance, rel=0.03)
+    if variance > 1000:
+        assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
+    # Every word counts: with the last ones turned round, values are others.
+    turned = skellam(_words(num_words)[::-1], [variance], 20_000, by_tables=True).numpy()
+    assert np.mean(turned == draws) < 0.2
+
+
 def test_no_noise():
-    np.testing.assert_array_equal(skellam(_words(5), 0.0, 5), np.zeros(5))
+    np.testing.assert_array_equal(skellam(_words(5), [0.0], 5), np.zeros(5))
 
 
 @pytest.mark.parametrize("variance", [6.0, 1e8])
 def test_a_single_number_has_words_to_spare(variance):
-    assert skellam(_words(2), variance, 1).shape == [1]
+    assert skellam(_words(2), [variance], 1).shape == [1]
 
 
 def _words(size: int) -> tf.Tensor:

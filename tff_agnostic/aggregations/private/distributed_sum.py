@@ -6,6 +6,12 @@ power of two to a modular secure sum. The server takes the integers nearest zero
 rescales. Rotating is of use for the many values of an update, of which it makes small ones; single
 sums are sent as they are.
 
+**Who takes part is a secret** where a coin of a client's own decides it: a public number of clients
+answers each round, and those that their coin leaves out send zeros with their share of the noise.
+To everybody else a client that is left out is then a client whose values are zeros. A simulation
+need not play each of them: an entry of the cohort stands for as many as a table of their noise
+together has room for.
+
 **In a simulation** all clients' noise is made of one key, which the server sends them, so that a
 run can be repeated. Whoever knows the key can take the noise away, and clients know it: that is
 sound where one process plays everybody. On a device the noise must be the device's own draw, and no
@@ -23,14 +29,15 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound
-from tff_agnostic.aggregations.private.client_draws import client_draws
 from tff_agnostic.aggregations.private.integer_codec import IntegerCodec, joined, pieces_of
+from tff_agnostic.aggregations.private.noise import Release
 from tff_agnostic.aggregations.private.options import DistributedOptions
 from tff_agnostic.aggregations.private.private_release import (
     PrivateRelease,
     PrivateState,
     Released,
 )
+from tff_agnostic.aggregations.private.skellam import clients_of_a_table
 from tff_agnostic.quantities import Quantities, Quantity
 
 
@@ -54,7 +61,8 @@ class Integers(NamedTuple):
     Attributes:
         values: Residues, in the shapes of what is released; of a rotated group, its first ones.
         padding: The others of each rotated group that has others.
-        num_clients: 1, so that the server learns how many clients' noise the sum holds.
+        num_clients: 1, so that the server learns how many clients' noise the sum holds; of an entry
+            that stands for several silent clients their number.
     """
 
     values: Released
@@ -73,10 +81,15 @@ class DistributedSum(PrivateRelease):
         noise_multiplier: z; here equal sums have equal ones, as the number of bits is made of it.
         least_clients: Clients whose noise a sum must have: one of fewer is not looked at, and
             counts as the sum over no clients.
+        noise_clients: Clients that answer a round, each with its share of the noise; 0 for those
+            that a round is expected to have. More than those are left out by a coin.
+        bundle: How many silent clients one entry of a cohort may stand for.
     """
 
     noise_multiplier: float
     least_clients: int = 1
+    noise_clients: int = 0
+    bundle: int = 1
 
     # Copies of a client differ in their places only, and have noise of their own.
     numbers_clients = True
@@ -88,9 +101,20 @@ class DistributedSum(PrivateRelease):
         """Those of the inner sum."""
         return self.inner.guarantees
 
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns sums that share the budget of a round, and bundles of silent clients."""
+        sums = super().of_exchanges(bounds)
+        if self.noise_clients <= self.expected_clients:
+            return sums
+        factors = [f for sum_, of_one in zip(sums, bounds) for f in sum_.noise_factors(of_one)]
+        widest = self.noise_multiplier * max(factors) * self._options.integer_clip
+        most = self.noise_clients - int(self.expected_clients)
+        bundle = clients_of_a_table(widest**2 / self.noise_clients, most)
+        return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
+
     def on_clients(self) -> "DistributedSum":
         """Returns it without the key, which clients get with the message."""
-        return dataclasses.replace(self, noise_key=(0, 0))
+        return dataclasses.replace(self, noise_key=())
 
     def secrets(self, state: PrivateState) -> list[Any]:
         """Returns nothing: simulated clients are sent the key."""
@@ -128,7 +152,10 @@ class DistributedSum(PrivateRelease):
                 steps=steps,
                 deviation=self.noise_multiplier * factor * steps,
                 expected_clients=self.expected_clients,
+                noise_clients=self.noise_clients or self.expected_clients,
+                bundle=self.bundle,
                 place=(self.exchange << 32) + k,
+                by_tables=self.generator.is_exact,
             )
             for k, (group, factor) in enumerate(pairs)
         )
@@ -137,23 +164,28 @@ class DistributedSum(PrivateRelease):
         self, params: ClientParams, output: Any, bounds: Any, client: ClientFacts
     ) -> Integers:
         """Clips an answer, rounds it, and adds a client's share of the noise."""
-        released = self.clipped(params.clip_norms, output, bounds)
+        number, silent = client.place
+        # Of a silent client nothing but noise is sent, bits and counts of clients among it.
+        released = tf.nest.map_structure(
+            lambda value: tf.where(silent > 0, tf.zeros_like(value), value),
+            self.clipped(params.clip_norms, output, bounds),
+        )
         values = tf.nest.flatten(released)
         sent = [tf.zeros(value.shape, tf.int64) for value in values]
         padding: list[tf.Tensor] = []
         codecs = self.codecs(values, bounds)
-        key, release = params.noise_key, params.releases
-        sizes = [codec.size for codec in codecs]
-        draws = client_draws(key, release, self.exchange, client.place, sizes)
+        release = Release(params.noise_key, self.exchange, params.releases)
+        draws = self.generator.client_draws(release, number, codecs)
         limits = self.group_limits(params.clip_norms, bounds)
         for group, codec, limit, drawn in zip(self.groups(bounds), codecs, limits, draws):
             members = [values[i] for i in group.positions]
-            integers = codec.encode(members, limit, drawn, release)
+            integers = codec.encode(members, limit, drawn, params.releases, silent)
             pieces = pieces_of(integers, [value.shape for value in members])
             for i, piece in zip(group.positions, pieces):
                 sent[i] = piece
             padding += pieces[len(members) :]
-        return Integers(tf.nest.pack_sequence_as(released, sent), padding, tf.constant(1, tf.int64))
+        num_clients = tf.cast(tf.maximum(silent, 1), tf.int64)
+        return Integers(tf.nest.pack_sequence_as(released, sent), padding, num_clients)
 
     def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
         """Returns modular secure sums of the integers, and one of the number of clients."""
@@ -172,14 +204,15 @@ class DistributedSum(PrivateRelease):
         summed = tff.backends.mapreduce.federated_secure_modular_sum(
             tff.federated_zip((encoded.values, encoded.padding)), modulus
         )
-        num_clients = tff.federated_secure_sum_bitwidth(encoded.num_clients, 1)
+        bits = self.bundle.bit_length()
+        num_clients = tff.federated_secure_sum_bitwidth(encoded.num_clients, bits)
         return tff.federated_zip(Integers(summed[0], summed[1], num_clients))
 
-    def decode(
+    def noisy_sums(
         self, state: PrivateState, summed: Integers, bounds: Any
-    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+    ) -> tuple[Released, list[tf.Tensor]]:
         """Turns integers back into values; of too few clients' into those of none."""
-        has_enough = summed.num_clients >= self.least_clients
+        has_enough = self._has_enough(summed)
         integers = tf.nest.flatten(summed.values)
         values = [tf.zeros(value.shape, tf.float64) for value in integers]
         deviations = [tf.constant(0.0, tf.float64)] * len(values)
@@ -194,7 +227,14 @@ class DistributedSum(PrivateRelease):
             for i, piece in zip(group.positions, pieces_of(vector, shapes)):
                 values[i] = piece
                 deviations[i] = codec.deviation / codec.steps * limit
-        noisy = tf.nest.pack_sequence_as(summed.values, values)
+        return tf.nest.pack_sequence_as(summed.values, values), deviations
+
+    def decode(
+        self, state: PrivateState, summed: Integers, bounds: Any
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """Returns what is made of noisy sums."""
+        has_enough = self._has_enough(summed)
+        noisy, deviations = self.noisy_sums(state, summed, bounds)
         next_state, output, report = self.finished(state, noisy, deviations, bounds)
         clip_norms = tf.where(has_enough, next_state.clip_norms, state.clip_norms)
         too_few = tf.cast(~has_enough, tf.int64)
@@ -207,9 +247,13 @@ class DistributedSum(PrivateRelease):
     def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
         """Describes clip norms, and rounds that had too few clients."""
         too_few = Quantity(
-            f"{prefix}too_few_clients", "rounds whose sum was not looked at: too few clients"
+            f"{prefix}too_few_clients",
+            "rounds whose sum was not looked at: too few clients answered",
         )
         return OrderedDict(super().quantities(bounds, prefix), too_few_clients=too_few)
+
+    def _has_enough(self, summed: Integers) -> tf.Tensor:
+        return summed.num_clients >= self.least_clients
 
     @property
     def _options(self) -> DistributedOptions:

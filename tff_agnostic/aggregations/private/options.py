@@ -4,7 +4,9 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.privacy.budget import LEAST_NOISE, update_share_setting
+from tff_agnostic.privacy.sampling import answering_clients_setting, secret_participation_setting
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 
@@ -28,6 +30,7 @@ class PrivacyOptions(ClientLimits):
         update_share: Which share of the budget of a round updates have.
         absent_below: Below how many standard deviations of its noise a sum that others are divided
             by counts as zero, as the number of examples of a domain.
+        noise_generator: What noise is made of.
         noise_seed: In place of a secret key, so that noise can be repeated.
     """
 
@@ -75,6 +78,13 @@ class PrivacyOptions(ClientLimits):
         "Standard deviations of its noise below which a sum counts as zero if others are divided "
         "by it, as a domain's number of examples.",
         at_least=0.0,
+    )
+    noise_generator: str = setting(
+        "philox",
+        "What noise is made of: philox, TensorFlow's generator for simulations; or secure, "
+        "ChaCha20, a cryptographic one, with noise in whole steps of a grid instead of float32. "
+        "Exports have secure if nothing is given.",
+        choices=NOISE_GENERATORS,
     )
     noise_seed: Optional[int] = setting(
         None,
@@ -156,8 +166,11 @@ class DistributedOptions(PrivacyOptions):
 
     Attributes:
         integer_clip: c: steps of the integers in the bound of each group.
-        privacy_min_clients: Clients whose noise a round has at the least; None for all of a cohort
-            of fixed size, and c - 2 sqrt(c) of one that is c on average.
+        secret_participation: With Poisson cohorts, whether clients that the coin leaves out answer
+            too, so that nobody learns who took part, nor how many.
+        answering_clients: M, how many clients answer a round then; None for all.
+        privacy_min_clients: Clients whose noise a round has at the least; None for all that answer
+            a round, and c - 2 sqrt(c) of Poisson cohorts of a public size that is c on average.
     """
 
     integer_clip: float = setting(
@@ -166,9 +179,16 @@ class DistributedOptions(PrivacyOptions):
         "rounding adds, and the more bits they have.",
         positive=True,
     )
+    secret_participation: bool = secret_participation_setting(
+        # What runs of earlier releases did, and did not account for.
+        as_before=False
+    )
+    answering_clients: Optional[int] = answering_clients_setting(
+        only_with=("secret_participation", (True,))
+    )
     privacy_min_clients: Optional[int] = setting(
         None,
         "Clients whose noise a round has at the least: with fewer it is as one without clients. If "
-        "not given, all of a cohort of fixed size, and c - 2 sqrt(c) of Poisson cohorts.",
+        "not given, all that answer a round; c - 2 sqrt(c) with --nosecret_participation.",
         at_least=1,
     )

@@ -21,15 +21,18 @@ class NoiseFacts(NamedTuple):
 
     Attributes:
         expected_clients: Clients that a round is expected to have.
-        noise_key: The secret key, two numbers of 63 bits.
+        noise_key: The secret key of the generator.
         noise_multiplier: z.
         least_clients: Clients whose noise a round must have, where they add it; otherwise 0.
+        noise_clients: Clients that answer a round with noise of theirs, if those are more than are
+            expected to train; otherwise 0.
     """
 
     expected_clients: float
-    noise_key: tuple[int, int]
+    noise_key: tuple[int, ...]
     noise_multiplier: float
     least_clients: int = 0
+    noise_clients: int = 0
 
 
 # From (name, inner sums, settings, facts) to private sums.
@@ -60,7 +63,14 @@ def _of_server(noise_of: Callable[[Any], Noise]) -> _Build:
 
 def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
     of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
-    return DistributedSum(inner, options, name, *of_run, least_clients=facts.least_clients)
+    return DistributedSum(
+        inner,
+        options,
+        name,
+        *of_run,
+        least_clients=facts.least_clients,
+        noise_clients=facts.noise_clients,
+    )
 
 
 PRIVACIES: Registry[PrivacySpec] = Registry(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tff_agnostic.data.remarks import FEW_EXAMPLES
+from tff_agnostic.privacy.earlier_account import is_too_small
 from tff_agnostic.privacy.statement import WEAK_EPSILON
 from tff_agnostic.program.pages.blocks import Line, Name, Part, Section, Warnings
 from tff_agnostic.program.pages.course import weight_quantity
@@ -223,6 +224,11 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
         yield "Training was private in name only: without noise epsilon is infinite."
     elif epsilon.value > WEAK_EPSILON:
         yield ["Epsilon is ", epsilon, f": above {WEAK_EPSILON:.0f} it promises next to nothing."]
+    if is_too_small(run.config):
+        yield (
+            "An earlier release wrote a smaller epsilon into result.json. It took the number of "
+            "clients of a round for secret, which everybody learns where clients add the noise."
+        )
     if run.config.get("noise_seed") is not None:
         yield "The noise was that of --noise_seed: whoever knows it can take it away."
 

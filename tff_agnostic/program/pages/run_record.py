@@ -9,6 +9,7 @@ import numpy as np
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
+from tff_agnostic.privacy.earlier_account import right_result
 from tff_agnostic.program.pages.blocks import Source
 from tff_agnostic.program.reporting.column import Column
 from tff_agnostic.program.reporting.history import read_history
@@ -46,7 +47,7 @@ class RunRecord:
     """What a run left.
 
     Attributes:
-        result: result.json.
+        result: result.json; of an earlier release whose epsilon was too small, with the right one.
         config: config.json.
         fingerprint: fingerprint.json; empty if there is none.
         columns: metrics.csv, by column name.
@@ -154,7 +155,7 @@ def read_run(
         )
     fingerprint = folder / "fingerprint.json"
     return RunRecord(
-        result,
+        right_result(config, result),
         config,
         read_json(fingerprint) if fingerprint.exists() else {},
         read_history(folder / "metrics.csv"),

@@ -11,7 +11,7 @@ from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
 from tff_agnostic.aggregations.private.options import DistributedOptions
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.aggregated import AggregatedRound, SumsSoFar
-from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.computations.client_group import Place, group_of_one, one_client
 from tff_agnostic.computations.exchange import Algorithm
 from tff_agnostic.data.sampling import domain_strata, num_turns
 from tff_agnostic.errors import UserError
@@ -20,10 +20,13 @@ from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import (
     CohortSampling,
     FixedSizeCohorts,
+    NoiseOfClients,
     PoissonCohorts,
     StratifiedCohorts,
+    noise_of_clients,
 )
 from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.program.private.run_keys import noise_key
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import Task
@@ -91,10 +94,9 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
             "--aggregation: expected secure with --privacy=distributed, where a client's own noise "
             f"hides it in a sum only whose parts nobody sees, found {spec.config.aggregation}"
         )
-    sampling, expected = _sampling(spec, task), spec.config.clients_per_round
-    least, steps = least_clients(spec), spec.privacy.integer_clip
+    whose, steps = noise_of_run(spec, task), spec.privacy.integer_clip
     # Groups and their sizes do not depend on the noise.
-    facts = NoiseFacts(float(expected), (0, 0), 1.0, least)
+    facts = NoiseFacts(float(spec.config.clients_per_round), noise_key(spec.privacy), 1.0)
     build = PRIVACIES[spec.config.privacy].build
     assert build is not None
     release = build(spec.config.privacy, inner, spec.privacy, facts)
@@ -102,34 +104,30 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
     return lambda noise_multiplier: DistributedNoise(
         tuple(IntegerGroup(factor * float(noise_multiplier), steps, d) for factor, d in groups),
         "skellam",
-        sampling,
-        expected,
-        least,
+        *whose,
     )
 
 
-def least_clients(spec: RunSpec) -> int:
-    """Returns how many clients' noise a round must have; 0 where it is not theirs.
+def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
+    """Returns whose noise the rounds of a run have where clients add it.
 
     Raises:
-        UserError: If cohorts have fewer.
+        UserError: If there are not as many clients.
     """
-    options, config = spec.privacy, spec.config
-    if not isinstance(options, DistributedOptions):
-        return 0
-    expected = config.clients_per_round
-    wanted = options.privacy_min_clients
-    if wanted is None:
-        # A Poisson number is two of its standard deviations below its mean in 2 rounds of 100.
-        is_poisson = config.cohort_sampling == "poisson"
-        wanted = max(1, math.floor(expected - 2 * math.sqrt(expected))) if is_poisson else expected
-    least = max(wanted, spec.build_aggregation().min_clients)
-    if least > expected:
+    options = spec.privacy
+    assert isinstance(options, DistributedOptions)
+    if "secret_participation" in spec.given and spec.config.cohort_sampling != "poisson":
         raise UserError(
-            f"--privacy_min_clients: expected at most --clients_per_round={expected} with "
-            f"--privacy={config.privacy}, found {least}"
+            "--secret_participation: expected --cohort_sampling=poisson, found "
+            f"{spec.config.cohort_sampling}, with which the number of clients is public"
         )
-    return least
+    return noise_of_clients(
+        _sampling(spec, task),
+        options.secret_participation,
+        options.answering_clients,
+        options.privacy_min_clients,
+        spec.build_aggregation().min_clients,
+    )
 
 
 def _groups(round_: AggregatedRound) -> list[tuple[float, int]]:
@@ -144,7 +142,7 @@ def _groups(round_: AggregatedRound) -> list[tuple[float, int]]:
         assert isinstance(release, DistributedSum)
 
         def work(message: Any, examples: Any, kept: Any, exchange: Any = exchange) -> Any:
-            client = group_of_one(examples, kept, place=tf.constant(0))
+            client = group_of_one(examples, kept, place=Place(tf.constant(0), tf.constant(0)))
             return exchange.client_work(message, client, one_client)
 
         encoded, now_kept = _traced(work, message, dict(round_.client_data_spec), kept)

@@ -1,15 +1,19 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
-from tff_agnostic.aggregations.private.options import ServerNoiseOptions
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.private.options import DistributedOptions, ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateRelease
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.aggregated import AggregatedRound
+from tff_agnostic.computations.client_group import SilentClients
 from tff_agnostic.computations.exchange import Algorithm, RunState
+from tff_agnostic.data.cohorts import Silent, nobody_silent
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw, SecretCoins
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.calibration import (
     check_delta,
@@ -17,16 +21,17 @@ from tff_agnostic.privacy.calibration import (
     default_delta,
     noise_for_epsilon,
 )
+from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
 from tff_agnostic.privacy.statement import PrivacyStatement, drowned, statement
-from tff_agnostic.program.evaluation.evaluator import num_evaluations
+from tff_agnostic.program.evaluation.evaluator import RunEvaluations, num_evaluations
 from tff_agnostic.program.evaluation.private_evaluation import (
     OF_DATA_REMARKS,
     PrivateEvaluation,
     check_metric_bounds,
 )
 from tff_agnostic.program.private.run_account import RunAccount
-from tff_agnostic.program.private.run_keys import noise_key
-from tff_agnostic.program.private.run_mechanisms import MECHANISMS, least_clients
+from tff_agnostic.program.private.run_keys import cohort_seed, noise_key
+from tff_agnostic.program.private.run_mechanisms import MECHANISMS, noise_of_run
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.tasks.task import Task
 
@@ -62,9 +67,12 @@ class RunPrivacy:
     """
 
     def __init__(self, spec: RunSpec, task: Task, algorithm: Algorithm) -> None:
-        self._spec = spec
+        self._spec, self._task, self._algorithm = spec, task, algorithm
         num_clients = len(task.train.client_ids)
         options = spec.privacy
+        self._noise_of_clients: Optional[NoiseOfClients] = None
+        if isinstance(options, DistributedOptions):
+            self._noise_of_clients = noise_of_run(spec, task)
         if (options.noise_multiplier is None) == (options.target_epsilon is None):
             found = "none" if options.noise_multiplier is None else "both"
             raise UserError(
@@ -96,26 +104,59 @@ class RunPrivacy:
         )
         self._split: Mapping[str, float] = {}
         self._is_of_clients = False
+        self._of_sums: Sequence[str] = ()
 
     def aggregation(self, inner: Aggregation) -> Aggregation:
         """Returns the sums of training over the ones without noise."""
         name, options = self._spec.config.privacy, self._spec.privacy
+        whose = self._noise_of_clients
         facts = NoiseFacts(
             float(self._spec.config.clients_per_round),
-            noise_key(options.noise_seed),
+            noise_key(options),
             float(self._noise_multiplier),
-            least_clients(self._spec),
+            *(() if whose is None else (whose.min_clients, whose.noise_clients)),
         )
         build = PRIVACIES[name].build
         assert build is not None
         return build(name, inner, options, facts)
 
-    def go_on_from(self, state: RunState, evaluations: int = 0) -> None:
+    def cohorts(self, state: RunState, summed: Aggregation) -> tuple[Draw, Silent]:
+        """Returns which clients train in a round, and which others answer in silence.
+
+        Args:
+            state: A state of the run, with the key of its noise.
+            summed: The sums of training.
+        """
+        config, clients, secret = self._spec.config, self._task.train, cohort_seed(state)
+        whose = self._noise_of_clients
+        if whose is None or not isinstance(whose.sampling, SecretCohorts):
+            sampling = COHORT_SAMPLINGS[config.cohort_sampling]
+            num_domains = self._task.num_domains
+            return sampling(clients, num_domains, config.clients_per_round, secret), nobody_silent
+        coins = SecretCoins(
+            clients.client_ids,
+            whose.noise_clients,
+            config.clients_per_round,
+            config.seed,
+            secret,
+        )
+        bundled = AggregatedRound(self._algorithm, summed).exchanges[0].aggregation
+        assert isinstance(bundled, DistributedSum)
+        spec, bundle = self._algorithm.client_data_spec, bundled.bundle
+
+        def silent(round_num: int, num_drawn: int) -> list[Any]:
+            bundles, single = divmod(coins.num_silent(round_num, num_drawn), bundle)
+            counts = [bundle] * bundles + [1] * single
+            return [SilentClients(spec, count) for count in counts]
+
+        return coins.drawn, silent
+
+    def go_on_from(self, state: RunState, evaluations: Optional[RunEvaluations] = None) -> None:
         """Accounts for the noise that a state has, which may be worked out for fewer rounds.
 
         Args:
             state: The state after some rounds.
-            evaluations: How many evaluations of a model there were up to it.
+            evaluations: Those of the run; None if its rounds alone are accounted for.
         """
         self._noise_multiplier = float(state.aggregations[0].noise_multiplier)
         self.account.go_on_from(int(state.round_num), self._noise_multiplier, evaluations)
@@ -141,10 +182,11 @@ class RunPrivacy:
     def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         """Takes down how the budget of a round is divided."""
         exchanges = AggregatedRound(algorithm, aggregation).exchanges
-        split = {}
+        split: dict[str, float] = {}
         for exchange in exchanges:
             private, bounds = exchange.aggregation, exchange.bounds
             assert isinstance(private, PrivateRelease)
+            self._of_sums = private.remarks
             prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
             for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
                 split[prefix + group.name] = factor
@@ -160,10 +202,12 @@ class RunPrivacy:
         Raises:
             UserError: Naming the flag.
         """
-        if self._is_of_clients and execution.get("xla"):
+        is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
+        if self._is_of_clients and not is_looked_up and execution.get("xla"):
             raise UserError(
-                "--xla: expected none with --privacy=distributed: TensorFlow has no Poisson "
-                "numbers, of which wide noise of clients is made, that XLA compiles"
+                "--xla: expected none with --privacy=distributed, or --noise_generator=secure: "
+                "TensorFlow has no Poisson numbers, of which wide noise of clients is made "
+                "otherwise, that XLA compiles"
             )
 
     def statement(self, rounds: int) -> PrivacyStatement:
@@ -175,6 +219,7 @@ class RunPrivacy:
             OF_DATA_REMARKS,
             *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
             *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
+            *self._of_sums,
         ]
         if options.noise_seed is not None:
             remarks.append(
@@ -195,6 +240,7 @@ class RunPrivacy:
             split,
             remarks,
             self.evaluation is not None,
+            noise_generator=NOISE_GENERATORS[options.noise_generator].title,
         )
 
     def to_json(self, rounds: int) -> dict[str, Any]:
@@ -207,7 +253,8 @@ class RunPrivacy:
 
     def lines(self, rounds: int) -> list[str]:
         """Returns the same for people."""
-        lines = [f"private training: {self.statement(rounds).text}"]
+        of_training = self.statement(rounds)
+        lines = [f"private training: {of_training.text}"]
         config, z = self._spec.config, float(self._noise_multiplier)
         note = drowned(z, config.clients_per_round, rounds, config.privacy == "tree")
         if note is not None:
@@ -215,7 +262,7 @@ class RunPrivacy:
         if self.evaluation is not None:
             of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
             lines.append(f"private evaluation, of test clients: {of_evaluations.text}")
-        return lines
+        return [*lines, f"noise generator: {of_training.noise_generator}"]
 
     def _private_evaluation(self, task: Task) -> Optional[PrivateEvaluation]:
         options, config = self._spec.privacy, self._spec.config

@@ -118,6 +118,15 @@ class History:
         with write_errors(self._path), open(self._path, "rb") as file:
             os.fsync(file.fileno())
 
+    def largest_in_file(self, name: str) -> float:
+        """Returns the largest value of a column, also in rows that `load` dropped; 0 of none.
+
+        Raises:
+            UserError: If the file cannot be read.
+        """
+        rows = _read_whole_lines(self._path) if self._path.exists() else []
+        return max((float(row.get(name) or 0) for row in rows if _is_whole(row)), default=0.0)
+
     def values(self) -> dict[str, np.ndarray]:
         """Returns every column as float64 [rounds], by name, NaN where a round has no value."""
         names = list(self.rows[0]) if self.rows else []

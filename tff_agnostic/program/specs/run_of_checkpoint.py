@@ -11,13 +11,18 @@ from tff_agnostic.saving.checkpoints import Checkpoint, newest_checkpoint, read_
 def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
     """Returns the run that `path` belongs to, and the checkpoint that it names.
 
+    Prints what has to be known of the privacy that the run claims, if anything.
+
     Raises:
         UserError: If there is none, or it is damaged.
     """
-    if path.is_dir():
-        folder = RunFolder(path)
-        return folder, newest_checkpoint(folder.checkpoints)
-    return RunFolder(path.absolute().parent.parent), read_checkpoint(path)
+    is_folder = path.is_dir()
+    folder = RunFolder(path if is_folder else path.absolute().parent.parent)
+    checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
+    warning = folder.epsilon_warning()
+    if warning is not None:
+        print(f"note: {warning}")
+    return folder, checkpoint
 
 
 def algorithm_of_checkpoint(path: Path) -> str:

@@ -1,0 +1,74 @@
+"""Epsilons of earlier releases that were too small, and what they are.
+
+Until config.json had format 7, runs with the clients' own noise and Poisson cohorts took the number
+of clients of a round for secret, which everybody learns there: see `CountedCohorts`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.sampling import PoissonCohorts, noise_of_clients
+
+# The first one whose runs account for what everybody learns.
+_RIGHT_FORMAT = 7
+
+
+def is_too_small(config: Mapping[str, Any]) -> bool:
+    """Returns whether the epsilon that a run has written is too small.
+
+    Args:
+        config: config.json.
+    """
+    is_counted = config.get("cohort_sampling") == "poisson"
+    of_clients = config.get("privacy") == "distributed"
+    return of_clients and is_counted and config.get("format", 1) < _RIGHT_FORMAT
+
+
+def warning(config: Mapping[str, Any], result: Mapping[str, Any]) -> Optional[str]:
+    """Returns what has to be known of the epsilon of a complete run; None if it is right.
+
+    Args:
+        config: config.json.
+        result: result.json.
+    """
+    if not is_too_small(config):
+        return None
+    private = right_result(config, result)["privacy"]
+    return (
+        f"epsilon is {private['epsilon']:.4g} and not {result['privacy']['epsilon']:.4g}, as an "
+        "earlier release wrote: it took the number of clients of a round for secret, which "
+        "everybody learns where clients add the noise"
+    )
+
+
+def right_result(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns result.json with the account of what everybody learns, if its own is too small.
+
+    Every group is taken to be as large as the model, which changes epsilon in its fourth digit.
+
+    Args:
+        config: config.json.
+        result: result.json.
+    """
+    if not is_too_small(config):
+        return dict(result)
+    private, about = result["privacy"], result["about"]
+    whose = noise_of_clients(
+        PoissonCohorts(about["data"]["train"]["clients"], config["clients_per_round"]),
+        secret_participation=False,
+        answering_clients=None,
+        min_clients=config["privacy_min_clients"],
+        needed=config["secure_min_clients"],
+    )
+    largest = 2 ** int(about["model"]["parameters"]).bit_length()
+    groups = [IntegerGroup(z, config["integer_clip"], largest) for z in private["split"].values()]
+    mechanism = DistributedNoise(tuple(groups), "skellam", *whose)
+    epsilon = PrivacyAccountant([mechanism], private["delta"]).epsilon(private["rounds"])
+    right = {
+        "epsilon": epsilon,
+        "adjacency": mechanism.adjacency,
+        "sampling": mechanism.assumption,
+    }
+    return {**result, "privacy": {**private, **right}}
