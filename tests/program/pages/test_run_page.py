@@ -256,7 +256,7 @@ def test_what_is_no_run_is_one_line_and_leaves_no_report(tmp_path):
     ],
 )
 def test_numbers_that_no_run_has_are_one_line(tmp_path, change, message):
-    folder = write_run(tmp_path, result(["a", "b"], **change))
+    folder = write_run(tmp_path, {**result(["a", "b"]), **change})
     with pytest.raises(UserError) as error:
         write_run_report(folder)
     assert str(error.value).startswith(f"{folder}/result.json: {message}")
