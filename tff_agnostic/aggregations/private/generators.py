@@ -181,8 +181,8 @@ class ChaCha20:
         """Refuses noise so wide that rounding to its grid would count; see `NoiseGenerator`."""
         if max(multipliers) > grid_noise.MAX_MULTIPLIER:
             raise UserError(
-                f"--noise_multiplier: expected at most {grid_noise.MAX_MULTIPLIER:g} for each group "
-                f"of values with --noise_generator=secure, found {max(multipliers):g}"
+                f"--noise_multiplier: expected at most {grid_noise.MAX_MULTIPLIER:g} for each "
+                f"group of values with --noise_generator=secure, found {max(multipliers):g}"
             )
 
     def add_noise(
