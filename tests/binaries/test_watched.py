@@ -3,12 +3,13 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.binaries.harness import ROOT
 from tests.processes import children_of, is_running, wait_until
 
+_ROOT = Path(__file__).parents[2]
 _NOT_DONE = "error: the command ended before it was done: its process was ended with status 0, as "
 
 
@@ -25,7 +26,7 @@ def _command(body: str) -> list[str]:
 def _start(body: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         _command(body),
-        cwd=ROOT,
+        cwd=_ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -112,4 +113,4 @@ def test_the_command_does_not_outlive_the_process_that_was_started():
 def test_a_parent_that_waits_for_nobody():
     """It has SIGCHLD ignored, and so would what it starts."""
     ignoring = ["/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *_command("sys.exit(3)")]
-    assert subprocess.run(ignoring, cwd=ROOT, check=False).returncode == 3
+    assert subprocess.run(ignoring, cwd=_ROOT, check=False).returncode == 3

@@ -78,3 +78,25 @@ def test_rounds_by_the_thousand():
 def test_what_bounds_nothing_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         Participations(*values)
+
+
+@pytest.mark.parametrize(
+    ("participations", "rounds"),
+    [
+        (Participations(min_separation=2), 10**6),
+        (Participations(max_participations=10**5), 10**6),
+        (Participations(min_separation=100, restart_every=1000), 10**6),
+    ],
+)
+def test_patterns_that_are_too_many_to_search_are_refused(participations, rounds):
+    with pytest.raises(UserError, match=r"^--rounds: expected fewer with --privacy=tree, found 10"):
+        squared_sensitivity(participations, rounds)
+
+
+@pytest.mark.parametrize("most", [2**31 - 1, 10**6])
+def test_huge_bounds_that_bind_nothing_are_quick(most):
+    rounds = 10**6
+    every_round = sum((rounds >> h) * (1 << h) ** 2 for h in range(rounds.bit_length()))
+    assert squared_sensitivity(Participations(max_participations=most), rounds) == every_round
+    far = Participations(min_separation=2**31 - 1)
+    assert squared_sensitivity(far, rounds) == rounds.bit_length()

@@ -145,6 +145,10 @@ def read_run(
         known = False
     if not known:
         raise UserError(f"{path}: expected the result of a run, found something else")
+    try:
+        _check_values(path, result, facts)
+    except (AttributeError, LookupError, TypeError) as e:
+        raise UserError(f"{path}: expected the result of a run, found something else") from e
     config = read_json(folder / "config.json")
     if result["rounds"] != config.get("rounds"):
         # Settings and columns would be of one run, and the numbers of a shorter one.
@@ -162,3 +166,74 @@ def read_run(
         facts,
         where,
     )
+
+
+def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, MeasureFacts]) -> None:
+    """Checks that what a page shows are numbers that a run can have, and domains that it has.
+
+    Raises:
+        UserError: Naming the first that is none, by its place in the file.
+    """
+    # Noise may bring numbers below 0, or above 1.
+    is_exact = "evaluation" not in (result.get("privacy") or {})
+    numbers = _Numbers(path)
+    domains = result["domains"]
+    for name in ("rounds", "seed"):
+        numbers.check(result[name], name, least=0)
+    for where, of in (("overall", result["overall"]), *domains.items()):
+        least = 0 if is_exact else None
+        numbers.check(of["num_examples"], f"{where}: num_examples", least)
+        for name, fact in facts.items():
+            is_share = is_exact and fact.unit is Unit.SHARE
+            numbers.check(of[name], f"{where}: {name}", *((0, 1) if is_share else ()))
+        for name in ("over_clients", "intervals"):
+            numbers.check_all(of.get(name), f"{where}: {name}")
+    numbers.check_all(result.get("difference"), "difference")
+    numbers.check_all(result.get("domain_weights"), "domain_weights", least=0)
+    numbers.check_all(result.get("clients"), "clients", least=0)
+    private = result.get("privacy") or {}
+    numbers.check(private.get("epsilon"), "privacy: epsilon", least=0)
+    numbers.check(private.get("delta"), "privacy: delta", 0, 1)
+    worst = [of.get("domain") for of in (result.get("worst") or {}).values()]
+    for name in (*worst, *(result.get("not_counted") or ())):
+        if name is not None and name not in domains:
+            raise UserError(
+                f"{path}: expected domains that it has the numbers of, found {name!r:.100}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    """Checks of what stands in a file.
+
+    Attributes:
+        path: The file.
+    """
+
+    path: Path
+
+    def check(
+        self, value: Any, where: str, least: Optional[float] = None, most: Optional[float] = None
+    ) -> None:
+        """Raises a `UserError` unless a value is null, or a number from `least` to `most`."""
+        if value is None:
+            return
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_right = is_number and (least is None or value >= least)
+        if not is_right or (most is not None and value > most):
+            limits = "" if least is None else f" of at least {least}"
+            limits += "" if most is None else f" and at most {most}"
+            raise UserError(
+                f"{self.path}: {where:.100}: expected a number{limits}, found {value!r:.100}"
+            )
+
+    def check_all(self, value: Any, where: str, least: Optional[float] = None) -> None:
+        """Checks every number in mappings and lists of them; see `check`."""
+        if isinstance(value, Mapping):
+            for name, of in value.items():
+                self.check_all(of, f"{where}: {name}", least)
+        elif isinstance(value, list):
+            for of in value:
+                self.check_all(of, where, least)
+        else:
+            self.check(value, where, least)
