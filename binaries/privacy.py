@@ -37,6 +37,9 @@ def main(argv: Sequence[str]) -> None:
     found = answer(options)
     print(found.sentence)
     print(f"\n{found.table()}")
+    note = found.note()
+    if note is not None:
+        print(f"\nnote: {note}")
     print(f"\n{found.neighbours().table()}")
     folder = path_flag("output_dir")
     if folder is None:

@@ -1,4 +1,4 @@
-"""The command line before absl parses it: flag files in place, and no flag that is given two values.
+"""The command line before absl parses it: flag files in place, and one value for each flag.
 
 absl reads a flag file whatever it is, also one that never ends, and has the last of several values
 of a flag count. After a flag file that is meant: its flags are defaults. Otherwise one of the
@@ -49,7 +49,7 @@ def with_flag_files(arguments: Sequence[str]) -> list[Argument]:
         text = rest.pop(0)
         if text == "--":
             # What follows is no flag.
-            return found + [Argument(text), *map(Argument, rest)]
+            return [*found, Argument(text), *map(Argument, rest)]
         name, equals, value = _parts(text)
         if name != _FLAG_FILE:
             found.append(Argument(text))

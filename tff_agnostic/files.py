@@ -153,7 +153,7 @@ def open_file(path: Path, what: str) -> IO[bytes]:
         UserError: If it is something else, or cannot be read.
     """
     try:
-        file = open(path, "rb", opener=_without_waiting)
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
     except FileNotFoundError as e:
         raise UserError(f"{path}: expected {what}, found none") from e
     except OSError as e:

@@ -48,11 +48,12 @@ def setting(
         flag: The flag's name, if it is not the field's.
         is_path: Whether it names a file, which is the same file however it is named.
         **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
-            upper limit), `only_with` (another setting and the values with which this one has an
-            effect), `runtimes` (the same of runtimes), `may_change` (that a run that goes on may
-            have another value, and what is then told of its earlier rounds, if anything is),
-            `as_before` (what runs mean that were written before the setting existed, if it is not
-            the default), and `is_stored` (False of what no folder keeps: it is given each time).
+            upper limit), `zero_or_at_least`, `only_with` (another setting and the values with which
+            this one has an effect), `runtimes` (the same of runtimes), `may_change` (that a run
+            that goes on may have another value, and what is then told of its earlier rounds, if
+            anything is), `as_before` (what runs mean that were written before the setting existed,
+            if it is not the default), and `is_stored` (False of what no folder keeps: it is given
+            each time).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
@@ -161,6 +162,10 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise UserError(f"{flag}: expected a positive number, found {value}")
     if "at_least" in metadata and value < metadata["at_least"]:
         raise UserError(f"{flag}: expected at least {metadata['at_least']}, found {value}")
+    if "zero_or_at_least" in metadata and value != 0 and value < metadata["zero_or_at_least"]:
+        raise UserError(
+            f"{flag}: expected 0 or at least {metadata['zero_or_at_least']}, found {value}"
+        )
     if "at_most" in metadata and value > metadata["at_most"]:
         raise UserError(f"{flag}: expected at most {metadata['at_most']}, found {value}")
     if "below" in metadata and value >= metadata["below"]:

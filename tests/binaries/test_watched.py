@@ -1,10 +1,8 @@
 """Commands run in a child process: one that ends before it is done has failed."""
 
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -115,5 +113,3 @@ def test_a_parent_that_waits_for_nobody():
     """It has SIGCHLD ignored, and so would what it starts."""
     ignoring = ["/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *_command("sys.exit(3)")]
     assert subprocess.run(ignoring, cwd=ROOT, check=False).returncode == 3
-
-

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS, key_like
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateState
 from tff_agnostic.aggregations.private.private_sum import PrivateSum
@@ -118,7 +119,7 @@ class PrivateEvaluation:
         z = self.mechanism.noise_multiplier
         return digest_of([self._split_name, list(client_ids), z, scales])
 
-    def state(self, key: tuple[int, int], release: int) -> PrivateState:
+    def state(self, key: tuple[int, ...], release: int) -> PrivateState:
         """Returns what the server knows of an evaluation.
 
         Args:
@@ -148,6 +149,7 @@ class PrivateEvaluation:
         z = self.mechanism.noise_multiplier
         split = {group.name: factor * z for group, factor in zip(groups, factors)}
         remarks = [OF_DATA_REMARKS, *([] if self.num_shared else [_OF_OTHER_NAMES])]
+        remarks += self.aggregation.remarks
         if self._noise_seed is not None:
             remarks.append(
                 f"noise is that of --noise_seed={self._noise_seed}: whoever knows it can take the "
@@ -160,6 +162,7 @@ class PrivateEvaluation:
             remarks,
             evaluations_are_private=True,
             of_what=_OF_WHAT,
+            noise_generator=self.aggregation.generator.title,
         )
 
 
@@ -179,29 +182,29 @@ def check_metric_bounds(model: Model) -> None:
                 )
 
 
-def evaluation_key(noise_key: Any, place: str) -> tuple[int, int]:
+def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
     """Returns the secret of an evaluation, which tells nothing of the one it is made of.
 
     Args:
-        noise_key: The run's secret, int64 [2].
+        noise_key: The run's secret, int64, as long as its generator's keys.
         place: What tells the evaluation from all others of the run.
     """
     secret = np.asarray(noise_key, np.int64).tobytes()
     digest = hashlib.sha256(_EVALUATIONS + secret + place.encode()).digest()
-    first, second = (int.from_bytes(digest[k : k + 8], "little") >> 1 for k in (0, 8))
-    return first, second
+    return key_like(noise_key, digest)
 
 
 def _aggregation(
     options: ServerNoiseOptions, inner: Aggregation, measurement: Any, mechanism: Mechanism
 ) -> PrivateSum:
+    generator = NOISE_GENERATORS[options.noise_generator]
     release = PrivateSum(
         inner,
         options,
         "central",
         expected_clients=1.0,
         # Both are in the state that each evaluation gets.
-        noise_key=(0, 0),
+        noise_key=generator.key(bytes(generator.key_bytes)),
         noise_multiplier=mechanism.noise_multiplier,
     )
     bounds = measurement.exchange.bounds(release.limits)

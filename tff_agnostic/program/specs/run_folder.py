@@ -17,7 +17,7 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
-from tff_agnostic.program.private.earlier_account import is_too_small, warning
+from tff_agnostic.privacy.earlier_account import is_too_small, warning
 from tff_agnostic.program.specs.earlier_run import changes, differences, shown
 from tff_agnostic.program.specs.enough_clients import (
     check_clients_per_round,

@@ -42,7 +42,7 @@ from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_
 from tff_agnostic.tasks.task import Task, TaskContext
 
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 7
+FORMAT = 8
 
 
 @dataclasses.dataclass(frozen=True)
