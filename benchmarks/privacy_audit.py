@@ -60,14 +60,15 @@ class Mode:
         """Whether its claim is wrong on purpose."""
         return self.account is not None
 
-    def audited(self, runs: int) -> Audit:
-        """Returns what attackers prove."""
+    def audited(self, runs: int, seed: int = 0) -> Audit:
+        """Returns what attackers prove in so many runs, whose keys are drawn with a seed."""
         claimed = PrivacyAccountant([self.account or self.mechanism], self.delta)
         return audit(
             self.mechanism,
             self.rounds,
             self.delta,
             runs,
+            seed,
             claimed=claimed.epsilon(self.rounds),
             algorithm=self.algorithm,
             **self.settings,
@@ -140,20 +141,32 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     settings = parser.parse_args(argv)
     rows, failed = [], []
-    for name in settings.modes:
-        mode, start = MODES[name], time.process_time()
-        found = mode.audited(settings.runs)
+    for seed, (name, mode) in enumerate(MODES.items()):
+        if name not in settings.modes:
+            continue
+        start = time.process_time()
+        found = mode.audited(settings.runs, seed)
         is_right = found.is_refuted is mode.is_control
         if not is_right:
             failed.append(name)
         verdict = ("found" if found.is_refuted else "not refuted") + ("" if is_right else ": WRONG")
-        of_noisy, of_published, shift, _ = found.findings
+        of_noisy, of_published, shift, shows_participation, _ = found.findings
         numbers = (found.claimed, of_noisy.epsilon, of_published.epsilon, shift)
+        shows = "yes" if shows_participation else "no"
         seconds = f"{time.process_time() - start:.0f}"
-        rows.append([name, *(f"{number:.3f}" for number in numbers), verdict, seconds])
+        rows.append([name, *(f"{number:.3f}" for number in numbers), shows, verdict, seconds])
         print(f"{name}: {verdict}", file=sys.stderr)
-    columns = ["rounds", "claimed", "from noisy sums", "from what is published", "shift"]
-    print(tabulate(rows, [*columns, "claim", "processor seconds"], "github", disable_numparse=True))
+    columns = [
+        "rounds",
+        "claimed",
+        "from noisy sums",
+        "from what is published",
+        "shift",
+        "shows who takes part",
+        "claim",
+        "processor seconds",
+    ]
+    print(tabulate(rows, columns, "github", disable_numparse=True))
     if failed:
         sys.exit(f"error: expected claims that hold, and controls that are found: {failed}")
 

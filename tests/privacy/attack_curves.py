@@ -17,10 +17,10 @@ _GRID = 4000
 
 
 class Seen(NamedTuple):
-    """What is seen of a round, in clip norms: of which it is the mean of noise, and with which chance.
+    """What is seen of a round, in clip norms: what noise is added to.
 
     Attributes:
-        without: (chance, mean) of each case without the client.
+        without: (chance, value) of each case without the client.
         with_client: With it.
         deviation: Of the noise.
         share: With which chance a round is such a one.
@@ -38,7 +38,9 @@ def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -
     The client's noise is there in both cases: without it, it sends zeros.
     """
     q = n / clients
-    return Seen([(1 - q, 0.0), (q, 1.0)], [(1 - q, 0.0), (q, 2.0)], z * (n / expected) ** 0.5, share)
+    return Seen(
+        [(1 - q, 0.0), (q, 1.0)], [(1 - q, 0.0), (q, 2.0)], z * (n / expected) ** 0.5, share
+    )
 
 
 def counted_sizes(clients: int, z: float, expected: int, least: int) -> list[Seen]:
@@ -90,7 +92,9 @@ def _losses(rounds_seen: Sequence[Seen], is_swapped: bool) -> np.ndarray:
     return found
 
 
-def _log_density(x: np.ndarray, cases: Sequence[tuple[float, float]], deviation: float) -> np.ndarray:
+def _log_density(
+    x: np.ndarray, cases: Sequence[tuple[float, float]], deviation: float
+) -> np.ndarray:
     terms = [np.log(chance) + norm.logpdf(x, mean, deviation) for chance, mean in cases]
     density: np.ndarray = logsumexp(terms, axis=0)
     return density

@@ -8,7 +8,6 @@ fixed direction, all others with the opposite.
 
 import enum
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -355,15 +354,13 @@ def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _direction(group: Group, shapes: Sequence[Any]) -> list[np.ndarray]:
-    """Returns a unit vector, cut into the values of a group.
+    """Returns a unit vector, cut into the values of a group: the first entry of the first one.
 
-    All entries of an update; of other values the first one, as whole numbers cannot be divided.
+    Whole numbers cannot be divided, and an attacker of published weights need not look for more.
     """
     parts = [np.zeros(shapes[i]) for i in group.positions]
-    if not group.is_update:
-        parts[0].flat[0] = 1.0
-        return parts
-    return [part + 1 / math.sqrt(sum(p.size for p in parts)) for part in parts]
+    parts[0].flat[0] = 1.0
+    return parts
 
 
 def _change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:

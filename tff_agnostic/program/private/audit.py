@@ -8,6 +8,7 @@ changes the state of the algorithm, and the round's report. `lower_bound` has wh
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
@@ -22,6 +23,8 @@ from tff_agnostic.program.private.run_keys import cohort_seed
 
 # Of the mean variance, added to each: features may be functions of one another.
 _RIDGE = 1e-3
+# Standard errors: with less than that, most of many features would differ by chance.
+_CLEARLY = 3.0
 
 
 class Drawn(NamedTuple):
@@ -71,12 +74,15 @@ class Findings(NamedTuple):
         shift: By how many standard deviations of its noise the client moves the sums of a round,
             all groups together: one over the noise multiplier, or twice that where it stands in for
             another client.
+        shows_participation: Whether what has no noise shows that the client takes part in a round,
+            where that is to be a secret.
         runs: Runs with the client; there are as many without it.
     """
 
     noisy_sums: LowerBound
     published: LowerBound
     shift: float
+    shows_participation: bool
     runs: int
 
 
@@ -101,16 +107,20 @@ def attack(
             # Whether it is the client that was drawn, the attacker does not know.
             num_others = np.sum(entries[..., 0] != Role.NOBODY, axis=2)
         views = rounds.play(keys, entries, num_others)
-        known = sum(
-            number[..., np.newaxis] * rounds.clear[kind]
-            for kind, number in ((Role.OTHER, num_others), (Role.SILENT, num_silent))
-        )
+        known = num_others[..., np.newaxis] * rounds.clear[Role.OTHER]
+        known += num_silent[..., np.newaxis] * rounds.clear[Role.SILENT]
         views = views._replace(in_the_clear=views.in_the_clear - known)
         scores.append(_log_likelihood_ratios(rounds, views, cohorts))
         features.append(np.append(views.published, num_others[..., np.newaxis], axis=-1))
         shift = float(np.max(np.mean(views.shift, axis=0)))
+    left_out, taking_part = _clear(rounds, cohorts)
+    is_secret = (cohorts.chances > 0) & (cohorts.chances < 1)
     return Findings(
-        lower_bound(*scores, delta), lower_bound(*_discriminated(*features), delta), shift, runs
+        lower_bound(*scores, delta),
+        lower_bound(*_discriminated(*features), delta),
+        shift,
+        bool(np.any((left_out != taking_part)[is_secret])),
+        runs,
     )
 
 
@@ -149,7 +159,7 @@ class _Case(NamedTuple):
     Attributes:
         chance: With which chance [T].
         shift: What the client then adds to noise [R, T].
-        clear: What of its message has no noise [T, M], or [M].
+        clear: What of its message has no noise [T, M].
     """
 
     chance: np.ndarray
@@ -165,15 +175,14 @@ def _log_likelihood_ratios(rounds: AttackedRounds, views: Views, cohorts: Cohort
         root = np.linalg.cholesky(cohorts.noise_covariance)
         noisy, shift = (np.linalg.solve(root, v.T).T for v in (noisy, shift * chances))
         chances = np.ones(cohorts.rounds)
-    nothing, clear = np.zeros_like(shift), rounds.clear
-    silently = (chances > 0) & cohorts.answers_silently
-    left_out = silently[:, np.newaxis] * clear[Role.SILENT]
+    nothing = np.zeros_like(shift)
+    left_out, taking_part = _clear(rounds, cohorts)
     out = _Case(1 - chances, nothing, left_out)
-    base = clear[Role.OTHER] if rounds.without is Role.OTHER else np.zeros_like(left_out)
-    with_client = [out, _Case(chances, shift, clear[Role.CLIENT] - base)]
+    with_client = [out, _Case(chances, shift, taking_part)]
     without = [_Case(np.ones(cohorts.rounds), nothing, left_out)]
     if rounds.without is Role.SILENT:
-        without = [out, _Case(chances, nothing, clear[Role.SILENT])]
+        silent = np.broadcast_to(rounds.clear[Role.SILENT], left_out.shape)
+        without = [out, _Case(chances, nothing, silent)]
     log_with, log_without = (
         _log_likelihood(noisy, views.in_the_clear, cases) for cases in (with_client, without)
     )
@@ -181,6 +190,15 @@ def _log_likelihood_ratios(rounds: AttackedRounds, views: Views, cohorts: Cohort
         raise ValueError("a message has something in the clear that no client sends")
     ratios: np.ndarray = np.sum(log_with - log_without, axis=1)
     return ratios
+
+
+def _clear(rounds: AttackedRounds, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what the client adds to what has no noise [T, M]: left out, and taking part."""
+    clear, is_asked = rounds.clear, cohorts.chances > 0
+    silently = is_asked & cohorts.answers_silently
+    left_out = silently[:, np.newaxis] * clear[Role.SILENT]
+    base = clear[Role.OTHER] if rounds.without is Role.OTHER else 0
+    return left_out, np.broadcast_to(clear[Role.CLIENT] - base, left_out.shape)
 
 
 def _log_likelihood(
@@ -205,20 +223,37 @@ def _log_likelihood(
 def _discriminated(without: np.ndarray, with_client: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns scores of runs [R] from features of their rounds [R, T, F].
 
-    Linear discriminants, of the features of each round, and of the rounds. They are those of the
-    first half of the runs, which `lower_bound` chooses by as well.
+    Linear discriminants: each round's own and one of all rounds, then one of those. They are worked
+    out from the first half of the runs, by which `lower_bound` chooses as well.
     """
-    half = len(without) // 2
+    both, half = (without, with_client), len(without) // 2
+    first = [features[:half] for features in both]
+    of_all = _discriminant(*(f.reshape([-1, f.shape[2]]) for f in first), _CLEARLY)
+    of_each = [_discriminant(*(f[:, t] for f in first), _CLEARLY) for t in range(first[0].shape[1])]
+    directions = np.stack([of_each, [of_all] * len(of_each)])
+    scores = [np.einsum("rtf,ktf->rkt", f, directions).reshape([len(f), -1]) for f in both]
+    last = _discriminant(*(of_rounds[:half] for of_rounds in scores), 0.0)
+    return scores[0] @ last, scores[1] @ last
 
-    def scored(without: np.ndarray, with_client: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        both = np.concatenate([without[:half], with_client[:half]])
-        scale = np.std(both, axis=0)
-        scale[scale == 0] = 1.0
-        a, b = ((values - np.mean(both, axis=0)) / scale for values in (without, with_client))
-        spread = np.cov(a[:half], rowvar=False) + np.cov(b[:half], rowvar=False)
-        spread = np.atleast_2d(spread) / 2 + _RIDGE * np.eye(a.shape[1])
-        weights = np.linalg.solve(spread, np.mean(b[:half], axis=0) - np.mean(a[:half], axis=0))
-        return a @ weights, b @ weights
 
-    rounds = [scored(without[:, t], with_client[:, t]) for t in range(without.shape[1])]
-    return scored(*(np.stack(of_rounds, axis=1) for of_rounds in zip(*rounds)))
+def _discriminant(
+    without: np.ndarray, with_client: np.ndarray, least_difference: float
+) -> np.ndarray:
+    """Returns the weights [F] of Fisher's linear discriminant of rows [n, F].
+
+    Args:
+        without: Rows of runs without the client.
+        with_client: Of runs with it.
+        least_difference: In standard errors; features whose means differ by less have no weight.
+    """
+    scale = np.std(np.concatenate([without, with_client]), axis=0)
+    scale[scale == 0] = 1.0
+    scaled = without / scale, with_client / scale
+    difference = np.mean(scaled[1], axis=0) - np.mean(scaled[0], axis=0)
+    weights = np.zeros_like(difference)
+    chosen = np.abs(difference) >= least_difference * math.sqrt(2 / len(without))
+    if np.any(chosen):
+        spread = np.mean([np.cov(rows[:, chosen], rowvar=False) for rows in scaled], axis=0)
+        spread = np.atleast_2d(spread) + _RIDGE * np.eye(np.count_nonzero(chosen))
+        weights[chosen] = np.linalg.solve(spread, difference[chosen])
+    return weights / scale

@@ -7,10 +7,11 @@ smaller one with the same share is played.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
+from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
@@ -26,6 +27,7 @@ from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed_mechanism import DistributedNoise
 from tff_agnostic.privacy.lower_bound import CONFIDENCE, most_that_is_proved
 from tff_agnostic.privacy.mechanism import CentralNoise, TreeNoise
+from tff_agnostic.privacy.options import AuditOptions
 from tff_agnostic.privacy.sampling import (
     CountedCohorts,
     FixedSizeCohorts,
@@ -36,7 +38,7 @@ from tff_agnostic.privacy.sampling import (
 from tff_agnostic.privacy.tree import Participations, noise_covariance
 from tff_agnostic.program.private.attacked_rounds import AttackedRounds, Role
 from tff_agnostic.program.private.audit import Cohorts, Drawn, Findings, attack
-from tff_agnostic.settings import Settings, setting
+from tff_agnostic.program.private.privacy_answers import Answer
 
 # What can be audited.
 Audited = Union[CentralNoise, DistributedNoise, TreeNoise]
@@ -45,32 +47,12 @@ Audited = Union[CentralNoise, DistributedNoise, TreeNoise]
 _FEATURES, _CLASSES, _DOMAINS = 4, 3, 2
 _LIMITS = {"max_examples": 20, "max_loss": 5.0}
 _CLIP_NORM = 0.5
+# Of accounts, clients' noise may be another one.
+_PLAYED_NOISE = "skellam"
+# Of a fleet that is made smaller: the client has others beside it.
+_FEWEST_CLIENTS = 6
 # Coins of clients, and entries with noise of their own, that an audit has time for.
 _MAX_COINS, _MAX_ENTRIES = 10**9, 10**7
-
-
-@dataclasses.dataclass(frozen=True)
-class AuditOptions(Settings):
-    """Settings of an audit."""
-
-    audit: bool = setting(
-        False,
-        "Attack rounds with these settings as well, and compare what the attack proves with the "
-        "epsilon that is claimed.",
-    )
-    audit_runs: int = setting(
-        1000,
-        "Runs that an audit plays with the attacked client, and as many without it: the more, the "
-        "more it can prove.",
-        at_least=100,
-        only_with=("audit", (True,)),
-    )
-    audit_seed: int = setting(
-        0,
-        "What the keys of an audit's runs are drawn with.",
-        at_least=0,
-        only_with=("audit", (True,)),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +64,7 @@ class Audit:
         delta: The delta that it is for.
         findings: What attackers prove.
         rounds: Rounds of each run.
-        played: What was played, a phrase.
+        played: Whose rounds, in words.
     """
 
     claimed: float
@@ -93,51 +75,70 @@ class Audit:
 
     @property
     def proved(self) -> float:
-        """Returns the largest epsilon that an attacker proves to be too small."""
+        """Returns the largest epsilon that is proved to be too small."""
         return max(self.findings.noisy_sums.epsilon, self.findings.published.epsilon)
 
     @property
     def is_refuted(self) -> bool:
-        """Returns whether the claim is."""
+        """Returns whether the claim is proved to be too small."""
         return self.proved > self.claimed
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Returns lines of a table: what, and its value."""
-        noisy, published = self.findings.noisy_sums, self.findings.published
-        most = most_that_is_proved(self.findings.runs, self.delta)
-        return [
-            ("claimed", f"epsilon {self.claimed:.4f} for delta {self.delta:.3g}"),
-            ("proved", f"epsilon is at least {noisy.epsilon:.4f}: from noisy sums"),
-            ("proved", f"epsilon is at least {published.epsilon:.4f}: from what is published"),
-            (
-                "confidence",
-                f"{CONFIDENCE:.0%}, of {self.findings.runs} runs with the client and as many "
-                f"without it, which prove {most:.2f} at most",
-            ),
-            ("played", self.played),
-            ("attacker", "knows all other clients, and what of a sum has no noise"),
-            (
-                "cannot show",
-                "that epsilon is no larger: another attack, or more runs, may prove more",
-            ),
-            (
-                "cannot show",
-                "anything of your own fleet: keys, how cohorts are drawn, code on devices",
-            ),
-        ]
+    @property
+    def sentence(self) -> str:
+        """Returns the result in one line."""
+        if self.is_refuted:
+            return (
+                f"the claim is wrong: the attack needs an epsilon of at least {self.proved:.4f}, "
+                f"and {self.claimed:.4f} is claimed"
+            )
+        return (
+            f"the attack does not refute the claim: it needs an epsilon of at least "
+            f"{self.proved:.4f}, and {self.claimed:.4f} is claimed"
+        )
+
+    def table(self) -> str:
+        """Returns what was played, what that proves, and what it cannot show."""
+        noisy, published, _, shows_participation, runs = self.findings
+        in_the_clear = "nothing shows whether the attacked client takes part in a round"
+        if shows_participation:
+            in_the_clear = "what has no noise shows whether the attacked client takes part"
+        most = most_that_is_proved(runs, self.delta)
+        text: str = tabulate(
+            [
+                ("claimed", f"epsilon {self.claimed:.4f} for delta {self.delta:.3g}"),
+                ("played", f"{runs} runs with the attacked client, {runs} without: {self.played}"),
+                ("attack 1", f"noisy sums, all other clients known: epsilon {noisy.epsilon:.4f}"),
+                ("attack 2", f"what is published: epsilon {published.epsilon:.4f}"),
+                ("in the clear", in_the_clear),
+                ("confidence", f"{CONFIDENCE:.0%} that no smaller epsilon is true"),
+                ("limit", f"an attack that is never wrong would prove {most:.4f} in so many runs"),
+                (
+                    "cannot show",
+                    "that the claim is true: more runs, or a better attack, may prove more",
+                ),
+                (
+                    "cannot show",
+                    "anything about your fleet: who is drawn, keys, code and arithmetic of devices",
+                ),
+            ],
+            tablefmt="plain",
+            disable_numparse=True,
+        )
+        return text
 
     def to_json(self) -> dict[str, Any]:
         """Returns the same for programs."""
-        found = self.findings
+        noisy, published, shift, shows_participation, runs = self.findings
         return {
             "claimed": self.claimed,
-            "proved": {
-                "noisy_sums": found.noisy_sums.epsilon,
-                "published": found.published.epsilon,
-            },
             "delta": self.delta,
+            "from_noisy_sums": noisy.epsilon,
+            "from_what_is_published": published.epsilon,
             "confidence": CONFIDENCE,
-            "runs": found.runs,
+            "is_refuted": self.is_refuted,
+            "shift": shift,
+            "shows_participation": shows_participation,
+            "runs": runs,
             "rounds": self.rounds,
         }
 
@@ -187,7 +188,32 @@ def audit(
         delta,
         attack(attacked, fleet.cohorts(rounds, bundle), runs, delta, seed),
         rounds,
-        f"{rounds} rounds of {ALGORITHMS[algorithm].label} and {fleet.num_clients} clients",
+        f"{rounds} rounds of {ALGORITHMS[algorithm].label} with {fleet.num_clients} clients each",
+    )
+
+
+def audit_of_answer(found: Answer, options: AuditOptions) -> Audit:
+    """Attacks rounds that an answer is about, and compares with the epsilon that it claims.
+
+    Raises:
+        UserError: If such rounds cannot be played, or would take too long.
+    """
+    asked, claim = found.options, found.statement
+    if asked.privacy == "distributed" and asked.distributed_noise != _PLAYED_NOISE:
+        raise UserError(
+            f"--audit: expected --distributed_noise={_PLAYED_NOISE}, which rounds have, found "
+            f"{asked.distributed_noise}"
+        )
+    mechanism = asked.mechanism(claim.noise_multiplier)
+    assert isinstance(mechanism, (CentralNoise, DistributedNoise, TreeNoise))
+    return audit(
+        mechanism,
+        claim.rounds,
+        claim.delta,
+        options.audit_runs,
+        options.audit_seed,
+        claimed=claim.epsilon,
+        update_share=asked.update_share,
     )
 
 
@@ -332,7 +358,9 @@ def _smaller(mechanism: Audited) -> Audited:
             "noise_clients": mechanism.noise_clients,
             "min_clients": mechanism.min_clients,
         }
-    common = math.gcd(*map(int, [*of_sampling.values(), *of_noise.values()]))
+    shared = math.gcd(*map(int, [*of_sampling.values(), *of_noise.values()]))
+    enough = max(1, mechanism.sampling.clients // _FEWEST_CLIENTS)
+    common = max(k for k in range(1, min(shared, enough) + 1) if shared % k == 0)
     sampling = dataclasses.replace(
         mechanism.sampling, **{name: int(value) // common for name, value in of_sampling.items()}
     )
