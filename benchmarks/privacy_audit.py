@@ -92,6 +92,9 @@ MODES = {
     "central, all clients": Mode(_central(1), 2),
     "central, adaptive clipping": Mode(_central(1), 2, settings={"clipping": "adaptive"}),
     "central, joint clipping": Mode(_central(1), 2, settings={"joint_clipping": True}),
+    "central, ChaCha20 in secure sums": Mode(
+        _central(1), 2, settings={"secure": True, "noise_generator": "secure"}
+    ),
     "central, secure sums": Mode(_central(1), 2, settings={"secure": True}),
     "central, Delta-FL (two exchanges)": Mode(_central(1), 2, "delta_fl"),
     "central, Poisson, 2 of 6": Mode(_central(0.8, _THIRD), 3),
@@ -110,6 +113,9 @@ MODES = {
     ),
     "distributed, all clients": Mode(_of_clients(1.2, SecretCohorts(6, 6, 6), 6, 6), 2),
     "distributed, 2 of 6, a secret": Mode(_of_clients(0.8, SecretCohorts(6, 6, 2), 6, 6), 3),
+    "distributed, 2 of 6, ChaCha20": Mode(
+        _of_clients(0.8, SecretCohorts(6, 6, 2), 6, 6), 3, settings={"noise_generator": "secure"}
+    ),
     "distributed, 1 of 6 in turns of 12": Mode(
         _of_clients(0.8, SecretCohorts(12, 6, 1), 6, 6), 6, settings={"clipping": "adaptive"}
     ),

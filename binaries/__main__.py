@@ -1,16 +1,21 @@
 """Starts a command by its name: `python -m binaries train --help`.
 
-From the first moment on Ctrl-C ends it in one line: TensorFlow takes seconds to import, and an
-exception would end that in pages of traceback.
+The command runs in a child process, and this one waits for it: see `watched`. From the first moment
+on Ctrl-C ends it in one line: TensorFlow takes seconds to import, and an exception would end that
+in pages of traceback.
 """
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import os
 import pkgutil
+import resource
 import runpy
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Optional
 
@@ -19,29 +24,125 @@ _SCRIPTS = "tff-agnostic-"
 # does by default is a fifth of the seconds before a command begins.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
+_FAILURE_STATUS = 1
+_NOT_DONE = (
+    b"error: the command ended before it was done: its process was ended with status 0, as "
+    b"os._exit(0) in a Python file of a model or an algorithm does\n"
+)
+# Signals that are for the command.
+_PASSED_ON = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+
 
 def module_command() -> None:
     """Runs the module of this package that the first argument names, as if it had been run."""
-    _prepare()
-    names = sorted(
-        m.name
-        for m in pkgutil.iter_modules([os.path.dirname(__file__)])
-        if not m.name.startswith("_")
-    )
-    name = sys.argv.pop(1) if len(sys.argv) > 1 else "none"
-    if name not in names:
-        sys.exit(f"error: expected a command, one of {', '.join(names)}, found {name}")
-    runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
+    with watched():
+        _prepare()
+        names = sorted(
+            m.name
+            for m in pkgutil.iter_modules([os.path.dirname(__file__)])
+            if not m.name.startswith("_")
+        )
+        name = sys.argv.pop(1) if len(sys.argv) > 1 else "none"
+        if name not in names:
+            sys.exit(f"error: expected a command, one of {', '.join(names)}, found {name}")
+        runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
 
 
 def console_script() -> None:
     """Runs the module that the installed script is called after, as tff-agnostic-import-data is."""
-    _prepare()
-    name = os.path.basename(sys.argv[0]).replace(_SCRIPTS, "", 1).replace("-", "_")
-    module = importlib.import_module(f"{__package__}.{name}")
-    # What --help begins with.
-    sys.modules["__main__"].__doc__ = module.__doc__
-    module.entry_point()
+    with watched():
+        _prepare()
+        name = os.path.basename(sys.argv[0]).replace(_SCRIPTS, "", 1).replace("-", "_")
+        module = importlib.import_module(f"{__package__}.{name}")
+        # What --help begins with.
+        sys.modules["__main__"].__doc__ = module.__doc__
+        module.entry_point()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Goes on in a child process; the process that called ends as the child does, and never here.
+
+    A Python file of a user's can end the process that runs it, with status 0, before anything is
+    done: by os._exit, by exec, or in C. No code in that process sees it. So the child reports the
+    status with which the command has come to its end. A child that ends with 0 and has reported
+    nothing has failed.
+    """
+    # A parent may have had it ignored: then nobody could wait for a child.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    waited_for = {signal.SIGCHLD, *_PASSED_ON}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    reports, report = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if child:
+        os.close(report)
+        _end_as(child, reports)
+    os.close(reports)
+    # However the process ends that the user knows of, this one does too.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(_FAILURE_STATUS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        yield
+    except SystemExit as e:
+        _report(report, e.code if isinstance(e.code, int) else int(e.code is not None))
+        raise
+    _report(report, 0)
+
+
+def _report(report: int, status: int) -> None:
+    # With its own number: a process that it has forked may come to the same end.
+    os.write(report, b"%d %d\n" % (os.getpid(), status))
+
+
+def _end_as(child: int, reports: int) -> NoReturn:
+    """Waits for the end of a child, and ends this process in the same way."""
+    while True:
+        sent = signal.sigwaitinfo({signal.SIGCHLD, *_PASSED_ON})
+        if sent.si_signo == signal.SIGCHLD:
+            ended, how = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+        elif sent.si_code <= 0:
+            # A process sent it, and to this one. A terminal's own are for the child as well.
+            os.kill(child, sent.si_signo)
+    code = os.waitstatus_to_exitcode(how)
+    if code < 0:
+        _end_by(-code)
+    if code == 0:
+        code = _reported(child, reports)
+        if code < 0:
+            os.write(2, _NOT_DONE)
+            code = _FAILURE_STATUS
+    os._exit(code)
+
+
+def _reported(child: int, reports: int) -> int:
+    """Returns the status that a child has reported, which has ended; -1 if it has reported none."""
+    # What it started may still have the other end.
+    os.set_blocking(reports, False)
+    try:
+        lines = os.read(reports, 1 << 16).decode().splitlines()
+    except BlockingIOError:
+        return -1
+    found = dict(line.split() for line in lines)
+    return int(found.get(str(child), -1))
+
+
+def _end_by(number: int) -> None:
+    """Ends this process by a signal."""
+    # Whatever is to be seen in memory, the child has left it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
 
 
 def _prepare() -> None:

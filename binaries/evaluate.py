@@ -49,12 +49,14 @@ _SETTINGS = (
     "seed",
     "worst_min_examples",
     "client_percentiles",
+    "trust",
     "runtime",
     "aggregation",
     "secure_max_examples",
     "secure_max_loss",
     "secure_bits",
     "secure_min_clients",
+    "noise_generator",
     "private_evaluation",
     *_NOISE,
     "evaluation_clients_share",
@@ -190,7 +192,7 @@ def _states(noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int) 
     """Returns the noise of each model's evaluation: a key that no other call has."""
     if noise is None:
         return [None] * num_models
-    key = evaluation_key(noise_key(spec.privacy.noise_seed))
+    key = evaluation_key(noise_key(spec.privacy), "evaluate")
     return [noise.state(key, release) for release in range(num_models)]
 
 

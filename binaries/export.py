@@ -13,6 +13,7 @@ from typing import Any, Optional, cast
 from absl import flags
 
 from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
@@ -51,9 +52,12 @@ from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.task import DATA
 
 _DEFAULT_TASK = "digits"
+# Its generator is the fleet's.
+_GENERATOR = "noise_generator"
 # Of whatever kind of privacy, beside the limits of clients.
 _OF_NOISE = {flag_of(field) for spec in PRIVACIES.values() for field in fields(spec.options)} - {
-    flag_of(field) for field in fields(ClientLimits)
+    _GENERATOR,
+    *(flag_of(field) for field in fields(ClientLimits)),
 }
 _DEFAULT_DEVICE = DeviceSettings()
 
@@ -154,6 +158,7 @@ def main(argv: Sequence[str]) -> None:
         flags.FLAGS.client_graph,
         flags.FLAGS.max_clients_per_round,
         flags.FLAGS.require_odp_ops,
+        flags.FLAGS[_GENERATOR].value or _DEFAULT_DEVICE.noise_generator,
     )
     request = export_request(
         spec, task, profile, device, restore, kind, task_settings, flags.FLAGS.models
@@ -205,6 +210,8 @@ def _spec(aggregation: str, trained: Optional[RunSpec]) -> RunSpec:
         task = flags.FLAGS.task or _DEFAULT_TASK
         settings = {**given, "aggregation": aggregation}
         return resolve(task, settings, given_task_options(task), data_dir(), data())
+    if PRIVACIES[trained.config.privacy].build is not None and _GENERATOR in given:
+        NOISE_GENERATORS.given(f"--{_GENERATOR}", given.pop(_GENERATOR))
     task = trained.task
     _check_same("task", task, flags.FLAGS.task)
     _check_same("algorithm", trained.config.algorithm, _algorithm(given))

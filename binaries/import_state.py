@@ -3,6 +3,7 @@
 Example: ./run import_state --plan=export --server_state=after/server_state.ckpt --output_dir=back
 """
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from absl import flags
 
 from plan_runner.errors import PlanError
 from plan_runner.files.export import Export, open_export
+from plan_runner.files.limits import DEFAULT_LIMITS, Limits
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.deployment.folders import check_free, new_folder
 from tff_agnostic.deployment.server_state import ROUND_NUM, read_server_state, state_of
@@ -53,6 +55,17 @@ def define_flags() -> None:
         "Checkpoint of the server's state: what run_plan writes, or a server stores after a round.",
     )
     flags.DEFINE_string("output_dir", None, "Folder of the run to make; new or empty.")
+    flags.DEFINE_bool(
+        "trust",
+        False,
+        "Read the checkpoint without a sandbox: only one that you trust, where the kernel has no "
+        "Landlock or no seccomp.",
+    )
+    flags.DEFINE_float(
+        "max_memory_gb",
+        DEFAULT_LIMITS.max_memory_gb,
+        "Memory of the process that reads the checkpoint, in 10^9 bytes.",
+    )
     define_run_flags(_SETTINGS)
     define_data_flags()
     define_task_option_flags()
@@ -74,7 +87,10 @@ def main(argv: Sequence[str]) -> None:
     check_free(output_dir, "--output_dir")
     export = _opened(plan)
     manifest = read_json(plan / "manifest.json")
-    tensors = read_server_state(export, server_state)
+    limits = Limits(max_memory_gb=flags.FLAGS.max_memory_gb)
+    if not 0 < limits.max_memory_gb < math.inf:
+        raise UserError(f"--max_memory_gb: expected a number above 0, found {limits.max_memory_gb}")
+    tensors = read_server_state(export, server_state, limits, flags.FLAGS.trust)
     task_name = manifest["task"]
     options = given_task_options(task_name)
     if OPTIONS not in manifest:

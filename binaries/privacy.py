@@ -54,6 +54,9 @@ def main(argv: Sequence[str]) -> None:
     found = answer(options)
     print(found.sentence)
     print(f"\n{found.table()}")
+    note = found.note()
+    if note is not None:
+        print(f"\nnote: {note}")
     print(f"\n{found.neighbours().table()}")
     audited = None
     if auditing.audit:

@@ -56,8 +56,8 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 _RUNS = Path("runs")
 # What stands in the folder beside a comparison's own files.
 _OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json")
-# Set by the experiment and its arms.
-_NOT_FLAGS = ("algorithm", "target_domain")
+# Set by the experiment and its arms, none of which begins with a file of others.
+_NOT_FLAGS = ("algorithm", "target_domain", "trust")
 # Evaluations in the course of a run: enough for a curve.
 _EVALUATIONS = 12
 

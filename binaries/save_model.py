@@ -16,6 +16,7 @@ from tff_agnostic.program.specs.flags import (
     data,
     data_dir,
     define_data_flags,
+    define_run_flags,
     define_task_option_flags,
     given_task_flags,
     path_flag,
@@ -37,6 +38,7 @@ def define_flags() -> None:
         f"{', '.join(QUANTIZATIONS)}.",
     )
     flags.DEFINE_string("output_dir", None, "Folder to write; new or empty.")
+    define_run_flags(("trust",))
     # Where files have moved to.
     define_data_flags()
     define_task_option_flags()
@@ -59,6 +61,7 @@ def main(argv: Sequence[str]) -> None:
         flags.FLAGS.quantize,
         data=data(),
         data_dir=data_dir(),
+        trust=bool(flags.FLAGS.trust),
         **given_task_flags(),
     )
     for line in saved_lines(saved):

@@ -3,12 +3,14 @@
 import errno
 import math
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
+    append_line,
     atomic_file,
     check_can_be_made,
     digest,
@@ -18,7 +20,10 @@ from tff_agnostic.files import (
     is_new_or_empty,
     is_temporary,
     make_folder,
+    named_path,
+    read_file,
     read_json,
+    read_text,
     temporary_path,
     write_json,
     write_text,
@@ -50,6 +55,29 @@ def test_the_old_content_is_there_until_the_new_is_complete(tmp_path):
         (other,) = set(tmp_path.iterdir()) - {path}
         assert is_temporary(other)
     assert path.read_text() == "new"
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_secret_is_for_its_owner_from_its_first_byte(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    # As a killed process with this number left it.
+    temporary_path(path).touch(mode=0o666)
+    before = os.umask(0)
+    try:
+        with atomic_file(path, owner_only=True) as file:
+            assert _mode(Path(file.name)) == 0o600
+            file.write(b"new")
+        append_line(tmp_path / "lines", "first")
+    finally:
+        os.umask(before)
+    assert (_mode(path), path.read_text()) == (0o600, "new")
+    append_line(tmp_path / "lines", "second")
+    assert (tmp_path / "lines").read_text() == "first\nsecond\n"
+    assert _mode(tmp_path / "lines") == 0o600
 
 
 def test_an_exception_leaves_the_old_content_and_nothing_else(tmp_path):
@@ -126,15 +154,64 @@ def test_json_has_null_for_what_is_not_finite():
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"{", b"\xff", pytest.param(b"[" * 100_000, id="deep")]
+    ("content", "found"),
+    [
+        (b"", "a JSON file, cannot read it ("),
+        (b"{", "a JSON file, cannot read it ("),
+        (b"[" * 100_000, "a JSON file, cannot read it ("),
+        (b'{"a": "\xff"}', "a JSON file in UTF-8, found byte 0xff at position 7"),
+        (b'{"a": [{"b": 1, "b": 1}]}', "each name once in an object, found 'b' twice"),
+        (b'{"a": NaN}', "finite numbers, found NaN"),
+        (b'{"a": -Infinity}', "finite numbers, found -Infinity"),
+        (b'{"a": 1e999}', "finite numbers, found 1e999"),
+        (b'{"a": 9223372036854775808}', "whole numbers of at most 63 bits, found 9223372036854775"),
+    ],
+    ids=range(9),
 )
-def test_json_that_cannot_be_read(tmp_path, content):
+def test_json_that_is_none(tmp_path, content, found):
     path = tmp_path / "a.json"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(UserError) as error:
         read_json(path)
-    assert str(error.value).startswith(f"{path}: expected a JSON file, cannot read it (")
+    assert str(error.value).startswith(f"{path}: expected {found}")
+
+
+def test_texts_are_read_from_files_only(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    no_file = "a text, found a pipe, a socket or a device"
+    for path, found in (
+        (tmp_path / "missing", "a text, found none"),
+        (tmp_path, "a text, cannot read it (Is a directory)"),
+        (tmp_path / ("x" * 300), "a text, cannot read it (File name too long)"),
+        (tmp_path / "pipe", no_file),
+        (Path("/dev/zero"), no_file),
+        (Path("/dev/null"), no_file),
+    ):
+        with pytest.raises(UserError) as error:
+            read_text(path, "a text")
+        assert str(error.value) == f"{path}: expected {found}"
+
+
+def test_a_file_may_have_so_many_bytes(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"four")
+    assert read_file(path, "a text", most=4) == b"four"
+    with pytest.raises(UserError, match="expected a text of at most 3 bytes, found more"):
+        read_file(path, "a text", most=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("", "a path, found an empty one"),
+        ("run\0a", r"a path, found one with a NUL character: 'run\x00a'"),
+        ("run\udcff", r"a path in UTF-8, found b'run\xff'"),
+    ],
+)
+def test_names_that_no_file_can_have(name, found):
+    with pytest.raises(UserError) as error:
+        named_path("--output_dir", name)
+    assert str(error.value) == f"--output_dir: expected {found}"
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"a"'])
@@ -164,7 +241,7 @@ def test_files_of_one_content_have_one_digest(tmp_path):
 def test_a_file_without_digest(tmp_path):
     with pytest.raises(UserError) as error:
         file_digest(tmp_path)
-    assert str(error.value) == f"{tmp_path}: cannot read: Is a directory"
+    assert str(error.value) == f"{tmp_path}: expected a file, cannot read it (Is a directory)"
 
 
 def test_new_or_empty(tmp_path):

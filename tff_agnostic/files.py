@@ -8,10 +8,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Optional
 
+import numpy as np
 from absl import logging
 
 from tff_agnostic.errors import UserError
@@ -20,13 +22,23 @@ _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 # Hexadecimal digits of a digest: enough to tell files of one user apart.
 _DIGITS = 16
 _BLOCK = 1 << 20
+# More bytes than a text has that a person or a run writes; what never ends has more, too.
+_MOST_TEXT = 1 << 28
+# Larger whole numbers are none of counts, and some are no float64 either.
+_MOST_INT = 1 << 63
+# The mode of files with a secret in them.
+OWNER_ONLY = 0o600
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
     """Yields a file to write; it takes the place of `path` when the block ends without exception.
 
     The content is on disk before it gets its name, so that a crash leaves no half-written file.
+
+    Args:
+        path: The file.
+        owner_only: Whether nobody but its owner may ever read it, under its temporary name either.
 
     Raises:
         UserError: If it cannot be written, e.g. on a full disk, or is a folder; nothing is left
@@ -37,13 +49,44 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             raise UserError(f"{path}: cannot write: expected the name of a file, found a folder")
         temporary = temporary_path(path)
         try:
-            with open(temporary, "wb") as file:
+            if owner_only:
+                # One that a killed process with this number left would keep its mode.
+                temporary.unlink(missing_ok=True)
+            with open(temporary, "wb", opener=_for_owner if owner_only else None) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, OWNER_ONLY)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends a line to a file of its owner; file and name are on disk when this returns.
+
+    Raises:
+        UserError: If that is not possible; a part of the line may be there.
+    """
+    with write_errors(path):
+        with open(path, "ab", opener=_for_owner) as file:
+            file.write(f"{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on disk: without them a power cut loses new files."""
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def temporary_path(path: Path) -> Path:
@@ -79,19 +122,133 @@ def finite_or_none(value: float) -> Optional[float]:
     return value if math.isfinite(value) else None
 
 
+def named_path(where: str, text: str) -> Path:
+    """Returns the path that a user names at `where`, such as "--output_dir".
+
+    Raises:
+        UserError: If it is empty, as where a variable of the shell is: it would be the current
+            folder; or if no file can be called so, or JSON cannot hold the name.
+    """
+    if not text:
+        raise UserError(f"{where}: expected a path, found an empty one")
+    if "\0" in text:
+        raise UserError(f"{where}: expected a path, found one with a NUL character: {text!r:.200}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where}: expected a path in UTF-8, found {os.fsencode(text)!r:.200}"
+        ) from None
+    return Path(text)
+
+
+def open_file(path: Path, what: str) -> IO[bytes]:
+    """Opens a file to read that has an end: no pipe, which may keep its reader waiting, or device.
+
+    Args:
+        path: The file.
+        what: What it has to be, for messages, such as "a JSON file".
+
+    Raises:
+        UserError: If it is something else, or cannot be read.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    except FileNotFoundError as e:
+        raise UserError(f"{path}: expected {what}, found none") from e
+    except OSError as e:
+        raise UserError(f"{path}: expected {what}, cannot read it ({e.strerror or e})") from e
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path}: expected {what}, found a pipe, a socket or a device")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Without it a pipe is not even opened until something writes to it.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_file(path: Path, what: str, most: int = _MOST_TEXT) -> bytes:
+    """Returns the content of a file; see `open_file`.
+
+    Args:
+        path: The file.
+        what: What it has to be.
+        most: How many bytes it may have.
+
+    Raises:
+        UserError: If it has more, or as `open_file` does.
+    """
+    try:
+        with open_file(path, what) as file:
+            content = file.read(most + 1)
+    except OSError as e:
+        raise UserError(f"{path}: expected {what}, cannot read it ({e.strerror or e})") from e
+    if len(content) > most:
+        raise UserError(f"{path}: expected {what} of at most {most} bytes, found more")
+    return content
+
+
+def read_text(path: Path, what: str) -> str:
+    """Returns the text of a file in UTF-8; see `read_file`.
+
+    Raises:
+        UserError: If it is not in UTF-8, or as `read_file` does.
+    """
+    try:
+        return read_file(path, what).decode()
+    except UnicodeDecodeError as e:
+        found = f"byte 0x{e.object[e.start]:02x} at position {e.start}"
+        raise UserError(f"{path}: expected {what} in UTF-8, found {found}") from e
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the content of a JSON file that holds an object.
 
     Raises:
-        UserError: If it is missing, unreadable or not JSON, or holds something else.
+        UserError: If it is missing, unreadable or not JSON, or holds something else, a name twice
+            in one object, or a number that no float64 holds.
     """
+    text = read_text(path, "a JSON file")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
+        found = json.loads(
+            text,
+            object_pairs_hook=_with_each_name_once,
+            parse_constant=_finite,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from e
+    except (ValueError, RecursionError) as e:
         raise UserError(f"{path}: expected a JSON file, cannot read it ({e})") from e
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(found).__name__}")
     return found
+
+
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # The last of them would stand for all, without a word.
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise UserError(f"expected each name once in an object, found {twice!r:.100} twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    # Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity.
+    if not math.isfinite(value := float(text)):
+        raise UserError(f"expected finite numbers, found {text:.100}")
+    return value
+
+
+def _whole(text: str) -> int:
+    if abs(value := int(text)) >= _MOST_INT:
+        raise UserError(f"expected whole numbers of at most 63 bits, found {text:.100}")
+    return value
 
 
 @contextlib.contextmanager
@@ -185,6 +342,17 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:_DIGITS]
 
 
+def digest_of(facts: Any, arrays: Iterable[Any] = ()) -> str:
+    """Returns the SHA-256 of what JSON can hold, and of the types, shapes and values of arrays."""
+    found = hashlib.sha256(json.dumps(facts).encode())
+    for array in map(np.asarray, arrays):
+        # Of Python's objects, such as texts, an array holds addresses.
+        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
 def file_digest(path: Path) -> str:
     """Returns the `digest` of a file's content, which may be larger than memory.
 
@@ -193,7 +361,7 @@ def file_digest(path: Path) -> str:
     """
     found = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_file(path, "a file") as file:
             while block := file.read(_BLOCK):
                 found.update(block)
     except OSError as e:

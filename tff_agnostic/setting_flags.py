@@ -9,6 +9,7 @@ from typing import Any, Optional
 from absl import flags
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import named_path
 from tff_agnostic.settings import flag_of, kind_of, type_of
 
 _EXPECTED: dict[type, str] = {
@@ -78,13 +79,10 @@ def path_flag(name: str) -> Optional[Path]:
     """Returns the path that a flag gives, None if it was not given.
 
     Raises:
-        UserError: If it is empty, as where a variable of the shell is: it would be the current
-            folder.
+        UserError: As `named_path` does.
     """
     text = flags.FLAGS[name].value
-    if text == "":
-        raise UserError(f"--{name}: expected a path, found an empty one")
-    return None if text is None else Path(text)
+    return None if text is None else named_path(f"--{name}", text)
 
 
 def parsed(setting: Setting, value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import named_path
 from tff_agnostic.registry import Registry
 
 # `Optional[int]`, and `int | None` where Python has it.
@@ -47,11 +48,12 @@ def setting(
         flag: The flag's name, if it is not the field's.
         is_path: Whether it names a file, which is the same file however it is named.
         **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
-            upper limit), `only_with` (another setting and the values with which this one has an
-            effect), `runtimes` (the same of runtimes), `may_change` (that a run that goes on may
-            have another value, and what is then told of its earlier rounds, if anything is), and
-            `as_before` (what runs mean that were written before the setting existed, if it is not
-            the default).
+            upper limit), `zero_or_at_least`, `only_with` (another setting and the values with which
+            this one has an effect), `runtimes` (the same of runtimes), `may_change` (that a run
+            that goes on may have another value, and what is then told of its earlier rounds, if
+            anything is), `as_before` (what runs mean that were written before the setting existed,
+            if it is not the default), and `is_stored` (False of what no folder keeps: it is given
+            each time).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
@@ -61,6 +63,11 @@ def setting(
 def flag_of(field: dataclasses.Field) -> str:
     """Returns the name of the flag of a field."""
     return field.metadata.get("flag") or field.name
+
+
+def is_stored(field: dataclasses.Field) -> bool:
+    """Returns whether folders of runs keep the value of a field."""
+    return bool(field.metadata.get("is_stored", True))
 
 
 def kind_of(settings: type, field: dataclasses.Field) -> type:
@@ -146,14 +153,19 @@ def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if "choices" in metadata:
         choices: Registry = metadata["choices"]
         choices.given(flag, value)
-    if metadata.get("is_path") and not value:
-        raise UserError(f"{flag}: expected a path, found an empty one")
+    if metadata.get("is_path"):
+        for path in (value or ("",)) if isinstance(value, tuple) else (value,):
+            named_path(flag, path)
     for number in value if isinstance(value, tuple) else (value,):
         _check_number(flag, number)
     if metadata.get("positive") and value <= 0:
         raise UserError(f"{flag}: expected a positive number, found {value}")
     if "at_least" in metadata and value < metadata["at_least"]:
         raise UserError(f"{flag}: expected at least {metadata['at_least']}, found {value}")
+    if "zero_or_at_least" in metadata and value != 0 and value < metadata["zero_or_at_least"]:
+        raise UserError(
+            f"{flag}: expected 0 or at least {metadata['zero_or_at_least']}, found {value}"
+        )
     if "at_most" in metadata and value > metadata["at_most"]:
         raise UserError(f"{flag}: expected at most {metadata['at_most']}, found {value}")
     if "below" in metadata and value >= metadata["below"]:

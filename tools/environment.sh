@@ -84,8 +84,15 @@ build_environment() {
     --only-binary :all: --requirement "$lock" || set_up_failed "installing the packages"
   # On all cores, where pip takes one. Some packages bring files that no Python can compile.
   "$venv/bin/python" -I -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+  link_package || set_up_failed "making the package importable"
   # The sum is from before the installation: a lock that changed meanwhile is noticed.
   write_stamp "$sum"
+}
+
+# The environment's Python imports the checkout from any folder. The path is relative to the file's
+# own folder, so that no character of the checkout's can be mistaken, and holds when it moves.
+link_package() {
+  echo ../../../.. >"$venv/lib/python$python_version/site-packages/tff_agnostic.pth"
 }
 
 write_stamp() {

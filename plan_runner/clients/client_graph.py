@@ -16,7 +16,6 @@ from plan_runner.graphs.messages import (
     check_parts,
     constants,
     graph_of,
-    tensor_name,
     tensor_specs,
 )
 from plan_runner.graphs.session import GraphSession, load_graph, session_config
@@ -79,9 +78,7 @@ class ClientGraph:
             )
         self._names = [*self.outputs, *spec.target_node_names]
         graph_def = graph_of(plan.client_graph_bytes, f"{_WHERE}: graph")
-        writes = frozenset([tensor_name(self._output)] if writes_update else [])
-        permissions = Permissions(frozenset([tensor_name(self._input)]), writes, examples=True)
-        check_graph(graph_def, permissions, f"{_WHERE}: graph")
+        check_graph(graph_def, Permissions.of_client(phase), f"{_WHERE}: graph")
         self.beside: Optional[TfLiteBeside] = None
         self._feed = examples_feed(spec.dataset_token_tensor_name)
         selector = self._feed.prepare(graph_def, f"{_WHERE}: graph")

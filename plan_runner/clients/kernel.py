@@ -7,6 +7,8 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import importlib.util
+import json
 import os
 import shutil
 import struct
@@ -15,8 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import tensorflow as tf
+from typing import NamedTuple, Optional
 
 from plan_runner.errors import PlanError, reason
 
@@ -26,6 +27,13 @@ CACHE_VARIABLE = "PLAN_RUNNER_CACHE"
 _SOURCE = Path(__file__).with_name("external_dataset.cc")
 _COMPILERS = ("g++", "clang++")
 _HEADING = b"plan_runner examples:"
+_VERSIONS = ("tensorflow/core/public/version.h", "tensorflow/core/public/release_version.h")
+_ASK_FOR_FLAGS = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import tensorflow as tf
+print(json.dumps([*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]))
+"""
 
 
 def token_of(examples: Iterable[bytes]) -> bytes:
@@ -34,16 +42,52 @@ def token_of(examples: Iterable[bytes]) -> bytes:
     return b"".join((_HEADING, *framed, b"."))
 
 
+class Kernel(NamedTuple):
+    """The library of the kernel.
+
+    Attributes:
+        library: Its path, or "" if it cannot be had.
+        problem: Why not.
+    """
+
+    library: str
+    problem: str = ""
+
+
+# What this process was given by the one that started it, where it may build nothing itself.
+_given: Optional[Kernel] = None
+
+
+def find_kernel() -> Kernel:
+    """Returns the library, which is built if need be; without TensorFlow in this process.
+
+    To build it takes half a minute, once for each TensorFlow.
+    """
+    try:
+        return Kernel(str(_built()))
+    except PlanError as e:
+        return Kernel("", str(e))
+
+
+def give_kernel(found: Kernel) -> None:
+    """Has `kernel_problem` take what another process has found; called before it."""
+    global _given
+    _given = found
+
+
 @functools.cache
 def kernel_problem() -> str:
     """Loads the kernel, which is built if need be; returns why it cannot be had, or nothing.
 
-    A process has it from then on. To build it takes half a minute, once for each TensorFlow.
+    A process has it from then on.
     """
+    import tensorflow as tf
+
+    found = _given or find_kernel()
+    if found.problem:
+        return found.problem
     try:
-        tf.load_op_library(str(_built()))
-    except PlanError as e:
-        return str(e)
+        tf.load_op_library(found.library)
     except tf.errors.OpError as e:
         return f"the kernel of ExternalDataset cannot be loaded ({reason(e)})"
     return ""
@@ -55,9 +99,7 @@ def _built() -> Path:
     Raises:
         PlanError: If there is no compiler, it fails, or the library cannot be written.
     """
-    flags = [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]
-    made_of = [_SOURCE.read_bytes(), tf.__version__.encode(), " ".join(flags).encode()]
-    digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
+    digest = hashlib.sha256(b"\0".join(_made_of())).hexdigest()[:16]
     path = _cache() / f"external_dataset_{digest}.so"
     if path.is_file():
         return path
@@ -69,19 +111,56 @@ def _built() -> Path:
         with _alone(path.with_suffix(".lock")):
             # Another process may have built it meanwhile.
             if not path.is_file():
-                _build(compiler, flags, path)
+                _build(compiler, path)
     except OSError as e:
         raise PlanError(f"{path.parent}: cannot write ({e.strerror})") from e
     return path
 
 
-def _build(compiler: str, flags: list[str], path: Path) -> None:
-    print("building the kernel of ExternalDataset, once: half a minute", file=sys.stderr)
+def _made_of() -> Iterator[bytes]:
+    """Yields what the library depends on: its source, and TensorFlow, which is not imported."""
+    yield _SOURCE.read_bytes()
+    found = importlib.util.find_spec("tensorflow")
+    if found is None or not found.submodule_search_locations:
+        raise PlanError("no TensorFlow was found")
+    folder = Path(found.submodule_search_locations[0])
+    for header in _VERSIONS:
+        path = folder / "include" / header
+        yield path.read_bytes() if path.is_file() else b""
+    # Two builds of one version have libraries of different sizes.
+    for library in sorted(folder.glob("libtensorflow_framework.so*")):
+        yield f"{library.name} {library.stat().st_size}".encode()
+
+
+def _flags() -> list[str]:
+    """Returns the compiler's flags that TensorFlow asks for.
+
+    A process without TensorFlow has another one import it.
+    """
+    tf = sys.modules.get("tensorflow")
+    if tf is not None:
+        return [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK_FOR_FLAGS, json.dumps(sys.path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise PlanError(f"TensorFlow cannot be imported ({reason(ValueError(last))})")
+    flags: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return flags
+
+
+def _build(compiler: str, path: Path) -> None:
+    if sys.stderr.isatty():
+        print("building the kernel of ExternalDataset, once: half a minute", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         library = Path(scratch) / path.name
         command = [compiler, "-shared", "-fPIC", "-O1", "-w", str(_SOURCE), "-o", str(library)]
         done = subprocess.run(
-            [*command, *flags], stdin=subprocess.DEVNULL, capture_output=True, check=False
+            [*command, *_flags()], stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip() or f"status {done.returncode}"

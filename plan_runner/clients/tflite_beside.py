@@ -16,7 +16,6 @@ from plan_runner.files.export import Export
 from plan_runner.files.parsing import parse
 from plan_runner.graphs.check import Permissions
 from plan_runner.graphs.checkpoints import read_checkpoint
-from plan_runner.graphs.messages import tensor_name
 
 _WHERE = f"{exports.CLIENT_ONLY_PLAN}: tflite_graph"
 
@@ -85,14 +84,7 @@ def tflite_beside(export: Export) -> TfLiteBeside:
     if kernel_problem():
         raise PlanError(kernel_problem())
     phase = plan.phase[0].client_phase
-    router = phase.federated_compute
-    writes = [tensor_name(router.output_filepath_tensor_name)]
-    permissions = Permissions(
-        frozenset([tensor_name(router.input_filepath_tensor_name)]),
-        frozenset(name for name in writes if name),
-        examples=True,
-    )
-    check_tflite(device.tflite_graph, permissions, _WHERE)
+    check_tflite(device.tflite_graph, Permissions.of_client(phase), _WHERE)
     return TfLiteBeside(TfLiteClient(device.tflite_graph, phase))
 
 

@@ -48,11 +48,9 @@ def _as_graph(content: bytes, where: str) -> graph_pb2.GraphDef:
     model = schema.Model.GetRootAs(content, 0)
     graph = graph_pb2.GraphDef()
     main = model.Subgraphs(0)
-    names = {}
-    for i in range(main.InputsLength()):
-        index = int(main.Inputs(i))
-        names[index] = main.Tensors(index).Name().decode()
-        graph.node.add(name=names[index].partition(":")[0], op="Placeholder")
+    names = _fed(model, main, where)
+    for name in names.values():
+        graph.node.add(name=name.partition(":")[0], op="Placeholder")
     for number in range(model.SubgraphsLength()):
         subgraph = model.Subgraphs(number)
         if number == 0:
@@ -71,6 +69,35 @@ def _as_graph(content: bytes, where: str) -> graph_pb2.GraphDef:
     return graph
 
 
+def _fed(model: Any, main: Any, where: str) -> dict[int, str]:
+    """Returns the names of the tensors that the caller feeds, by their number.
+
+    What they hold is what is fed: an operation that writes into one of them, or a value that the
+    file has for it, could be another path than the one that is checked.
+    """
+    names: dict[int, str] = {}
+    for index in (int(main.Inputs(i)) for i in range(main.InputsLength())):
+        tensor = main.Tensors(index)
+        if index in names:
+            raise PlanError(f"{where}: expected every input once, found {names[index]} again")
+        names[index] = tensor.Name().decode()
+        buffer = model.Buffers(tensor.Buffer())
+        # Newer files may keep values behind the flatbuffer.
+        elsewhere = [getattr(buffer, part, int)() for part in ("Offset", "Size")]
+        if buffer.DataLength() or any(elsewhere) or tensor.IsVariable():
+            raise PlanError(f"{where}: {names[index]}: expected an input, found a value for it")
+    for position in range(main.OperatorsLength()):
+        operator = main.Operators(position)
+        written = {int(operator.Outputs(i)) for i in range(operator.OutputsLength())}
+        written |= {int(operator.Intermediates(i)) for i in range(operator.IntermediatesLength())}
+        for index in sorted(written & set(names)):
+            raise PlanError(
+                f"{where}: {names[index]}: expected no operation that writes into an input, found "
+                "one"
+            )
+    return names
+
+
 def _flex_nodes(
     model: Any, subgraph: Any, where: str
 ) -> Iterator[tuple[Any, node_def_pb2.NodeDef]]:
@@ -82,6 +109,11 @@ def _flex_nodes(
         name = (code.CustomCode() or b"").decode()
         if not name.startswith(_FLEX):
             raise PlanError(f"{where}: {name} is neither an op of TFLite nor one of TensorFlow")
+        # TFLite would take these, and the others are what is checked.
+        if any(
+            getattr(operator, f"LargeCustomOptions{part}", int)() for part in ("Offset", "Size")
+        ):
+            raise PlanError(f"{where}: {name}: expected its options in it, found some elsewhere")
         options = flexbuffers.GetRoot(operator.CustomOptionsAsNumpy().tobytes()).AsVector
         node = node_def_pb2.NodeDef.FromString(options[1].AsStringBytes)
         if {options[0].AsString, node.op} != {name[len(_FLEX) :]}:

@@ -10,9 +10,11 @@ import tensorflow as tf
 from plan_runner import plan_pb2
 from plan_runner.clients.kernel import token_of
 from plan_runner.errors import PlanError, reason
-from plan_runner.graphs.messages import tensor_specs
+from plan_runner.graphs.messages import constants, tensor_specs
 
 _WHERE = "client_only_plan.pb: tflite_graph"
+
+_NO_FLEX = "link the Flex delegate"
 
 
 class TfLiteClient:
@@ -28,11 +30,21 @@ class TfLiteClient:
 
     def __init__(self, content: bytes, phase: plan_pb2.ClientPhase) -> None:
         self._spec, self._router = phase.tensorflow_spec, phase.federated_compute
+        where = f"{_WHERE}: constant_inputs"
+        self._constants = {}
+        for tensor, value in constants(self._spec.constant_inputs, where).items():
+            # A client of the platform feeds text.
+            if value.shape:
+                raise PlanError(f"{where}: {tensor}: expected one value, found {value.shape}")
+            self._constants[tensor] = value.item()
         self._outputs = tensor_specs(self._spec.output_tensor_specs, f"{_WHERE}: outputs")
         try:
             self._interpreter = tf.lite.Interpreter(model_content=content)
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as e:
+            # As in the package of TensorFlow 2.21: nothing is wrong with the graph.
+            if _NO_FLEX in str(e):
+                raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
             raise PlanError(f"{_WHERE}: expected a graph for TFLite, found {reason(e)}") from e
         self._inputs = _indices(self._interpreter.get_input_details())
 
@@ -46,8 +58,7 @@ class TfLiteClient:
         }
         if update is not None:
             feeds[self._router.output_filepath_tensor_name] = str(update).encode()
-        for tensor, content in self._spec.constant_inputs.items():
-            feeds[tensor] = tf.make_ndarray(tf.compat.v1.TensorProto.FromString(content)).item()
+        feeds.update(self._constants)
         if set(feeds) != set(self._inputs):
             raise PlanError(
                 f"{_WHERE}: expected inputs {sorted(feeds)}, found {sorted(self._inputs)}"

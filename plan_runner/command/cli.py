@@ -99,6 +99,13 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_string(
         "output", None, f"Folder to write {STATE} and {METRICS} to.", flag_values=values
     )
+    flags.DEFINE_bool(
+        "trust",
+        False,
+        "Run the graphs without a sandbox: only for a plan that you trust, where the kernel has no "
+        "Landlock or no seccomp.",
+        flag_values=values,
+    )
     for field in dataclasses.fields(Limits):
         is_whole = field.type in (int, "int")
         define = flags.DEFINE_integer if is_whole else flags.DEFINE_float

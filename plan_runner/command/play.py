@@ -3,11 +3,14 @@
 What can be refused without TensorFlow is, before it is imported.
 """
 
+import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from plan_runner import plan_pb2
+from plan_runner.clients.kernel import Kernel, find_kernel, give_kernel
 from plan_runner.command.request import Request
 from plan_runner.errors import PlanError
 from plan_runner.files import export as exports
@@ -15,7 +18,8 @@ from plan_runner.files.archives import read_arrays
 from plan_runner.files.export import Export, conformance_client, open_export
 from plan_runner.files.frames import check_frames
 from plan_runner.files.parsing import parse, parse_plan
-from plan_runner.isolation.bounds import IsolationError, Listener, Refused
+from plan_runner.isolation.bounds import Bounds, IsolationError, Listener, Refused
+from plan_runner.isolation.sandbox import missing
 from plan_runner.isolation.supervisor import run_isolated
 
 _LOADING = "loading the plan"
@@ -41,7 +45,7 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
         _check_conformance(export)
     listener.line(
         f"{request.plan}: the hashes of {len(export.manifest.files)} files are right. "
-        "Graphs are code: run only plans that you trust."
+        f"Its graphs run {'without a sandbox (--trust)' if request.trust else 'in a sandbox'}."
     )
     if request.verify:
         return _verify(request, export, listener)
@@ -49,23 +53,65 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
 
 
 def play_isolated(request: Request, listener: Listener) -> int:
-    """Does what `play` does in a process of its own, which is ended at the request's limits.
+    """Does what `play` does in a process of its own; see `call_isolated`.
 
     Raises:
-        PlanError: As `play` does, or if a limit is reached or the process ends by itself.
+        PlanError: As `play` does, or if `call_isolated` does.
     """
+    check_sandbox("--plan", request.trust)
+    # Beforehand: no process can be started from the sandbox. Not for a path that is mistyped.
+    found = find_kernel() if os.path.isdir(request.plan) else Kernel("", "there is no export")
+    payload = {"request": request.to_json(), "kernel": found}
     target = f"{__name__}:{_play_payload.__name__}"
+    reads = [*request.paths(), found.library]
+    return call_isolated(target, payload, request.limits.bounds, listener, reads, request.trust)
+
+
+def check_sandbox(flag: str, trust: bool) -> None:
+    """Checks that this machine has what a sandbox needs, unless none is asked for.
+
+    Args:
+        flag: What is to be read in it, for the message.
+        trust: Whether the user trusts that.
+
+    Raises:
+        PlanError: If it lacks something.
+    """
+    lacks = [] if trust else missing()
+    if lacks:
+        raise PlanError(
+            f"{flag}: expected a sandbox for files of others, this machine has no "
+            f"{' and no '.join(lacks)}; --trust goes without one, for files that you trust"
+        )
+
+
+def call_isolated(
+    function: str,
+    payload: Any,
+    bounds: Bounds,
+    listener: Listener,
+    reads: Iterable[str],
+    trust: bool,
+) -> int:
+    """Calls a function in a process of its own, which is ended at its bounds; returns its status.
+
+    It has a sandbox, in which it can read what is given, and write nothing but files that go with
+    it, unless the user trusts what it reads.
+
+    Raises:
+        PlanError: As the function does, or if a bound is reached or the process ends by itself.
+    """
     try:
-        return run_isolated(target, request.to_json(), request.limits.bounds, listener)
+        return run_isolated(function, payload, bounds, listener, None if trust else reads)
     except IsolationError as e:
         raise PlanError(str(e)) from e
 
 
-def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Has an isolated function end with the line of whatever is wrong with what it reads."""
     try:
-        return play(Request.from_json(payload), listener, scratch)
+        yield
     except PlanError as e:
         raise Refused(str(e)) from e
     except OSError as e:
@@ -73,6 +119,14 @@ def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
         if e.filename is None:
             raise
         raise Refused(f"{e.filename}: {e.strerror}") from e
+
+
+def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
+    # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    give_kernel(Kernel(*payload["kernel"]))
+    with refusing():
+        return play(Request.from_json(payload["request"]), listener, scratch)
 
 
 def _check_messages(export: Export) -> None:

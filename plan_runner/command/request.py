@@ -1,6 +1,8 @@
 """What the runner is asked for."""
 
 import dataclasses
+import os
+from collections.abc import Iterator
 from typing import Any, Optional
 
 from plan_runner.files.limits import DEFAULT_LIMITS, Limits
@@ -24,6 +26,7 @@ class Request:
         cohorts: File with the clients of every round instead.
         state: Checkpoint to begin with instead of the export's.
         limits: What all of it may take.
+        trust: Play without a sandbox.
     """
 
     plan: str
@@ -36,6 +39,18 @@ class Request:
     cohorts: Optional[str] = None
     state: Optional[str] = None
     limits: Limits = DEFAULT_LIMITS
+    trust: bool = False
+
+    def paths(self) -> Iterator[str]:
+        """Yields what has to be read for it: files, and folders with what links in them lead to."""
+        for given in (self.plan, self.clients, self.cohorts, self.state):
+            if given:
+                yield given
+        # Clients may lie elsewhere; files of an export may not.
+        if self.clients and os.path.isdir(self.clients):
+            for entry in os.scandir(self.clients):
+                if entry.is_symlink():
+                    yield os.path.realpath(entry.path)
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as what JSON has; see `from_json`."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import op_def_registry
 
+from plan_runner import plan_pb2
 from plan_runner.errors import PlanError
 from plan_runner.graphs import ops
 from plan_runner.graphs.bounds import check_bounds
@@ -23,12 +24,29 @@ class Permissions:
     Attributes:
         reads: Names of the tensors that hold the paths of files it may read.
         writes: The same of files it may write.
+        fed: Names of the other tensors whose values a run replaces: constants of the plan, sums,
+            the token of examples.
         examples: Whether it asks for a client's examples, by one ExternalDataset.
     """
 
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
+    fed: frozenset[str] = frozenset()
     examples: bool = False
+
+    @classmethod
+    def of_client(cls, phase: plan_pb2.ClientPhase) -> "Permissions":
+        """Returns what the graphs of a client may do, TensorFlow's and TFLite's."""
+        spec, router = phase.tensorflow_spec, phase.federated_compute
+        written = router.output_filepath_tensor_name
+        return cls(
+            reads=frozenset([tensor_name(router.input_filepath_tensor_name)]),
+            writes=frozenset([tensor_name(written)] if written else []),
+            fed=frozenset(
+                map(tensor_name, [spec.dataset_token_tensor_name, *spec.constant_inputs])
+            ),
+            examples=True,
+        )
 
 
 def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: str) -> None:
@@ -51,11 +69,12 @@ def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: s
         raise PlanError(
             f"{where}: expected {int(permissions.examples)} ExternalDataset, found {len(external)}"
         )
+    _check_fed(nodes, permissions, where)
     for node in graph.node:
         if node.op in ops.READS_FILE:
-            _check_path(node, nodes, permissions.reads, where)
+            _check_path(node, permissions.reads, where)
         elif node.op in ops.WRITES_FILE:
-            _check_path(node, nodes, permissions.writes, where)
+            _check_path(node, permissions.writes, where)
         elif node.op != ops.EXTERNAL_DATASET:
             _check_node(node, functions, where)
     for function in graph.library.function:
@@ -66,21 +85,34 @@ def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: s
         _check_functions([gradient.gradient_func], functions, f"{where}: gradients")
 
 
-def _check_path(node: Any, nodes: Mapping[str, Any], allowed: frozenset[str], where: str) -> None:
-    """Follows a file operation's path back to a placeholder that the runner feeds."""
-    inputs = [name for name in node.input if not name.startswith("^")]
-    seen = set()
-    name = tensor_name(inputs[0]) if inputs else ""
-    while name not in seen:
-        seen.add(name)
-        source = nodes.get(name.rpartition(":")[0])
-        if source is not None and source.op in ops.PLACEHOLDERS and name in allowed:
-            return
-        if source is not None and source.op in ops.PASSES_ON and source.input:
-            name = tensor_name(source.input[0])
-    raise PlanError(
-        f"{where}: {node.name}: {node.op} is refused: its path is not one that the plan names"
-    )
+def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -> None:
+    """Checks that what is fed are placeholders, and that each path is fed as a path only.
+
+    A value that is fed takes the place of whatever computes the tensor, a path as well.
+    """
+    paths = permissions.reads | permissions.writes
+    for name in sorted(paths | permissions.fed):
+        # By this very name: TensorFlow takes "x:00" for "x:0", and one of both would win.
+        node, _, output = name.rpartition(":")
+        # One that the graph has not cannot be fed, which its session finds.
+        if node in nodes and (output != "0" or nodes[node].op not in ops.PLACEHOLDERS):
+            raise PlanError(f"{where}: expected a placeholder for {name!r}, which is fed")
+        if name in paths and name in permissions.fed:
+            raise PlanError(
+                f"{where}: expected a path for {name!r} only, another value is fed, too"
+            )
+
+
+def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:
+    """Checks that a file operation's path is a fed one, with nothing in between.
+
+    `_check_fed` has found a placeholder behind each of the names that are allowed.
+    """
+    path = next((name for name in node.input if not name.startswith("^")), "")
+    if tensor_name(path) not in allowed:
+        raise PlanError(
+            f"{where}: {node.name}: {node.op} is refused: its path is not one that the plan names"
+        )
 
 
 def _check_node(node: Any, functions: Iterable[str], where: str) -> None:
@@ -109,10 +141,13 @@ def _problems(node: Any, definition: Any) -> Iterator[str]:
             if argument.type == types_pb2.DT_STRING:
                 yield f"its input {argument.name} may name a file"
     for attribute in definition.attr:
-        if (
-            attribute.type in ("string", "list(string)")
-            and attribute.name not in ops.STRING_ATTRIBUTES
-        ):
+        if attribute.type not in ("string", "list(string)"):
+            continue
+        if attribute.name in ops.STRING_VALUES:
+            found = node.attr[attribute.name].s if attribute.name in node.attr else b""
+            if found not in ops.STRING_VALUES[attribute.name]:
+                yield f"its attribute {attribute.name} is none of those known"
+        elif attribute.name not in ops.STRING_ATTRIBUTES:
             yield f"its attribute {attribute.name} may name a file or code"
     # Such constants are objects that TensorFlow would decode from the graph.
     if node.op == "Const" and _dtype(node) in _NEVER_CONSTANT:

@@ -258,12 +258,15 @@ STRING_ATTRIBUTES = frozenset(
     )
 )
 
-# Their first input is a path, which has to come from a placeholder that the plan names as one.
+# Attributes that choose among a few values, of which an operation may have no other: those that
+# TensorFlow got after 2.14. Of all that 2.21 has and 2.14 has not, no other is on an operation that
+# may run, and names anything.
+STRING_VALUES = {"bad_indices_policy": frozenset((b"", b"DEFAULT", b"ERROR", b"IGNORE"))}
+
+# Their first input is a path: a placeholder that the plan names as one.
 READS_FILE = frozenset(("Restore", "RestoreSlice", "RestoreV2"))
 WRITES_FILE = frozenset(("Save", "SaveSlices"))
 
-# What passes a path on unchanged.
-PASSES_ON = frozenset(("Identity", "PlaceholderWithDefault"))
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 
 # The one operation of the platform's own: a client's examples.

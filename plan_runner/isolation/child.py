@@ -1,4 +1,4 @@
-"""The isolated process: takes its bounds, calls the function, and tells whoever started it."""
+"""The isolated process: takes its bounds, enters its sandbox, calls the function, and reports."""
 
 import ctypes
 import importlib
@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from plan_runner.isolation import wire
+from plan_runner.isolation import sandbox, wire
 from plan_runner.isolation.bounds import Bounds, Refused
 
 _PR_SET_PDEATHSIG = 1
@@ -32,7 +32,8 @@ class _Sender:
         self.send(wire.LINE, text)
 
     def results(self, folder: Path) -> None:
-        self.send(wire.RESULTS, str(folder))
+        # Its name: whoever takes it knows where this process may write.
+        self.send(wire.RESULTS, folder.name)
 
     def send(self, kind: str, value: object) -> None:
         content = wire.encoded(kind, value)
@@ -44,8 +45,9 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
     """Calls what a file names, within bounds; ends the process.
 
     Args:
-        task_file: JSON with "function" (as MODULE:NAME), "payload" and "bounds"; its folder is for
-            files that nobody needs afterwards.
+        task_file: JSON with "function" (as MODULE:NAME), "payload", "bounds", and "reads", what its
+            sandbox lets it read, or null for no sandbox; its folder is for files that nobody needs
+            afterwards.
         pipe: Number of the file descriptor to write events to.
         parent: Id of the process without which this one is to end.
     """
@@ -56,6 +58,9 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
     _take(bounds)
     module, _, name = task["function"].partition(":")
     try:
+        # Before anything else is imported: TensorFlow starts threads.
+        if task["reads"] is not None:
+            sandbox.enter(task["reads"], path.parent)
         function = getattr(importlib.import_module(module), name)
         sender.send(wire.STATUS, function(task["payload"], sender, path.parent))
     except Refused as e:

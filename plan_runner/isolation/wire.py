@@ -1,4 +1,4 @@
-"""What the player's process writes to the one that watches it: a line of JSON for each event."""
+"""What the isolated process writes to the one that watches it: a line of JSON for each event."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,11 @@ from typing import Any
 _LONGEST_LINE = 1 << 20
 
 STEP, LINE, RESULTS, STATUS, ERROR = "step", "line", "results", "status", "error"
+_VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str}
+
+
+class NoEventError(ValueError):
+    """What has arrived is no event."""
 
 
 def encoded(kind: str, value: Any) -> bytes:
@@ -25,11 +30,21 @@ class Decoder:
         """Yields the events (kind, value) that are whole after another piece.
 
         Raises:
-            ValueError: If it is no event, or too long for one.
+            NoEventError: If it is no event, or too long for one.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
-            raise ValueError(f"expected lines of at most {_LONGEST_LINE} bytes, found a longer one")
+            raise NoEventError(f"a line of more than {_LONGEST_LINE} bytes")
         for line in lines:
-            kind, value = json.loads(line)
-            yield kind, value
+            yield _event(line)
+
+
+def _event(line: bytes) -> tuple[str, Any]:
+    try:
+        kind, value = json.loads(line)
+        if type(value) is _VALUES[kind]:
+            return kind, value
+    # Its process may have been taken over by what it runs.
+    except (KeyError, RecursionError, TypeError, ValueError):
+        pass
+    raise NoEventError("something that is no event")

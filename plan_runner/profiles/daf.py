@@ -165,6 +165,7 @@ class _ServerGraph:
         permissions = Permissions(
             frozenset(tensor_name(name) for name in reads),
             frozenset(tensor_name(name) for name in writes),
+            fed=frozenset(map(tensor_name, spec.constant_inputs)),
         )
         check_graph(graph_def, permissions, f"{where}: graph")
         self._session = GraphSession(

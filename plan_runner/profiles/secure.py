@@ -80,7 +80,8 @@ class SecureProfile(Profile):
         self._paths = sorted({saver.path for saver in savers})
         graph_def = graph_of(plan.server_graph_bytes, f"{_WHERE}: graph")
         paths = frozenset(self._paths)
-        check_graph(graph_def, Permissions(paths, paths), f"{_WHERE}: graph")
+        fed = frozenset(tensor_name(tensor.restore_name) for tensor in self._tensors.values())
+        check_graph(graph_def, Permissions(paths, paths, fed), f"{_WHERE}: graph")
         self._graph = load_graph(graph_def, f"{_WHERE}: graph")
         # As on servers of their own: what is in a session's variables never leaves it but by
         # checkpoints, and the one that aggregates has no state of the server.

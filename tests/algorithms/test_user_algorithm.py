@@ -125,7 +125,9 @@ def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"missing.py: expected a Python file, found none$"):
         load_user_algorithm(tmp_path / "missing.py")
     (tmp_path / "folder.py").mkdir()
-    with pytest.raises(UserError, match=r"folder.py: cannot read: Is a directory$"):
+    with pytest.raises(
+        UserError, match=r"folder.py: expected a Python file, cannot read it \(Is a directory\)$"
+    ):
         load_user_algorithm(tmp_path / "folder.py")
     assert dataclasses.is_dataclass(load_user_algorithm(write_by_size(tmp_path / "a.py")).options)
     os.utime(tmp_path / "a.py", ns=(1, 1))

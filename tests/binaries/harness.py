@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, NamedTuple, Optional
@@ -16,7 +16,7 @@ from unittest import mock
 from absl import flags, logging
 from absl.testing import flagsaver
 
-from tests.processes import default_signals, wait_until
+from tests.processes import children_of, default_signals, wait_until
 from tff_agnostic.api import comparisons, runs
 from tff_agnostic.files import make_folder
 from tff_agnostic.program.cli import define, exit_status, parse_flags
@@ -71,7 +71,8 @@ class Caller:
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
         """Runs a binary to its end."""
         out, err = io.StringIO(), io.StringIO()
-        argv = [str(ROOT / "binaries" / f"{binary.__name__.rpartition('.')[2]}.py"), *arguments]
+        program = ROOT / "binaries" / f"{binary.__name__.rpartition('.')[2]}.py"
+        argv = [str(program), *later_values(arguments)]
         with (
             # Takes away the flags that the binary defines, too.
             flagsaver.flagsaver(),
@@ -193,13 +194,14 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
-        return int(self._process.pid)
+        """Its process id: the process that was started waits for the one that runs the command."""
+        wait_until(lambda: children_of(self._process.pid))
+        (pid,) = children_of(self._process.pid)
+        return pid
 
     def children(self) -> list[int]:
         """Returns the process ids of its children; with --runtime=tff, TFF's worker is one."""
-        lists = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children")]
-        return [int(child) for text in lists for child in text.split()]
+        return children_of(self.pid)
 
     def wait_for_rows(self, metrics: Path, count: int) -> None:
         """Waits until `metrics` has that many whole rows."""
@@ -211,7 +213,7 @@ class Process:
         wait_until(has_rows)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal."""
+        """Sends a signal to the process that was started."""
         self._process.send_signal(number)
 
     def wait_for_import(self, library: str) -> None:
@@ -227,4 +229,17 @@ class Process:
 
 def python_module(binary: str, *arguments: str) -> list[str]:
     """Returns the command line of a binary."""
-    return [sys.executable, "-m", "binaries", binary, *arguments]
+    return [sys.executable, "-m", "binaries", binary, *later_values(arguments)]
+
+
+def later_values(arguments: Sequence[str]) -> list[str]:
+    """Returns a command's arguments without flags that later ones replace.
+
+    A command refuses them; tests add to what several have in common. --override may be repeated.
+    """
+    names = [argument.partition("=")[0] for argument in arguments]
+    return [
+        argument
+        for k, argument in enumerate(arguments)
+        if "=" not in argument or names[k] == "--override" or names[k] not in names[k + 1 :]
+    ]

@@ -52,7 +52,8 @@ _UNKNOWN = [
     (["--nothing_like_it"], "Unknown command line flag 'nothing_like_it'"),
     (["digits"], "expected flags only, found 'digits'"),
     (["--resume", "--", "--task=digits"], "expected flags only, found '--task=digits'"),
-    (["--flagfile=missing.flags"], "Unable to open flagfile"),
+    (["--flagfile=missing.flags"], "--flagfile=missing.flags: expected a flag file, found none"),
+    (["--rounds", "2", "--rounds", "3"], "--rounds: expected one value, found 2 and 3; what later"),
 ]
 
 
@@ -115,6 +116,10 @@ _VALUES = [
     (["--client_learning_rate=0"], "--client_learning_rate: expected a positive number, found 0.0"),
     (["--client_learning_rate=-1"], "--client_learning_rate: expected a positive number, found -1"),
     (["--client_learning_rate=nan"], "--client_learning_rate: expected a finite number, found nan"),
+    (
+        ["--algorithm=q_ffl", "--q=1e30"],
+        "--q: expected at most 100.0, found 1e+30",
+    ),
     (["--client_learning_rate=inf"], "--client_learning_rate: expected a finite number, found inf"),
     (["--server_learning_rate=0"], "--server_learning_rate: expected a positive number, found 0.0"),
     (["--domain_learning_rate=-0.1"], "--domain_learning_rate: expected a positive number, found"),

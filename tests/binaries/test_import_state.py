@@ -12,6 +12,7 @@ from plan_runner.files.export import open_export
 from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
 from tests.binaries.harness import Caller
 from tests.plan_runner.exports import rehash
+from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, isolated_here
 from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
 from tff_agnostic.deployment.kinds import EVALUATION
@@ -52,7 +53,9 @@ def loop(request, call: Caller, tmp_path_factory) -> Path:
     printed = _ok(run_plan(plan, clients, *cohorts, f"--output={folder / 'after'}"))
     assert printed.count("\nround ") == _ROUNDS
     state = f"--server_state={folder / 'after/server_state.ckpt'}"
-    printed = _ok(call(import_state, plan, state, f"--output_dir={folder / 'back'}"))
+    # The real thing: in a process of its own.
+    places = [f"--output_dir={folder / 'back'}", *TRUST_WITHOUT_SANDBOX]
+    printed = _ok(call(import_state, plan, state, *places))
     assert printed.startswith(f"agnostic_fed_avg on digits after 12 rounds: {folder / 'back'}\n")
     return folder
 
@@ -159,6 +162,10 @@ _FLAGS = [
         "less: expected the tensor server/",
     ),
     (
+        ["--plan=export", "--server_state=state", "--output_dir=z", "--max_memory_gb=inf"],
+        "--max_memory_gb: expected a number above 0, found inf",
+    ),
+    (
         ["--plan=export", "--server_state=state", "--output_dir=z", "--rounds=5"],
         "--rounds: expected at least 12, which state has already, found 5",
     ),
@@ -205,7 +212,8 @@ def test_flags(loop, folder, arguments, message):
     shutil.copy(loop / "after" / "server_state.ckpt", folder / "state")
     tensors = read_checkpoint(folder / "state", "the state")
     write_checkpoint(folder / "less", {n: v for n, v in tensors.items() if "round" in n})
-    assert Caller(None).refused(folder, import_state, *arguments).startswith(message)
+    with isolated_here():
+        assert Caller(None).refused(folder, import_state, *arguments).startswith(message)
 
 
 def test_an_export_of_an_earlier_release_takes_options_from_flags(loop, call, folder):
@@ -216,7 +224,8 @@ def test_an_export_of_an_earlier_release_takes_options_from_flags(loop, call, fo
     (folder / "export" / "manifest.json").write_text(json.dumps(manifest))
     state = f"--server_state={loop / 'after/server_state.ckpt'}"
     options = [flag for flag in _DIGITS if flag.startswith("--digits")]
-    printed = _ok(call(import_state, "--plan=export", state, *options, "--output_dir=back"))
+    with isolated_here():
+        printed = _ok(call(import_state, "--plan=export", state, *options, "--output_dir=back"))
     assert printed.startswith("note: export is of an earlier release and does not say the options")
     for name in ("config.json", "metrics.csv", f"checkpoints/{_name(12)}"):
         assert (folder / "back" / name).read_bytes() == (loop / "back" / name).read_bytes(), name

@@ -2,7 +2,6 @@
 
 import ast
 import importlib.metadata
-import json
 import os
 import shutil
 import subprocess
@@ -13,13 +12,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
+
 ROOT = Path(__file__).parents[2]
 
 # In every process of a command, which Python has import it: importing any of the names fails.
 _BLOCKING = """
-import json, os, sys
+import sys
 
-names = set(json.loads(os.environ["FOREIGN"]))
+names = set(FOREIGN)
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -81,13 +82,13 @@ def export(tmp_path_factory) -> Path:
 
 def alone(module, foreign, *arguments, cwd):
     (cwd / "sitecustomize").mkdir()
-    (cwd / "sitecustomize" / "sitecustomize.py").write_text(_BLOCKING)
+    text = _BLOCKING.replace("FOREIGN", repr(foreign))
+    (cwd / "sitecustomize" / "sitecustomize.py").write_text(text)
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=cwd,
         env={
             **os.environ,
-            "FOREIGN": json.dumps(foreign),
             "PYTHONPATH": str(cwd / "sitecustomize"),
             "PYTHONWARNINGS": "ignore",
             "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -102,7 +103,7 @@ def test_an_export_is_verified_with_tensorflow_and_the_copied_folder_alone(
     foreign, export, tmp_path
 ):
     shutil.copytree(ROOT / "plan_runner", tmp_path / "plan_runner")
-    arguments = [f"--plan={export}", "--verify"]
+    arguments = [f"--plan={export}", "--verify", *TRUST_WITHOUT_SANDBOX]
     result = alone("plan_runner", [*foreign, "binaries"], *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "\nverified bit for bit: 3 rounds, 12 tensors; not run: " in result.stdout

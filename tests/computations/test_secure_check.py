@@ -9,7 +9,11 @@ from tests.algorithms.cases import build
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.limits import ClientLimits
 from tff_agnostic.computations import PlainSum, SecureSum, build_evaluation, build_learning_process
-from tff_agnostic.computations.secure_check import require_only_secure_sums, security_report
+from tff_agnostic.computations.secure_check import (
+    require_no_plain_sums,
+    require_only_secure_sums,
+    security_report,
+)
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
@@ -100,3 +104,32 @@ def test_evaluations(aggregation, is_secure):
     report = security_report(evaluation)
     assert report.is_secure == is_secure
     assert "histogram" in " ".join(report.secure if is_secure else report.plain)
+
+
+def _round_with(uri, by_name):
+    """Returns a round that sums by an intrinsic, which is called itself or by a name for it."""
+    data = tff.framework.Reference("data", _CLIENTS)
+    intrinsic = tff.framework.Intrinsic(uri, tff.FunctionType(_CLIENTS, _SERVER))
+    result = tff.framework.Call(intrinsic, data)
+    if by_name:
+        name = tff.framework.Reference("add", intrinsic.type_signature)
+        result = tff.framework.Block([("add", intrinsic)], tff.framework.Call(name, data))
+    block = tff.framework.Lambda("data", _CLIENTS, result)
+    return tff.framework.ConcreteComputation.from_building_block(block)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("uri", ["federated_sum", "federated_secure_looking_sum", "insecure_sum"])
+def test_the_name_of_an_intrinsic_is_no_promise(uri, by_name):
+    """Secure sums are those that this package makes, whatever others are called."""
+    with pytest.raises(UserError, match=f"asked for, but the round has {uri}$"):
+        require_no_plain_sums(_round_with(uri, by_name))
+
+
+def test_the_secure_sums_of_this_package_are_known():
+    @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+    def secure_round(data):
+        bits = tff.federated_secure_sum_bitwidth(data, 8)
+        return bits, tff.backends.mapreduce.federated_secure_modular_sum(data, 256)
+
+    require_no_plain_sums(secure_round)

@@ -25,7 +25,7 @@ from tff_agnostic.deployment.plan_export import export
 from tff_agnostic.program.evaluation.evaluation_release import consistent
 from tff_agnostic.program.evaluation.private_evaluation import PrivateEvaluation
 
-_KEY = (0x0F1E2D3C4B5A6978, 0x7766554433)
+_KEY = (0x0F1E2D3C4B5A6978, 0x7766554433, -0x1E2D3C4B5A69780F, 0x66554433778899)
 _LIMITS = {"max_examples": 20, "max_loss": 5.0}
 _INNER = {
     "daf": PlainSum(),
@@ -44,7 +44,11 @@ def noise(profile):
     """Little noise: of four clients something has to be left."""
     task = make_task(("a", "b", "c"), num_features=4)
     options = ServerNoiseOptions(
-        private_evaluation=True, evaluation_noise_multiplier=0.05, delta=1e-3, **_LIMITS
+        private_evaluation=True,
+        evaluation_noise_multiplier=0.05,
+        noise_generator="secure",
+        delta=1e-3,
+        **_LIMITS,
     )
     return PrivateEvaluation(options, task, _INNER[profile], 1)
 

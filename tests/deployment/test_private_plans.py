@@ -27,28 +27,54 @@ from tff_agnostic.deployment.plan_export import export
 
 _ROUNDING = 1e-5
 _RUNS_KEY, _FLEETS_KEY = (
-    (0x1A2B3C4D5E6F7788, 0x1122334455667799),
-    (0x0F1E2D3C4B5A6978, 0x7766554433),
+    (0x1A2B3C4D5E6F7788, 0x1122334455667799, 0x2B3C4D5E6F778811, 0x3344556677991122),
+    (0x0F1E2D3C4B5A6978, 0x7766554433, 0x1E2D3C4B5A69780F, 0x66554433778899),
 )
 _KEY_TENSOR = "server/aggregations/0/noise_key"
-_SETTINGS: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": 0.8, "noise_key": _RUNS_KEY}
+_SETTINGS: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": 0.8}
 
 
 class _Kind(NamedTuple):
+    """A private plan.
+
+    Attributes:
+        profile: Its profile.
+        aggregation: Its sums.
+        key_numbers: How many of the numbers above are a key.
+    """
+
     profile: str
     aggregation: Any
+    key_numbers: int
+
+    @property
+    def fleets_key(self) -> tuple[int, ...]:
+        return _FLEETS_KEY[: self.key_numbers]
 
 
 _KINDS = {
-    "tree-daf": _Kind("daf", private_sum("tree", PlainSum(), joint_clipping=True, **_SETTINGS)),
+    "tree-daf": _Kind(
+        "daf",
+        private_sum(
+            "tree",
+            PlainSum(),
+            joint_clipping=True,
+            noise_generator="secure",
+            noise_key=_RUNS_KEY,
+            **_SETTINGS,
+        ),
+        4,
+    ),
     "central-secure": _Kind(
         "secure",
         private_sum(
             "central",
             SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1)),
             clipping="adaptive",
+            noise_key=_RUNS_KEY[:2],
             **_SETTINGS,
         ),
+        2,
     ),
 }
 
@@ -59,7 +85,7 @@ def _guarantee(state: Any) -> dict[str, Any]:
 
 def _request(kind: _Kind) -> Any:
     return make_request(
-        kind.profile, aggregation=kind.aggregation, noise=FleetNoise(_FLEETS_KEY, _guarantee)
+        kind.profile, aggregation=kind.aggregation, noise=FleetNoise(kind.fleets_key, _guarantee)
     )
 
 
@@ -75,14 +101,14 @@ def folder(kind, tff_runtime, tmp_path_factory):
     return path
 
 
-def test_conformance_rounds_have_the_noise_of_the_public_key(folder):
+def test_conformance_rounds_have_the_noise_of_the_public_key(folder, kind):
     checks = list(verify(open_export(folder)))
     assert len(checks) == 3
     for check in checks:
         assert all(difference <= _ROUNDING for difference in check.differing.values())
     for n in (1, 2, 3):
         tensors = read_tensors(folder / f"conformance/round_{n}.npz")
-        assert tuple(tensors[_KEY_TENSOR]) == CONFORMANCE_KEY
+        assert tuple(tensors[_KEY_TENSOR]) == CONFORMANCE_KEY[: kind.key_numbers]
         assert tensors["server/aggregations/0/releases"] == n
 
 
@@ -90,7 +116,7 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
     """Rounds from the exported state are the runtime's with the fleet's key, empty ones too."""
     deployment, request = open_export(folder), _request(kind)
     training = streaming_runtime.training(request.algorithm, request.aggregation)
-    state = with_key(training.initialize(), _FLEETS_KEY)
+    state = with_key(training.initialize(), kind.fleets_key)
     clients = conformance_clients(deployment)
     columns = request.algorithm.client_data_spec
     cohort = list(synthetic_clients(columns, request.column_ranges, request.num_domains).values())
@@ -111,12 +137,12 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
     assert relative_difference(moved[1], moved[2]) > 1e-4
 
 
-def test_a_secret_key_is_in_the_state_alone(folder):
+def test_a_secret_key_is_in_the_state_alone(folder, kind):
     state = read_checkpoint(folder / "server_state.ckpt", "the state")
-    assert tuple(state[_KEY_TENSOR]) == _FLEETS_KEY
+    assert tuple(state[_KEY_TENSOR]) == kind.fleets_key
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0
     public = read_checkpoint(folder / "conformance/server_state.ckpt", "the state")
-    assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY
+    assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY[: kind.key_numbers]
     # Checkpoints are compressed: what is in them was read.
     for path in (p for p in folder.rglob("*") if p.is_file()):
         content = path.read_bytes()
@@ -147,5 +173,7 @@ def test_the_manifest_says_what_a_server_must_do(folder, kind):
     assert found["clipped"] == (
         "as one vector" if kind.profile == "daf" else "each group by itself"
     )
+    assert found["noise_generator"].startswith("ChaCha20" if kind.key_numbers == 4 else "Philox")
+    assert ("steps of a grid" in found["noise"]) == (kind.key_numbers == 4)
     if kind.profile == "secure":
         assert {s["tensor"].split("/")[1] for s in manifest["privacy"]["secure_sums"]} >= {"values"}

@@ -1,31 +1,38 @@
 """What the documentation shows, run: every page from top to bottom, commands for two rounds."""
 
 import importlib
-import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from binaries import reproduce
-from tests.binaries.harness import Caller, Outcome, draw_nothing
+from tests.binaries.harness import Caller, Outcome
+from tests.docs.newcomer import ROOT, Session, environment
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
 from tests.plan_runner.harness import call as run_plan
+from tests.plan_runner.harness import isolated_here
 from tests.selection import usually
-from tff_agnostic.program.reporting import plots
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+        *DOCS.glob("**/*.md"),
+    ]
+)
+# Read in two minutes.
+README_WORDS = 700
 # What makes a documented command quick. The last value of a flag counts.
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
 # To put clients in step takes TensorFlow longer than two such rounds.
 _STREAMED = "--client_mode=streamed"
-# A binary whose first command is a process, as a reader's is; the notebook is one, too.
+# A binary whose first command is a newcomer's.
 _STARTED = {"train"}
 SHORTENED = {
     "train": ["--rounds=2", _STREAMED],
@@ -44,18 +51,23 @@ SHORTENED = {
     "tune": ["--rounds=2", "--trials=2", "--repeats=1", _STREAMED],
 }
 # Run by .ci/run, or by tests/setup; a test that runs all tests would not end.
-COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help"}
-# Files of the reader's own that pages speak of.
+COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help", "notebook"}
+_BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# A block that is a file says so in its first line.
+_FILE_NAME = re.compile(r"# (\w+\.py)\n")
+# Files that README takes from the tutorial; the table is shorter here.
 READERS_FILES = {
-    "examples.csv": "user,country,visits,price,age,bought\n"
+    "shop.csv": "user,country,visits,price,age,bought\n"
     + "".join(
         f"user{k % 40},{'pt' if k % 8 == 0 else 'es'},0.{k % 10},0.{k % 7},0.{k % 9},{k % 2}\n"
         for k in range(400)
-    )
+    ),
+    **{
+        name[1]: block
+        for _, block in _BLOCK.findall((DOCS / "tutorial.md").read_text())
+        if (name := _FILE_NAME.match(block))
+    },
 }
-_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-# A block that is a file says so in its first line.
-_FILE_NAME = re.compile(r"# (\w+\.py)\n")
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +81,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Commands:
     """Runs the commands of binaries, nearly all in this process: TensorFlow takes seconds to start.
 
-    One is a process, and so is Ray.
+    One is a newcomer's process, and so is Ray.
+
+    Args:
+        call: Calls those in this process.
+        home: The newcomer's home.
     """
 
-    def __init__(self, call: Caller) -> None:
+    def __init__(self, call: Caller, home: Path) -> None:
         self._call = call
+        self._home = home
         self._to_start = set(_STARTED)
 
     def __call__(self, name: str, *arguments: str) -> Outcome:
@@ -81,24 +98,34 @@ class Commands:
         if name == "run_plan":
             return Outcome(*run_plan(*arguments))
         if name not in self._to_start and "--runtime=ray" not in arguments:
-            with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()):
+            with (
+                mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()),
+                isolated_here(),
+            ):
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
-        self._to_start.discard(name)
         finished = subprocess.run(
-            [sys.executable, "-m", f"binaries.{name}", *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            [ROOT / "run", name, *arguments],
+            env=environment(self._home) if name in self._to_start else None,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
+        self._to_start.discard(name)
         return Outcome(finished.returncode, finished.stdout, finished.stderr)
 
 
 @pytest.fixture(scope="module")
-def commands(cohort_runtime) -> Commands:
+def commands(cohort_runtime, tmp_path_factory: pytest.TempPathFactory) -> Commands:
     """Commands on the session's runtime."""
-    return Commands(Caller({"cohort": cohort_runtime}))
+    return Commands(Caller({"cohort": cohort_runtime}), tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """The Python of pages."""
+    with Session(tmp_path_factory.mktemp("home")) as session:
+        yield session
 
 
 @pytest.fixture
@@ -122,21 +149,31 @@ _USUAL = [p for p in _WITH_COMMANDS if "experiments" not in (p.parent.name, p.st
 
 @pytest.mark.parametrize("page", usually(_USUAL, _WITH_COMMANDS), ids=lambda p: p.stem)
 def test_page_runs_from_top_to_bottom(
-    page: Path, reader_folder: Path, commands: Commands, request
+    page: Path, reader_folder: Path, commands: Commands, python: Session
 ) -> None:
     missing = []
+    printed = None
     for language, block in _BLOCK.findall(page.read_text()):
-        if language == "sh":
+        if language == "text":
+            # What commands print is of more rounds than are run here.
+            assert printed is None or _is_shown(printed, block), f"{page.name}: {printed}"
+        elif language == "sh":
+            printed = None
             missing += filter(None, [_run(commands, page, line) for line in block.splitlines()])
         elif name := _FILE_NAME.match(block):
             (reader_folder / name[1]).write_text(block)
         else:
-            # It may need TFF: its worker must be the one that ends with the tests.
-            request.getfixturevalue("tff_runtime")
-            with mock.patch.object(plots, "draw_run", draw_nothing):
-                exec(compile(block, str(page), "exec"), {"__name__": "__documentation__"})
+            script = reader_folder / "script.py"
+            script.write_text(block)
+            printed = python.run(script)
     if missing:
         pytest.skip(f"all but what needs the data of {', '.join(missing)}")
+
+
+def _is_shown(printed: str, shown: str) -> bool:
+    """Whether a page shows what was printed, lines that it leaves out being `...`."""
+    pattern = re.escape(shown).replace(re.escape("...\n"), "(.*\n)*?")
+    return re.fullmatch(pattern, printed) is not None
 
 
 def _run(commands: Commands, page: Path, line: str) -> str:
@@ -164,6 +201,25 @@ def _may_stream(arguments: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_links_lead_to_files_and_to_headings(page: Path) -> None:
+    for name, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name} links to {name}"
+        assert not heading or heading in _headings(target), f"{page.name}: {name}#{heading}"
+
+
+def _headings(page: Path) -> set[str]:
+    """What a link calls a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_readme_is_short() -> None:
+    words = (ROOT / "README.md").read_text().split()
+    assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
+
+
+def test_the_index_leads_to_every_page() -> None:
+    linked = re.findall(r"\]\(([^)#:]*)", (DOCS / "index.md").read_text())
+    pages = {page.name for page in DOCS.glob("*") if page.is_file()} - {"index.md"}
+    assert pages <= set(linked)

@@ -1,56 +1,61 @@
-"""The notebook of the documentation, run from top to bottom in a kernel."""
+"""The notebook of the documentation: it runs, prints what it is stored with, and can be opened."""
 
-import os
+import json
+import signal
+import subprocess
+import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Optional
 
 import nbformat
-from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
-# A minute of a reader's, of which a test needs no more than the ways that it takes.
-_SHORTER = {'"rounds": 60': '"rounds": 4', "trials=2": "trials=1"}
+from tests.docs.newcomer import ROOT, environment
+from tests.docs.notebooks import executed, progress, stored, texts
+from tests.processes import wait_until
 
 
-def _read() -> Any:
-    return nbformat.read(NOTEBOOK, as_version=4)
-
-
-def _text(output: Any) -> str:
-    return str(output.get("text", ""))
-
-
-def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
-    notebook = _read()
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            for long, short in _SHORTER.items():
-                cell.source = cell.source.replace(long, short)
-    # Where the kernel keeps what is a user's own.
-    for name in ("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    folder = tmp_path / "reader"
-    folder.mkdir()
-    client = NotebookClient(
-        notebook, timeout=170, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+def test_the_notebook_prints_what_it_is_stored_with(tmp_path):
+    notebook = executed(tmp_path)
+    ran, kept = (
+        [cell for cell in one.cells if cell.cell_type == "code"] for one in (notebook, stored())
     )
-    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
-    outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
-    pictures = [o for o in outputs if "image/png" in o.get("data", {})]
-    assert len(pictures) == 2
-    text = "".join(map(_text, outputs))
-    assert "AgnosticFedAvg" in text and "(worst)" in text
+    assert [texts(cell) for cell in ran] == [texts(cell) for cell in kept]
+    assert sum("image/png" in o.get("data", {}) for cell in ran for o in cell.outputs) == 2
     # A bar, and not the lines of a log.
-    assert "4/4 [" in text and "round 4/4" not in text
-    assert (folder / "first" / "model" / "model.keras").is_file()
-    assert (folder / "served" / "model_card.json").is_file()
+    bars = "".join(map(progress, ran))
+    assert "60/60 [" in bars and "round 60/60" not in bars
+    assert (tmp_path / "reader" / "first" / "model" / "model.keras").is_file()
+    assert (tmp_path / "reader" / "served" / "model_card.json").is_file()
 
 
-def test_the_notebook_is_kept_without_outputs():
-    notebook = _read()
+def test_the_notebook_is_stored_with_outputs_and_without_progress():
+    notebook = stored()
     nbformat.validate(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            assert cell.outputs == [] and cell.execution_count is None
+            assert cell.execution_count and not progress(cell)
+
+
+def test_run_notebook_serves_it(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    command = [ROOT / "run", "notebook", "--no-browser", "--allow-root", "--ServerApp.port=0"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(home)) as server:
+        try:
+            running = home / ".local" / "share" / "jupyter" / "runtime"
+            about = running / f"jpserver-{server.pid}.json"
+            wait_until(lambda: server.poll() is not None or _served(about) == "notebook")
+            assert server.poll() is None
+        finally:
+            server.send_signal(signal.SIGTERM)
+
+
+def _served(about: Path) -> Optional[str]:
+    """What the tutorial is to a server that describes itself in a file, once it answers."""
+    try:
+        server = json.loads(about.read_text())
+        address = f"{server['url']}api/contents/tutorial.ipynb?token={server['token']}"
+        with urllib.request.urlopen(address) as answer:
+            return str(json.load(answer)["type"])
+    except (OSError, ValueError):
+        return None

@@ -169,7 +169,7 @@ def test_options_that_are_missing_or_too_many(tmp_path, options, message):
 
 def test_columns_may_be_read_in_any_order(tmp_path):
     path = _file(tmp_path, **_arrays(7))
-    with NpzColumns(path) as columns:
+    with NpzColumns(path, ImportOptions()) as columns:
         (_, first), *_ = columns.blocks(["who", "x"], 3)
         with pytest.raises(UserError, match="There is no item named"):
             list(columns.blocks(["nothing"], 3))
@@ -181,7 +181,7 @@ def test_columns_may_be_read_in_any_order(tmp_path):
 def test_a_file_that_is_refused_is_closed(tmp_path, other):
     """While the error lives: its traceback keeps what was open when it was raised."""
     path = _file(tmp_path, **_arrays(**other))
-    with pytest.raises(UserError) as error, NpzColumns(path) as columns:
+    with pytest.raises(UserError) as error, NpzColumns(path, ImportOptions()) as columns:
         next(columns.blocks(["y", "x"], 3))
     assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir()), error
 

@@ -64,8 +64,16 @@ def test_boxes_that_are_none(settings, message):
         ({"x": [0.5, 0.5]}, "x: expected weights by domain"),
         ({"x": {"a": 0.5, "d": 0.5}}, "x: expected domains of a, b, c, found d"),
         ({"x": {"a": 0.5, "b": 0.6}}, "x: expected weights that sum to 1, found 1.1"),
-        ({"x": {"a": 1.5, "b": -0.5}}, "x: expected a number of at least 0 for b, found -0.5"),
-        ({"x": {"a": "all"}}, "x: expected a number of at least 0 for a, found 'all'"),
+        ({"x": {"a": 0.5, "b": -0.5}}, "x: expected a number from 0 to 1 for b, found -0.5"),
+        ({"x": {"a": "all"}}, "x: expected a number from 0 to 1 for a, found 'all'"),
+        # Their sum is no float64.
+        ({"x": {"a": 1e308, "b": 1e308}}, "x: expected a number from 0 to 1 for a, found 1e+308"),
+        (
+            {"x": {"a": 0.5, "b": 0.5}, "y": {"b": 1}, "z": {"b": 0.5, "a": 0.5}},
+            "expected different mixtures, found 'x' and 'z' of the same weights",
+        ),
+        ('{"x": {"a": 1}, "x": {"b": 1}}', "expected each name once in an object, found 'x' twice"),
+        ('{"x": {"a": 0, "a": 1}}', "expected each name once in an object, found 'a' twice"),
     ],
 )
 def test_files_that_hold_no_mixtures(mixtures_file, content, message):

@@ -1,11 +1,15 @@
 """Users' files that cannot be run, or fail: one clear line, or their own lines."""
 
+import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.models.user_files import error_lines, error_of, model_file
+from tff_agnostic.models import user_file
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,46 @@ def test_files_without_the_function(tmp_path, content: Any, message):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    assert error_of(tmp_path) == f"{tmp_path}: cannot read: Is a directory"
+    assert error_of(tmp_path) == (
+        f"{tmp_path}: expected a Python file, cannot read it (Is a directory)"
+    )
+
+
+def test_what_has_no_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    for path in (tmp_path / "pipe.py", Path("/dev/zero")):
+        message = f"{path}: expected a Python file, found a pipe, a socket or a device"
+        assert error_of(path) == message
+
+
+@pytest.mark.parametrize("error", ["GeneratorExit", "SystemExit", "StopIteration", "Mine"])
+def test_whatever_a_file_raises_is_told(tmp_path, error):
+    """Also what is no `Exception`, with which Python would end."""
+    text = f"class Mine(BaseException): pass\n\nraise {error}(0)\n"
+    lines = error_lines(model_file(tmp_path, text))
+    assert lines[0].endswith("my_model.py: it fails:")
+    assert lines[-2] == f"    raise {error}(0)"
+    assert lines[-1].endswith(f"{error}: 0")
+
+
+def test_a_file_that_runs_for_long_is_said_to_be_waited_for(tmp_path, monkeypatch):
+    """It is not ended: here it waits for the very line."""
+    written = tmp_path / "written"
+    with open(written, "w") as errors:
+        monkeypatch.setattr(user_file, "_LONG_SECONDS", 0.01)
+        monkeypatch.setattr(sys, "stderr", errors)
+        text = f"""
+            from pathlib import Path
+
+            while not Path({str(written)!r}).read_text().endswith("\\n"):
+                pass
+            """
+        path = model_file(tmp_path, text)
+        assert error_of(path).endswith("expected a function build_model(data), found no function")
+    assert written.read_text() == (
+        f"note: waiting for {path}: it has run for 0.01 s and has not ended (to end the command, "
+        "press Ctrl-C twice)\n"
+    )
 
 
 def test_a_file_that_fails_shows_its_own_lines_only(tmp_path):

@@ -1,15 +1,22 @@
 """Calls the runner's command line, in this process."""
 
 import contextlib
+import importlib
 import io
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from absl import flags
 
 from plan_runner.command import cli
 from plan_runner.command.play import play
+from plan_runner.isolation.bounds import IsolationError, Refused
+from plan_runner.isolation.sandbox import missing
+
+# What commands in processes of their own are given, so that they also run on kernels without one.
+TRUST_WITHOUT_SANDBOX = ("--trust",) if missing() else ()
 
 
 class Outcome(NamedTuple):
@@ -33,6 +40,27 @@ def call(*arguments) -> Outcome:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.exit_status(rest, values, _play_here)
     return Outcome(status, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def isolated_here():
+    """Has what `run_isolated` calls run in this process, for tests of other things."""
+
+    def run(function, payload, bounds, listener, reads=None):
+        module, _, name = function.partition(":")
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                return getattr(importlib.import_module(module), name)(
+                    payload, listener, Path(folder)
+                )
+            except Refused as e:
+                raise IsolationError(str(e)) from e
+
+    with (
+        mock.patch("plan_runner.command.play.run_isolated", run),
+        mock.patch("plan_runner.command.play.missing", list),
+    ):
+        yield
 
 
 def _play_here(request, listener) -> int:

@@ -15,7 +15,6 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from tff_agnostic.privacy import (
-    CountedCohorts,
     DistributedNoise,
     FixedSizeCohorts,
     IntegerGroup,

@@ -1,28 +1,23 @@
-"""Accounts against attacks: exact ones of noisy sums, simulated ones, and attacks on whole rounds."""
+"""Accounts of clients' noise against attacks on sums, exact and simulated; and what runs prove."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from benchmarks.privacy_audit import MODES
 from tests.privacy import attack_curves
 from tests.selection import usually
-from tff_agnostic.aggregations.private.noise import Place, TreeResidual
 from tff_agnostic.privacy import (
     CountedCohorts,
     DistributedNoise,
     FixedSizeCohorts,
     IntegerGroup,
-    Participations,
     PrivacyAccountant,
     SecretCohorts,
 )
 from tff_agnostic.privacy.lower_bound import lower_bound, most_that_is_proved
-from tff_agnostic.privacy.tree import noise_covariance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +90,7 @@ def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
     coins_secret = attack_curves.coins_secret(fleet.clients, fleet.drawn, fleet.z)
     assert 0 < attack_curves.epsilon(coins_secret, *of) < coins_known
     assert coins_known < fleet.claimed_of_secret < 2 * coins_known
-    # Who counts the clients of a round sees much more.
+    # An attacker who counts the clients of a round sees much more.
     seen = attack_curves.counted(fleet.drawn, fleet.clients, fleet.z, fleet.drawn)
     counted = attack_curves.epsilon([seen], *of)
     assert fleet.counted - 0.01 < counted < fleet.counted + 1.1e-3 * fleet.rounds + 0.01
@@ -103,7 +98,7 @@ def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
 
 
 def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_counted():
-    fleet, runs = _SIMULATED, 100_000
+    fleet, runs = _SIMULATED, 50_000
     rng = np.random.default_rng(0)
     secret, counted = np.zeros([2, runs]), np.zeros([2, runs])
     for _ in range(fleet.rounds):
@@ -111,9 +106,7 @@ def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_count
             # All clients' noise, and the others' coins known.
             drawn = rng.random(runs) < fleet.rate
             seen = with_client * drawn + fleet.z * rng.normal(size=runs)
-            secret[with_client] += np.log1p(
-                fleet.rate * np.expm1((seen - 0.5) / fleet.z**2)
-            )
+            secret[with_client] += np.log1p(fleet.rate * np.expm1((seen - 0.5) / fleet.z**2))
             # The noise of n clients, n known; all others send -C.
             n = rng.binomial(fleet.clients, fleet.rate, size=runs)
             rate, deviation = n / fleet.clients, fleet.z * np.sqrt(n / fleet.drawn)
@@ -144,18 +137,21 @@ def _epsilon_of_gaussian(shift, delta):
     return brentq(excess, 0.0, 100.0)
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_bounds_are_below_what_is_true_and_not_far(sign):
+@pytest.mark.parametrize("is_of_absence", [False, True])
+def test_bounds_are_below_what_is_true_and_not_far(is_of_absence):
     """Of normal numbers; they may be above in one of twenty cases."""
-    rng, shift, delta, runs = np.random.default_rng(1), 1.5, 0.01, 4000
+    rng, shift, delta, runs = np.random.default_rng(1), 1.5, 0.01, 2000
     true = _epsilon_of_gaussian(shift, delta)
     found = []
-    for _ in range(100):
-        without, with_client = rng.normal(size=[2, runs]) + [[0.0], [sign * shift]]
-        # Whoever gives a client away by low scores, or by none, finds as much.
-        found.append(lower_bound(sign * without, sign * with_client, delta).epsilon)
+    for _ in range(40):
+        without, with_client = rng.normal(size=[2, runs])
+        with_client += shift
+        if is_of_absence:
+            # The other way round: low scores tell that the client is not there.
+            without, with_client = -with_client, -without
+        found.append(lower_bound(without, with_client, delta).epsilon)
     assert np.mean(np.array(found) > true) <= 0.05
-    assert 0.5 * true < np.median(found) < true
+    assert 0.4 * true < np.median(found) < true
 
 
 def test_bounds_of_what_nothing_tells_apart_and_of_what_everything_does():
@@ -168,30 +164,3 @@ def test_bounds_of_what_nothing_tells_apart_and_of_what_everything_does():
     largest = 1 - 0.025 ** (1 / 500)
     assert apart.epsilon == pytest.approx(np.log((1 - largest - 0.01) / largest))
     assert (apart.hits, apart.false_alarms) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize("restart_every", [None, 3])
-def test_the_covariance_of_tree_noise_is_that_of_the_noise(restart_every):
-    noise, rounds, samples = TreeResidual(restart_every), 8, 20_000
-    key, place = tf.constant([3, 4], tf.int64), Place(0, 0)
-    drawn = [noise(key, place, tf.constant(t, tf.int64), [samples]) for t in range(rounds)]
-    expected = noise_covariance(Participations(1, restart_every=restart_every), rounds)
-    np.testing.assert_allclose(np.cov(drawn), expected, atol=0.12)
-
-
-_SECRET = "distributed, 2 of 6, a secret"
-
-
-@pytest.mark.parametrize("name", usually([_SECRET], MODES))
-def test_whole_rounds_of_every_mode(name):
-    """Controls claim too little, on purpose: they are found. See `benchmarks.privacy_audit`."""
-    mode = MODES[name]
-    found = mode.audited(runs=600 if name == _SECRET else 2000, seed=1)
-    assert found.is_refuted == mode.is_control
-    assert found.findings.noisy_sums.epsilon > 0.2
-    # All groups together move by as much as the account takes for granted.
-    counted = "counted" in name
-    if not counted:
-        per_client = mode.mechanism.noise_multiplier * found.findings.shift
-        is_replaced = " of 6" in name and mode.settings == {}
-    assert found.findings.shows_participation == (name == "control: counted, claimed as a secret")

@@ -52,6 +52,14 @@ _BAD = [
     ("a=q_ffl:q=x", "--arms: a: --q: expected a number, found 'x'"),
     ("a=q_ffl:q=1,q=2", "--arms: expected q once, found it twice in 'a=q_ffl:q=1,q=2'"),
     ("a=q_ffl:qq=1", "--arms: a: unknown flag 'qq'"),
+    ("a=q_ffl:q=1,", "--arms: expected no comma without a setting, found 'q=1,'"),
+    ("a=fed_avg:frozen_layers=x, ;b=q_ffl", "--arms: expected no comma without a setting, found"),
+    ("a=q_ffl:,q=1", "--arms: expected no comma without a setting, found ',q=1'"),
+    (
+        "Wide=fed_avg;wide=q_ffl",
+        "--arms: expected labels that differ by more than capitals, of which some file systems "
+        "make one folder, found 'Wide' and 'wide'",
+    ),
     ("a=fed_avg:seed=1", "--arms: a: expected settings of its training, found seed"),
     ("a=fed_avg:algorithm=q_ffl", "--arms: a: expected settings of its training, found algorithm"),
     ("a=missing.py", "missing.py: expected a Python file, found none"),
@@ -79,6 +87,12 @@ def test_algorithms_are_arms_of_their_own_names(tmp_path):
         "fed_avg": Arm("FedAvg (uniform)", {"algorithm": "fed_avg"}),
         "by_size": Arm("By size", {"algorithm": str(path)}),
     }
+
+
+def test_files_whose_names_differ_in_capitals_only(tmp_path):
+    paths = [write_by_size(tmp_path / name) for name in ("Mine.py", "mine.py")]
+    with pytest.raises(UserError, match=r"^--algorithms: expected labels .*'Mine' and 'mine'$"):
+        arms_of_algorithms(list(map(str, paths)))
 
 
 @pytest.mark.parametrize("names", [[], ["fed_avg", "fed_avg"]])

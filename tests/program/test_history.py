@@ -202,7 +202,7 @@ def test_a_damaged_file_cannot_be_compared(tmp_path):
     path.write_text(path.read_text() + "3,x\n")
     with pytest.raises(UserError, match="expected a number or nothing in every column, row 3"):
         read_history(path)
-    with pytest.raises(UserError, match="cannot read: No such file"):
+    with pytest.raises(UserError, match="expected the CSV file of a run, found none"):
         read_history(tmp_path / "missing.csv")
 
 

@@ -1,5 +1,6 @@
 """Signals as a request to stop."""
 
+import math
 import os
 import signal
 
@@ -23,13 +24,23 @@ def handled(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_noted_and_the_second_acts_as_usual(handled, number):
-    with StopRequest() as stop:
+    with StopRequest(one_request_seconds=0.0) as stop:
         assert stop.signal_number is None
         stop.check("nothing")
         os.kill(os.getpid(), number)
         assert (stop.signal_number, handled) == (number, [])
         os.kill(os.getpid(), number)
         assert handled == [number]
+
+
+def test_signals_that_come_together_are_one_request(handled):
+    """As of `timeout`, which signals a process and then its group."""
+    with StopRequest(one_request_seconds=math.inf) as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert (stop.signal_number, handled) == (signal.SIGTERM, [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert handled == [signal.SIGTERM]
 
 
 def test_a_noted_signal_interrupts_at_the_next_check(handled):

@@ -66,7 +66,7 @@ def evaluate(streaming_runtime, task):
 
 def _output(evaluate: Any, task: Any, noise: PrivateEvaluation, release: int = 0) -> Any:
     weights = task.model.initial_weights
-    state = noise.state(evaluation_key(_KEY), release)
+    state = noise.state(evaluation_key(_KEY, "here"), release)
     return evaluate(weights, [_clients(task)], state).output
 
 

@@ -11,6 +11,7 @@ import pytest
 from binaries import evaluate, export, import_state, train
 from plan_runner.graphs.checkpoints import read_checkpoint as read_server_state
 from tests.binaries.harness import Caller
+from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 from tests.plan_runner.harness import call as run_plan
 from tests.releases.old_runs import LAST, RELEASE, RUNS, copy_of, interrupted, missing_data
 from tests.selection import usually
@@ -200,7 +201,7 @@ def test_what_its_server_has_becomes_a_run(call, tmp_path, profile):
     plan, back = RELEASE / f"export_{profile}", tmp_path / "back to simulation"
     state = plan / "server_state.ckpt"
     places = [f"--plan={plan}", f"--server_state={state}", f"--output_dir={back}"]
-    outcome = call(import_state, *places)
+    outcome = call(import_state, *places, *TRUST_WITHOUT_SANDBOX)
     assert outcome.status == 0, outcome
     assert f"./run train '--output_dir={back}' --resume" in outcome.out
     leaves = newest_checkpoint(back / "checkpoints").leaves

@@ -37,14 +37,14 @@ SYSTEM_TOOLS = [
 # Python otherwise.
 STUB_PYTHON = """#!/usr/bin/env bash
 set -e
-if [[ $1 == -I ]]; then shift; fi
+if [[ $1 == -I || ( $1 == -P && {knows_p} == False ) ]]; then shift; fi
 case "$1 $2" in
   -c*)
     echo "{implementation} {version} {venv} $(readlink -f "$0")"
     exit 0
     ;;
   "-m venv")
-    mkdir -p "$3/bin"
+    mkdir -p "$3/bin" "$3/lib/python{version}/site-packages"
     ln -s "$(readlink -f "$0")" "$3/bin/python"
     exit 0
     ;;
@@ -140,6 +140,8 @@ class Checkout:
                 implementation=implementation,
                 venv=venv,
                 real_python=sys.executable,
+                # A stand-in for 3.11 is called with this option.
+                knows_p=sys.version_info >= (3, 11),
             )
         )
         path.chmod(0o755)

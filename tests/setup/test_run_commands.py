@@ -9,7 +9,8 @@ import tempfile
 
 import pytest
 
-from tests.setup.checkout import Checkout
+from tests.processes import is_running
+from tests.setup.checkout import Checkout, one_line
 
 
 def test_arguments_pass_unharmed(ready):
@@ -43,13 +44,14 @@ def test_it_works_through_symlinks(ready):
     assert ready.installs == 1
 
 
-def test_signals_reach_the_process_itself(ready):
+def test_signals_reach_the_command(ready):
     process = ready.start("train", environment={"WAIT_FOR_SIGNAL": "1"})
     pid = int(process.stdout.readline())
-    os.kill(pid, signal.SIGTERM)
+    # No shell is left: the process that was started passes signals on.
+    os.kill(process.pid, signal.SIGTERM)
     process.communicate()
-    assert pid == process.pid
     assert process.returncode == -signal.SIGTERM
+    assert not is_running(pid)
 
 
 def test_the_users_environment_comes_after_ours(ready):
@@ -82,13 +84,53 @@ def test_only_the_one_warning_is_hidden(ready):
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons have no option for it")
 def test_modules_in_the_users_folder_are_not_taken_for_ours(ready):
-    (ready.root / ".venv" / "lib" / "python3.11").mkdir(parents=True)
     folder = ready.folder / "another checkout"
     (folder / "binaries").mkdir(parents=True)
     (folder / "binaries" / "__init__.py").touch()
     (folder / "binaries" / "train.py").write_text("raise SystemExit('the wrong one')\n")
     result = ready.run("train", cwd=folder)
     assert result.returncode == 0, result.stderr
+
+
+def test_python_is_the_environments_with_its_own_arguments(ready):
+    (ready.home / "mine.py").write_text("import os, sys; print(sys.argv, os.getcwd())\n")
+    result = ready.run("python", "mine.py", "--flag", "a b")
+    assert result.stdout == f"{['mine.py', '--flag', 'a b']} {ready.home}\n", result
+    assert ready.run("python", text="raise SystemExit(5)\n").returncode == 5
+
+
+@pytest.fixture
+def with_notebook(ready):
+    """A checkout with a tutorial that may not be written to, and a stand-in for JupyterLab."""
+    (ready.root / "docs").mkdir()
+    (ready.root / "docs" / "tutorial.ipynb").write_text("the tutorial")
+    (ready.root / "docs" / "tutorial.ipynb").chmod(0o444)
+    (ready.root / "jupyterlab.py").write_text("import sys; print(sys.argv[-2:])\n")
+    return ready
+
+
+def test_notebook_opens_a_copy_of_the_tutorial_and_keeps_what_the_user_made_of_it(with_notebook):
+    opened = with_notebook.run("notebook", "--no-browser")
+    assert opened.stdout == "['runs/notebook/tutorial.ipynb', '--no-browser']\n", opened
+    copy = with_notebook.home / "runs" / "notebook" / "tutorial.ipynb"
+    assert copy.read_text() == "the tutorial" and copy.stat().st_mode & 0o200
+    copy.write_text("the user's")
+    assert with_notebook.run("notebook").returncode == 0
+    assert copy.read_text() == "the user's"
+
+
+def test_notebook_opens_the_file_that_is_named(with_notebook):
+    opened = with_notebook.run("notebook", "--no-browser", "mine.ipynb")
+    assert opened.stdout == "['--no-browser', 'mine.ipynb']\n", opened
+    assert list(with_notebook.home.iterdir()) == []
+
+
+def test_notebook_says_in_one_line_that_a_folder_may_not_be_made(with_notebook):
+    (with_notebook.home / "runs").touch()
+    refused = with_notebook.run("notebook")
+    assert refused.returncode == 1
+    said = one_line(refused)
+    assert said == f"run: cannot make the folder runs/notebook in {with_notebook.home}"
 
 
 def test_a_checkout_that_may_not_be_written_to_has_no_caches():

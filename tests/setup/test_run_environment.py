@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import site
 import sys
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -112,6 +115,16 @@ def test_a_moved_checkout_is_noticed(checkout):
     assert result.returncode == 0
     assert "the checkout has moved" in result.stderr
     assert checkout.installs == 2
+
+
+def test_its_python_finds_the_checkout_also_when_that_has_moved(checkout):
+    checkout.run("setup")
+    for folder in (checkout.root, checkout.folder / "moved away"):
+        checkout.root = checkout.root.rename(folder)
+        (packages,) = (folder / ".venv" / "lib").glob("python*/site-packages")
+        with mock.patch.object(sys, "path", []):
+            site.addsitedir(str(packages))
+            assert Path(sys.path[-1]) == folder
 
 
 def test_an_environment_whose_python_is_gone_is_made_again(checkout):

@@ -12,7 +12,7 @@ def test_help_lists_every_command_and_makes_no_environment(bare, arguments):
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "train Trains a model" in lines
     assert "compare Compares two runs" in lines
-    for name in ("setup", "test", "lint", "lock", "build", "bazel"):
+    for name in ("python", "notebook", "setup", "test", "lint", "lock", "build", "bazel"):
         assert any(line.startswith(name + " ") for line in lines)
     assert not any("private" in line or "__init__" in line for line in lines)
     assert not (bare.root / ".venv").exists()

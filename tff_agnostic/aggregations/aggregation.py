@@ -82,6 +82,9 @@ class Aggregation(Protocol):
     def on_clients(self) -> "Aggregation":
         """Returns it as clients have it: without what only the server may know."""
 
+    def exact(self) -> "Aggregation":
+        """Returns it without a rounding of real sums to float32 after they are made."""
+
     def initialize(self, bounds: Any) -> Any:
         """Returns the state before the first sum."""
 
@@ -126,6 +129,10 @@ class StatelessSum:
 
     def on_clients(self: _Sum) -> _Sum:
         """Returns itself."""
+        return self
+
+    def exact(self: _Sum) -> _Sum:
+        """Returns itself: what clients send is what is summed."""
         return self
 
     def initialize(self, bounds: Any) -> Any:

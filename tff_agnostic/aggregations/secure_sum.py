@@ -70,10 +70,12 @@ class SecureSum(StatelessSum):
     Attributes:
         options: Its settings.
         name: Name of the aggregation.
+        real_type: Of the sums of real values.
     """
 
     options: SecureSumOptions = SecureSumOptions()
     name: str = "secure"
+    real_type: tf.DType = tf.float32
 
     guarantees = frozenset({Guarantee.SECURE_SUMS})
     cuts_clients = True
@@ -87,6 +89,10 @@ class SecureSum(StatelessSum):
     def min_clients(self) -> int:
         """The fewest clients of a sum."""
         return self.options.min_clients
+
+    def exact(self) -> "SecureSum":
+        """Returns it with real sums in float64."""
+        return dataclasses.replace(self, real_type=tf.float64)
 
     def rounding(self, bound: Bound) -> float:
         """Returns half a step; 0 for whole numbers."""
@@ -165,7 +171,7 @@ class SecureSum(StatelessSum):
             return summed
         levels = self._levels(bound)
         centred = summed - num_clients * (levels if bound.signed else 0)
-        return tf.cast(tf.cast(centred, tf.float64) / levels * bound.limit, tf.float32)
+        return tf.cast(tf.cast(centred, tf.float64) / levels * bound.limit, self.real_type)
 
 
 def scaled_to_bounds(output: Any, bounds: Any) -> Any:

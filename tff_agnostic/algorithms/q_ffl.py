@@ -49,6 +49,8 @@ _TINY_LOSS = 1e-10
 # is more than this many times its weight, is scaled down as a whole.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
+# With more, that ratio to the power of q is beyond float32 when it is summed. Papers have up to 15.
+_MAX_Q = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,10 @@ class QFflOptions(
     """
 
     q: float = setting(
-        1.0, "How much clients with large losses count in q-FFL; 0 is FedAvg.", at_least=0.0
+        1.0,
+        "How much clients with large losses count in q-FFL; 0 is FedAvg.",
+        at_least=0.0,
+        at_most=_MAX_Q,
     )
 
 

@@ -26,6 +26,7 @@ def save_model(
     *,
     data: Optional[PathName] = None,
     data_dir: Optional[PathName] = None,
+    trust: bool = False,
     **task_options: Any,
 ) -> list[SavedFile]:
     """Saves every model of a checkpoint, and its card, as `./run save_model` does.
@@ -40,6 +41,7 @@ def save_model(
             "float16".
         data: Where the client store is now, if it has moved.
         data_dir: The same of the folder of raw files.
+        trust: Whether Keras files that the run mixes may run code.
         **task_options: Flags of the task that are to be others, as where its files have moved to.
 
     Returns:
@@ -57,7 +59,7 @@ def save_model(
     folder, found = find_checkpoint(checkpoint_path)
     trained = folder.spec()
     options = task_arguments(trained.task, task_options)
-    spec = inheriting(trained, {}, options, path_of(data_dir), path_of(data))
+    spec = inheriting(trained, {"trust": trust}, options, path_of(data_dir), path_of(data))
     task = spec.load_task()
     # As in evaluations: neither the examples nor the code that trains need be those of the run.
     parts = (trained.config, trained.algorithm)

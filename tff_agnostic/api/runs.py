@@ -26,6 +26,7 @@ from tff_agnostic.program.training import TrainingRun
 from tff_agnostic.runtimes.options import RuntimeOptions, options_of
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.formats import FORMATS
+from tff_agnostic.saving.keras_files import read_keras
 
 # Where runs go that nobody named a folder for.
 RUNS = Path("runs")
@@ -58,23 +59,28 @@ class TrainedRun:
         return read_history(RunFolder(self.path).metrics)
 
     def keras_model(
-        self, name: str = "model", custom_objects: Optional[Mapping[str, Any]] = None
+        self,
+        name: str = "model",
+        custom_objects: Optional[Mapping[str, Any]] = None,
+        trust: bool = False,
     ) -> tf.keras.Model:
         """Returns a trained model, as the run left it in model/.
 
         Args:
             name: Which one of a family or an ensemble.
             custom_objects: The classes of layers of your own that it has, by name.
+            trust: Whether it may run code, such as Lambda layers have.
 
         Raises:
-            UserError: If there is none: not every model can be a Keras file.
+            UserError: If there is none: not every model can be a Keras file; or it is not trusted,
+                and holds code.
         """
         folder, ending = RunFolder(self.path).model, FORMATS["keras"].file_name
         path = folder / f"{name}{ending}"
         if not path.is_file():
             names = ", ".join(sorted(p.stem for p in folder.glob(f"*{ending}")))
             raise UserError(f"{path}: expected a Keras model, found {names or 'none'} in {folder}")
-        return tf.keras.models.load_model(path, custom_objects=custom_objects, compile=False)
+        return read_keras(path, custom_objects or {}, "keras_model", trust)
 
 
 def train(

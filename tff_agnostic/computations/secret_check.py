@@ -5,16 +5,20 @@ through the graphs of the server's functions, into those that they call, up to w
 are drawn with it: what comes out there is noise.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_agnostic.aggregations.chacha20 import KEYSTREAM
 from tff_agnostic.computations.aggregated import AggregatedExchange, AggregatedRound, SumsSoFar
 from tff_agnostic.errors import UserError
 
+# Operations, and what functions of our own are called in graphs, whose results are random numbers.
 _DRAWS = frozenset({"StatelessRandomNormalV2"})
+_DRAWING = re.compile(rf"__inference_{KEYSTREAM}_\d+")
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _BRANCHES = frozenset({"If", "StatelessIf"})
 _LOOPS = frozenset({"While", "StatelessWhile"})
@@ -110,10 +114,16 @@ def _followed(
     # Operations of a graph of a function are in the order in which they were made.
     for op in graph.get_operations():
         of_op = [id(tensor) in marked for tensor in op.inputs]
-        if any(of_op) and op.type not in _DRAWS:
+        if any(of_op) and not _is_draw(op):
             results = _results(op, of_op)
             marked.update(id(t) for t, is_marked in zip(op.outputs, results) if is_marked)
     return [id(tensor) in marked for tensor in outputs]
+
+
+def _is_draw(op: tf.Operation) -> bool:
+    if op.type in _CALLS:
+        return _DRAWING.fullmatch(op.get_attr("f").name) is not None
+    return op.type in _DRAWS
 
 
 def _results(op: tf.Operation, of_inputs: list[bool]) -> list[bool]:

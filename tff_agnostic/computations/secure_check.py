@@ -9,6 +9,9 @@ import tensorflow_federated as tff
 from tff_agnostic.computations.compiling import without_graph_optimization
 from tff_agnostic.errors import UserError
 
+# The intrinsics that this package makes secure sums of. Any other name is no promise.
+SECURE_SUMS = frozenset({"federated_secure_sum_bitwidth", "federated_secure_modular_sum"})
+
 
 @dataclasses.dataclass(frozen=True)
 class SecurityReport:
@@ -99,7 +102,7 @@ def require_no_plain_sums(computation: tff.Computation) -> None:
 
     def visit(block: Any) -> tuple[Any, bool]:
         if _is_plain_aggregation(block):
-            found.append(block.function.uri)
+            found.append(block.uri)
         return block, False
 
     tff.framework.transform_postorder(computation.to_building_block(), visit)
@@ -115,7 +118,7 @@ def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
     names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
-        if _is_plain_aggregation(block):
+        if isinstance(block, tff.framework.Call) and _is_plain_aggregation(block.function):
             names.extend(_selected_name(block.argument))
         return block, False
 
@@ -124,12 +127,13 @@ def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
 
 
 def _is_plain_aggregation(block: Any) -> bool:
+    # The intrinsic itself, and not its call: a name may stand for it there.
     return (
-        isinstance(block, tff.framework.Call)
-        and isinstance(block.function, tff.framework.Intrinsic)
-        and "secure" not in block.function.uri
-        and _is_placed(block.argument.type_signature, tff.CLIENTS)
-        and _is_placed(block.type_signature, tff.SERVER)
+        isinstance(block, tff.framework.Intrinsic)
+        and block.uri not in SECURE_SUMS
+        and isinstance(block.type_signature, tff.FunctionType)
+        and _is_placed(block.type_signature.parameter, tff.CLIENTS)
+        and _is_placed(block.type_signature.result, tff.SERVER)
     )
 
 

@@ -1,11 +1,12 @@
 """Client datasets: a client is a dict of NumPy arrays "x", "y" and "domain_id"."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Protocol, runtime_checkable
 
 import numpy as np
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest_of
 from tff_agnostic.models.functional import Examples
 
 
@@ -38,6 +39,19 @@ class InMemoryClients:
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples."""
         return self._clients[client_id]
+
+
+def clients_digest(*datasets: ClientDataset) -> str:
+    """Returns a digest of the names and examples of all clients, each of which is read once."""
+    facts = [list(clients.client_ids) for clients in datasets]
+    examples = (clients.read(name) for clients in datasets for name in clients.client_ids)
+    return digest_of(facts, (column for of_client in examples for column in _columns(of_client)))
+
+
+def _columns(examples: Mapping[str, Any]) -> Iterator[Any]:
+    for name in sorted(examples):
+        column = examples[name]
+        yield from _columns(column) if isinstance(column, Mapping) else (name, column)
 
 
 class FirstExamples:

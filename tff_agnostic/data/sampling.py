@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
@@ -18,14 +18,17 @@ _TURNS_STREAM = 13
 
 # From the number of a round, from 1, to the ids of its clients.
 Draw = Callable[[int], list[str]]
+# A number that NumPy's generator is seeded with; or, from the numbers of a place, a generator that
+# has the methods of NumPy's.
+Seed = Union[int, Callable[..., Any]]
 # From (clients, p, c, seed of the run) to the draws of a run.
-Sampling = Callable[[ClientDataset, int, int, int], Draw]
+Sampling = Callable[[ClientDataset, int, int, Seed], Draw]
 
 
 def sample_cohort(
     client_ids: Sequence[str],
     clients_per_round: int,
-    seed: int,
+    seed: Seed,
     round_num: int,
     strata: Optional[np.ndarray] = None,
 ) -> list[str]:
@@ -46,7 +49,7 @@ def sample_cohort(
         UserError: If there are fewer clients than asked for.
     """
     check_cohort_size(len(client_ids), clients_per_round)
-    rng = np.random.default_rng([seed, _STREAM, round_num])
+    rng = _random(seed, _STREAM, round_num)
     if strata is None:
         chosen = rng.choice(len(client_ids), size=clients_per_round, replace=False)
     else:
@@ -60,14 +63,14 @@ def domain_strata(clients: ClientDataset, num_domains: int) -> np.ndarray:
 
 
 def poisson_cohort(
-    client_ids: Sequence[str], clients_per_round: int, seed: int, round_num: int
+    client_ids: Sequence[str], clients_per_round: int, seed: Seed, round_num: int
 ) -> list[str]:
     """Returns the clients that take part by themselves, each with probability c / N.
 
     There are c of them on average, and sometimes none. Arguments are those of `sample_cohort`.
     """
     check_cohort_size(len(client_ids), clients_per_round)
-    rng = np.random.default_rng([seed, _POISSON_STREAM, round_num])
+    rng = _random(seed, _POISSON_STREAM, round_num)
     takes_part = rng.random(len(client_ids)) * len(client_ids) < clients_per_round
     return [client_ids[i] for i in rng.permutation(np.flatnonzero(takes_part))]
 
@@ -91,7 +94,7 @@ class SecretCoins:
     answering: int
     clients_per_round: int
     seed: int
-    secret_seed: int
+    secret_seed: Seed
 
     def drawn(self, round_num: int) -> list[str]:
         """Returns the clients that take part in a round."""
@@ -112,7 +115,7 @@ class SecretCoins:
         return list(turns(self.client_ids, self.answering, self.seed))
 
 
-def turns(client_ids: Sequence[str], clients_per_round: int, seed: int) -> list[list[str]]:
+def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list[list[str]]:
     """Returns cohorts that take turns: every client is in exactly one of them.
 
     Round t has number (t - 1) mod N // c, so that a client's rounds are N // c apart. Sizes are c,
@@ -124,7 +127,7 @@ def turns(client_ids: Sequence[str], clients_per_round: int, seed: int) -> list[
         seed: What the order is drawn with.
     """
     check_cohort_size(len(client_ids), clients_per_round)
-    order = np.random.default_rng([seed, _TURNS_STREAM]).permutation(len(client_ids))
+    order = _random(seed, _TURNS_STREAM).permutation(len(client_ids))
     cohorts = np.array_split(order, num_turns(len(client_ids), clients_per_round))
     return [[client_ids[i] for i in cohort] for cohort in cohorts]
 
@@ -141,6 +144,11 @@ def check_cohort_size(num_clients: int, clients_per_round: int) -> None:
             f"--clients_per_round: expected 1 to {num_clients}, the number of training clients, "
             f"found {clients_per_round}"
         )
+
+
+def _random(seed: Seed, *place: int) -> Any:
+    """Returns a generator of random numbers that no other place has."""
+    return seed(*place) if callable(seed) else np.random.default_rng([seed, *place])
 
 
 def _stratified(strata: np.ndarray, num_places: int, rng: np.random.Generator) -> np.ndarray:
@@ -164,25 +172,25 @@ def _places(sizes: np.ndarray, num_places: int, rng: np.random.Generator) -> np.
     return whole
 
 
-def _uniform(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int) -> Draw:
+def _uniform(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: Seed) -> Draw:
     del num_domains
     return lambda round_num: sample_cohort(clients.client_ids, clients_per_round, seed, round_num)
 
 
 def _stratified_by_domain(
-    clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int
+    clients: ClientDataset, num_domains: int, clients_per_round: int, seed: Seed
 ) -> Draw:
     strata = domain_strata(clients, num_domains)
     ids = clients.client_ids
     return lambda round_num: sample_cohort(ids, clients_per_round, seed, round_num, strata)
 
 
-def _poisson(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int) -> Draw:
+def _poisson(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: Seed) -> Draw:
     del num_domains
     return lambda round_num: poisson_cohort(clients.client_ids, clients_per_round, seed, round_num)
 
 
-def _in_turns(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: int) -> Draw:
+def _in_turns(clients: ClientDataset, num_domains: int, clients_per_round: int, seed: Seed) -> Draw:
     del num_domains
     cohorts = turns(clients.client_ids, clients_per_round, seed)
     return lambda round_num: list(cohorts[(round_num - 1) % len(cohorts)])

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from tff_agnostic.data.store_format import StoreDescription, description_from_json
 from tff_agnostic.data.stored_examples import features_of
@@ -20,6 +20,8 @@ _TFF_TABLES = {
 }
 # Seconds to wait for a process that writes to the file.
 _PATIENCE = 5.0
+# Rows that are looked at without an index.
+_MAX_SCANNED = 1_000_000
 
 
 class Store:
@@ -51,39 +53,78 @@ class Store:
         return tuple(row[0] for row in rows)
 
     def client_ids(self, split: str) -> list[str]:
-        """Returns the ids of a split's clients, sorted.
+        """Returns the ids of a split's clients, sorted; see `client_counts`."""
+        return list(self.client_counts(split))
+
+    def client_counts(self, split: str) -> dict[str, int]:
+        """Returns how many examples each client of a split has, sorted by the clients' ids.
 
         Raises:
-            UserError: If there are none.
+            UserError: If there are no clients, or the numbers are none of what the store holds.
         """
         rows = self._query(
-            "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?", [split], (str,)
+            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?",
+            [split],
+            (str, int),
         )
         if not rows:
             raise UserError(
                 f"{self.path}: expected clients in split {split}, found the splits "
                 f"{', '.join(self.splits()) or '(none)'}"
             )
-        return sorted(row[0] for row in rows)
+        counts = dict(sorted(rows))
+        if len(counts) < len(rows):
+            raise UserError(f"{self.path}: expected each client of split {split} once")
+        # Rows that were deleted may leave a gap, and none may come twice.
+        ((most,),) = self._query("SELECT MAX(rowid) FROM examples")
+        left = most or 0
+        for client, n in counts.items():
+            if not 0 <= n <= left:
+                raise self._wrong_count(client, split, f"0 to {left} examples", n)
+            left -= n
+        return counts
 
     def domain_counts(self, split: str) -> Optional[dict[str, dict[str, int]]]:
-        """Returns {CLIENT: {DOMAIN: examples}} of a split; None in a store that TFF wrote."""
+        """Returns {CLIENT: {DOMAIN: examples}} of a split; None in a store that TFF wrote.
+
+        Raises:
+            UserError: If they do not add up to `client_counts`.
+        """
         if self.description.kind is None:
             return None
+        expected = self.client_counts(split)
         counts: dict[str, dict[str, int]] = {}
         for client, domain, n in self._query(
             "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
             [split],
             (str, str, int),
         ):
-            counts.setdefault(client, {})[domain] = n
+            own = counts.setdefault(client, {})
+            if n < 0:
+                raise self._wrong_count(client, split, f"examples of domain {domain!r:.60}", n)
+            if domain in own:
+                raise self._wrong_count(client, split, f"domain {domain!r:.60} once", "it twice")
+            own[domain] = n
+        for client, own in counts.items():
+            found = sum(own.values())
+            if found != expected.get(client):
+                in_all = f"{expected.get(client, 'no')} examples in all domains"
+                raise self._wrong_count(client, split, in_all, found)
         return counts
+
+    def _wrong_count(
+        self, client: str, split: str, expected: str, found: Union[int, str]
+    ) -> UserError:
+        return UserError(
+            f"{self.path}: client {client!r:.60} of split {split}: expected {expected}, found "
+            f"{found}"
+        )
 
     def sentence_lengths(self, split: str) -> Optional[dict[int, int]]:
         """Returns how many sentences of a split have how many words; None if that is not stored."""
         if not self._query("SELECT name FROM sqlite_master WHERE name = 'sentence_lengths'"):
             return None
-        return dict(
+        lengths = dict(
             self._query(
                 "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "
                 "GROUP BY words ORDER BY words",
@@ -91,6 +132,9 @@ class Store:
                 (int, int),
             )
         )
+        if any(words < 0 or n < 0 for words, n in lengths.items()):
+            raise UserError(f"{self.path}: expected numbers of sentences, found negative ones")
+        return lengths
 
     def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
         """Returns the most frequent words, the most frequent first.
@@ -156,6 +200,10 @@ class Store:
         if getattr(self._local, "pid", None) != os.getpid():
             uri = self.path.absolute().as_uri() + "?mode=ro"
             self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
+            # What a file of others may contain, see SQLite's advice on untrusted files.
+            self._local.connection.executescript(
+                "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON;"
+            )
             self._local.pid = os.getpid()
         connection: sqlite3.Connection = self._local.connection
         return connection
@@ -190,6 +238,16 @@ class Store:
     def _check_file(self) -> None:
         if not self.path.is_file():
             raise UserError(f"--data: expected a client store, found no file at {self.path}")
+        # What is no table in the file runs when it is read or written: views, triggers, modules.
+        for kind, name in self._query(
+            "SELECT type, name FROM sqlite_master "
+            "WHERE type NOT IN ('table', 'index') OR coalesce(rootpage, 0) <= 0"
+        ):
+            what = "virtual table" if kind == "table" else kind
+            raise UserError(
+                f"{self.path}: expected a client store of tables and indices, found the {what} "
+                f"{name!r:.60}"
+            )
         tables = {row[0] for row in self._query("SELECT name FROM sqlite_master")}
         for table, columns in _TFF_TABLES.items():
             found = {row[1] for row in self._query(f"PRAGMA table_info({table})")}
@@ -198,6 +256,22 @@ class Store:
                     f"{self.path}: expected a client store with the table {table} "
                     f"({', '.join(sorted(columns))}), found {', '.join(sorted(found)) or 'none'}"
                 )
+
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        """Checks that every example is somebody's, where that can be seen at once."""
+        columns = self._query("PRAGMA table_info(examples)")
+        if any(name == "client_id" and is_never_null for _, name, _, is_never_null, *_ in columns):
+            return
+        nobody = "FROM examples WHERE client_id IS NULL"
+        plan = self._query(f"EXPLAIN QUERY PLAN SELECT 1 {nobody}")
+        ((most,),) = self._query("SELECT MAX(rowid) FROM examples")
+        if (most or 0) > _MAX_SCANNED and not all(row[-1].startswith("SEARCH") for row in plan):
+            # A store without an index: to see all of it takes too long.
+            return
+        if self._query(f"SELECT 1 {nobody} LIMIT 1"):
+            raise UserError(f"{self.path}: expected a client of each example, found none (NULL)")
 
     def _read_description(self) -> StoreDescription:
         is_ours = self._query("SELECT name FROM sqlite_master WHERE name = 'tff_agnostic'")

@@ -45,8 +45,8 @@ class StoreClients:
         self._to_examples = to_examples
         self._domain_names = domain_names
         self._has_row_each = has_row_each
-        self._ids = store.client_ids(split)
-        self._known = frozenset(self._ids)
+        self._counts = store.client_counts(split)
+        self._ids = list(self._counts)
 
     @property
     def client_ids(self) -> Sequence[str]:
@@ -56,9 +56,15 @@ class StoreClients:
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples; see `ClientDataset.read`."""
         where = f"{self._store.path}: client {client_id}"
-        serialized = self._store.read(self._split, client_id) if client_id in self._known else []
+        count = self._counts.get(client_id)
+        serialized = [] if count is None else self._store.read(self._split, client_id)
         if not serialized:
             raise UserError(f"{where}: expected examples in split {self._split}, found none")
+        if len(serialized) != count:
+            raise UserError(
+                f"{where}: expected {count} examples in split {self._split}, as the table "
+                f"client_metadata has it, found {len(serialized)}"
+            )
         return self._to_examples(client_id, parse_examples(serialized, self._features, where))
 
     def client_domain_counts(self) -> Optional[np.ndarray]:

@@ -1,6 +1,7 @@
 """Folders that are there whole, or not at all."""
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -49,10 +50,18 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def tensorflow_writes() -> Iterator[None]:
-    """Turns what TensorFlow raises where it cannot write a file into an `OSError`."""
+    """Turns what TensorFlow raises where it cannot write a file into an `OSError`.
+
+    TensorFlow does not log what it writes: the folder is often a temporary one, as in `new_folder`.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
     try:
         yield
     except tf.errors.OpError as e:
         # "PATH; REASON [Op:NAME]", and perhaps more lines.
         line = e.message.splitlines()[0]
         raise OSError(line.partition(" [Op:")[0].rpartition("; ")[2]) from e
+    finally:
+        logger.setLevel(level)

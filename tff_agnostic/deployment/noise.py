@@ -5,7 +5,7 @@ with has a key that nobody else has; conformance rounds, which everybody may rea
 public one, in a state of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -16,8 +16,9 @@ from tff_agnostic.aggregations.private.private_sum import PrivateSum
 from tff_agnostic.computations.aggregated import AggregatedExchange
 from tff_agnostic.computations.exchange import RunState
 
-# No secret: whoever knows it can take the noise of conformance rounds away, which hides nobody.
-CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920)
+# No secret: whoever knows it can take the noise of conformance rounds away, which hides nobody. A
+# generator takes as many of these numbers as its keys have.
+CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920) * 2
 _SECRET = (
     "keep server_state.ckpt and every state after it secret, as well as what the prepare graph "
     "leaves for the result graph: they hold the key of the noise (server/aggregations/0/noise_key)"
@@ -31,12 +32,14 @@ _ALWAYS = (
 )
 
 
-_GAUSSIAN = "Gaussian, of float32, added by the server's result graph to the sum of a round"
+_GAUSSIAN = "Gaussian, {form}, added by the server's result graph to the sum of a round"
 _NOISES = {
     "central": f"{_GAUSSIAN}; that of each round is independent",
     "tree": f"{_GAUSSIAN}; that of a round is the noise of the nodes of a tree that cover all "
     "rounds up to it, less that of the round before",
 }
+# By whether floating point gives nothing away.
+_FORMS = {False: "of float32", True: "in whole steps of a grid, to which sums are rounded"}
 
 
 class FleetNoise(NamedTuple):
@@ -51,13 +54,13 @@ class FleetNoise(NamedTuple):
         server_must: What else a server has to do.
     """
 
-    key: tuple[int, int]
+    key: tuple[int, ...]
     guarantee: Callable[[RunState], Mapping[str, Any]]
     expected_devices: Optional[float] = None
     server_must: tuple[str, ...] = ()
 
 
-def with_key(state: RunState, key: tuple[int, int]) -> RunState:
+def with_key(state: RunState, key: Sequence[int]) -> RunState:
     """Returns a state whose noise is made with a key, from its first release on.
 
     A tree begins anew: nodes of another key's tree would be taken away that were never added.
@@ -87,7 +90,8 @@ def noise_facts(exchange: AggregatedExchange, state: RunState, noise: FleetNoise
     is_joint = isinstance(options, ServerNoiseOptions) and options.joint_clipping
     return {
         "mechanism": release.name,
-        "noise": _NOISES[release.name],
+        "noise": _NOISES[release.name].format(form=_FORMS[release.generator.is_exact]),
+        "noise_generator": release.generator.title,
         **_of_tree(options),
         "noise_multiplier": z,
         "delta": guarantee["delta"],

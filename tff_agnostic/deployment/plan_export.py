@@ -236,7 +236,7 @@ def _write_conformance(
         )
     own_state = {}
     if request.noise is not None:
-        state = with_key(state, CONFORMANCE_KEY)
+        state = with_key(state, CONFORMANCE_KEY[: len(request.noise.key)])
         own_state["state"] = f"conformance/{STATE}"
         write_checkpoint(
             folder / own_state["state"], named_values(state, plan.tensors.state, SERVER)

@@ -1,6 +1,5 @@
 """The way back from checkpoints of a server: the state of a run by the names of its tensors."""
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from plan_runner.command.read_state import read_state
 from plan_runner.errors import PlanError
 from plan_runner.files.export import Export
-from plan_runner.graphs.checkpoints import check_tensors, read_checkpoint
+from plan_runner.files.limits import Limits
+from plan_runner.graphs.checkpoints import check_tensors
 from tff_agnostic.computations.exchange import RunState
 from tff_agnostic.computations.template import type_from_spec
 from tff_agnostic.deployment.naming import METRICS, SERVER, leaves, named
@@ -22,26 +23,24 @@ ROUND_NUM = f"{SERVER}/round_num"
 _OF_ALGORITHM = f"{SERVER}/algorithm/"
 
 
-def read_server_state(export: Export, path: Path) -> dict[str, np.ndarray]:
+def read_server_state(
+    export: Export, path: Path, limits: Limits, trust: bool
+) -> dict[str, np.ndarray]:
     """Returns the state's tensors in a server's checkpoint, by the names that they have today.
 
     Args:
         export: The export that the server was given.
         path: The checkpoint; the metrics of its last round may be beside the state.
+        limits: What reading it may take.
+        trust: Read it without a sandbox.
 
     Raises:
         UserError: If it cannot be read, or its state is not that of the export.
     """
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            # A copy: TensorFlow takes the name of a checkpoint for a pattern.
-            copy = Path(folder) / "server_state.ckpt"
-            copy.write_bytes(path.read_bytes())
-            tensors = read_checkpoint(copy, str(path))
+        tensors = read_state(path, limits, trust)
         state = {n: value for n, value in tensors.items() if not n.startswith(f"{METRICS}/")}
         check_tensors(state, export.manifest.server_state, str(path))
-    except OSError as e:
-        raise UserError(f"{path}: expected a checkpoint, cannot read it ({e.strerror})") from e
     except PlanError as e:
         raise UserError(str(e)) from e
     return _with_names_of_today(state)

@@ -26,8 +26,8 @@ def read_mixtures(
         The mixtures' names, and their weights of all domains in the order of `domain_names`.
 
     Raises:
-        UserError: If it cannot be read, names a domain that there is not, or holds something that
-            is no mixture.
+        UserError: If it cannot be read, names a domain that there is not, holds something that is
+            no mixture, or holds a mixture or a domain of it twice.
     """
     try:
         content = read_json(Path(path))
@@ -35,10 +35,19 @@ def read_mixtures(
         raise UserError(f"--mixtures={e}") from None
     if not content:
         raise UserError(f"--mixtures={path}: expected at least one mixture, found none")
-    mixtures = [
-        _mixture(f"--mixtures={path}: {name}", content[name], domain_names) for name in content
-    ]
-    return tuple(content), tuple(mixtures)
+    mixtures = {
+        name: _mixture(f"--mixtures={path}: {name}", weights, domain_names)
+        for name, weights in content.items()
+    }
+    names_of: dict[tuple[float, ...], str] = {}
+    for name, weights in mixtures.items():
+        if weights in names_of:
+            raise UserError(
+                f"--mixtures={path}: expected different mixtures, found {names_of[weights]!r} and "
+                f"{name!r} of the same weights"
+            )
+        names_of[weights] = name
+    return tuple(mixtures), tuple(mixtures.values())
 
 
 def _mixture(where: str, weights: Any, domain_names: Sequence[str]) -> tuple[float, ...]:
@@ -54,10 +63,8 @@ def _mixture(where: str, weights: Any, domain_names: Sequence[str]) -> tuple[flo
         )
     for name, weight in weights.items():
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not is_number or not math.isfinite(weight) or weight < 0:
-            raise UserError(
-                f"{where}: expected a number of at least 0 for {name}, found {weight!r}"
-            )
+        if not is_number or not 0 <= weight <= 1 + _SUM_TOLERANCE:
+            raise UserError(f"{where}: expected a number from 0 to 1 for {name}, found {weight!r}")
     total = math.fsum(weights.values())
     if abs(total - 1) > _SUM_TOLERANCE:
         raise UserError(f"{where}: expected weights that sum to 1, found {total:g}")

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import linecache
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import digest
+from tff_agnostic.files import digest, read_file
 from tff_agnostic.models.user_imports import UserImports
 
 # How many names of a file a message lists.
 _MAX_NAMES = 10
+# After so long a user should know what is waited for.
+_LONG_SECONDS = 30.0
 
 
 class UserFile:
@@ -37,7 +40,7 @@ class UserFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._source = self._read()
+        self._source = read_file(path, "a Python file")
         code = self._compile(self._source)
         self._imports = UserImports(Path(code.co_filename).parent)
         # Not its own name: a folder of that name may lie next to it.
@@ -120,12 +123,15 @@ class UserFile:
             UserError: If anything is raised: the user's own lines, if there are any, and the
                 exception; of a `UserError` the message alone. It begins with the file's name.
         """
-        with self._imports.by_name():
+        with self._imports.by_name(), _said_if_long(f"{self.path}: {what}"):
             try:
                 yield
             except UserError as e:
                 raise UserError(f"{self._place_of(made_by)}: {e}") from e
-            except (Exception, SystemExit) as e:
+            except KeyboardInterrupt:
+                # Ctrl-C, which is no mistake of the file.
+                raise
+            except BaseException as e:  # A file may raise anything, also what ends Python.
                 place = self.path if self.raised(e) else self._place_of(made_by)
                 raise UserError(f"{place}: {what} fails{self._shown(e)}") from e
 
@@ -150,14 +156,6 @@ class UserFile:
             and (not hasattr(value, "__name__") or value.__module__ == own_name)
         }
 
-    def _read(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError as e:
-            raise UserError(f"{self.path}: expected a Python file, found none") from e
-        except OSError as e:
-            raise UserError(f"{self.path}: cannot read: {e.strerror or e}") from e
-
     def _compile(self, source: bytes) -> types.CodeType:
         file_name = str(self.path.resolve())
         linecache.checkcache(file_name)
@@ -181,6 +179,22 @@ class UserFile:
     def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:
         frames = traceback.extract_tb(error.__traceback__)
         return [frame for frame in frames if self._imports.is_beside(frame.filename)]
+
+
+@contextlib.contextmanager
+def _said_if_long(what: str) -> Iterator[None]:
+    """Prints a line once what runs inside takes long: a loop without end looks like work."""
+    text = (
+        f"note: waiting for {what} has run for {_LONG_SECONDS:g} s and has not ended (to end the "
+        "command, press Ctrl-C twice)"
+    )
+    timer = threading.Timer(_LONG_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def in_one_line(error: BaseException) -> str:

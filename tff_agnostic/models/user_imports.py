@@ -19,6 +19,11 @@ _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib")).resolve())
 
 
+def is_of_a_user(module: str) -> bool:
+    """Returns whether a module is this package's, or a user's file or script, and no library's."""
+    return module.startswith((_PACKAGE, "tff_agnostic.", "__main__"))
+
+
 class UserImports(MetaPathFinder):
     """Imports of a file, as if it ran as a script: what lies beside it is found first.
 

@@ -12,6 +12,8 @@ from tff_agnostic.privacy.mechanism import Mechanism
 from tff_agnostic.privacy.sampling import PLD, RDP
 from tff_agnostic.registry import Registry
 
+# Of a larger epsilon it is no matter how much larger it is.
+_MOST_WORKED_OUT = 100.0
 _ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
 
 
@@ -100,6 +102,10 @@ def _rdp_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
 
 
 def _pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
+    quickly = _rdp_epsilon(pairs, delta)
+    if quickly > _MOST_WORKED_OUT:
+        # It holds as well. Privacy losses would take minutes and gigabytes to say as little.
+        return quickly
     (mechanism, count), *others = pairs
     # The first is what is composed most often with itself.
     interval = mechanism.interval(count)

@@ -16,6 +16,9 @@ from tff_agnostic.settings import setting
 _TOLERANCE = 1e-6
 # The sensitivity of a bit from which 1/2 is taken away.
 _BIT_SENSITIVITY = 0.5
+# Noise multipliers from here on can be accounted for: with less, epsilon is in the thousands, and
+# says nothing.
+LEAST_NOISE = 2.0**-6
 # What the name of a group's bit ends in.
 CLIP_BIT = "/clip"
 

@@ -9,19 +9,20 @@ from dp_accounting.mechanism_calibration import NoOptimumFoundError
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import PrivacyAccountant, accountant_name
+from tff_agnostic.privacy.budget import LEAST_NOISE
 from tff_agnostic.privacy.mechanism import Mechanism
 from tff_agnostic.privacy.sampling import RDP
 
-# Noise that is looked for: below, epsilon says nothing; above, nothing is learned.
-_LEAST_NOISE, _MOST_NOISE = 2.0**-6, 2.0**20
+# Noise that is looked for: above, nothing is learned.
+_MOST_NOISE = 2.0**20
 # Of the noise multiplier, of itself.
 _TOLERANCE = 1e-5
 # Steps in which less noise is tried, of the noise before.
 _NEARLY = 0.8
 # The epsilons that are calibrated know their delta.
 _NO_DELTA = 0.0
-# More than any run has.
-_MAX_ROUNDS = 2**20
+# More than any run has. Of many more no account is worked out: privacy losses would take hours.
+MAX_ROUNDS = 2**20
 
 # What is released at a noise multiplier.
 Mechanisms = Callable[[float], Sequence[Mechanism]]
@@ -41,6 +42,14 @@ def check_delta(delta: float, clients: int) -> None:
         raise UserError(
             f"--delta: expected more than 0 and less than {1 / clients:.3g}, one over the number "
             f"of clients, found {delta:g}"
+        )
+
+
+def check_rounds(rounds: int) -> None:
+    """Raises a `UserError` if there are more rounds than an account is worked out for."""
+    if rounds > MAX_ROUNDS:
+        raise UserError(
+            f"--rounds: expected at most {MAX_ROUNDS} with differential privacy, found {rounds}"
         )
 
 
@@ -69,7 +78,7 @@ def noise_for_epsilon(
     def epsilon(noise_multiplier: float, by: str = name) -> float:
         return PrivacyAccountant(mechanisms(noise_multiplier), delta, by).epsilon(*counts)
 
-    high = _first_power(lambda z: epsilon(z, RDP) <= target_epsilon, _LEAST_NOISE)
+    high = _first_power(lambda z: epsilon(z, RDP) <= target_epsilon, LEAST_NOISE)
     if name != RDP and high is not None:
         # Renyi divergences are quicker, and ask for little more noise.
         high = _calibrated(lambda z: epsilon(z, RDP), high / 2, high, target_epsilon)
@@ -84,7 +93,7 @@ def noise_for_epsilon(
     low = _NEARLY * high
     while epsilon(low) <= target_epsilon:
         low, high = _NEARLY * low, low
-        if high <= _LEAST_NOISE:
+        if high <= LEAST_NOISE:
             raise UserError(
                 f"--target_epsilon: expected less than {epsilon(high):.6g}, which a noise "
                 f"multiplier of {high:g} has already, found {target_epsilon:g}"
@@ -135,9 +144,9 @@ def rounds_for_budget(
             f"multiplier of {mechanism.noise_multiplier:g}, found {target_epsilon:g}"
         )
     low, high = 1, 2
-    while high <= _MAX_ROUNDS and known.epsilon(high) <= target_epsilon:
+    while high <= MAX_ROUNDS and known.epsilon(high) <= target_epsilon:
         low, high = high, 2 * high
-    if high > _MAX_ROUNDS:
+    if high > MAX_ROUNDS:
         raise UserError(
             f"--target_epsilon: expected a budget that rounds exhaust, found {target_epsilon:g}: "
             f"{low} rounds cost {known.epsilon(low):.6g}"

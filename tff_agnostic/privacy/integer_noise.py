@@ -19,6 +19,8 @@ from tff_agnostic.registry import Registry
 
 # With which probability a client's rounding is too long, at the most.
 ROUNDING_BETA = math.exp(-8)
+# Of a sum over clients; what is left is bounded by its largest.
+_MAX_TERMS = 2**20
 
 
 class Sensitivity(NamedTuple):
@@ -95,9 +97,11 @@ def discrete_gaussian(
 ) -> np.ndarray:
     """Returns the divergences of a sum of discrete Gaussians."""
     mu = num_clients * float(local_variance)
-    k = np.arange(1, num_clients)
-    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1))
-    tau = 10 * float(np.sum(np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))))
+    k = np.arange(1, min(num_clients, _MAX_TERMS + 1))
+    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), whose terms fall
+    terms = np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))
+    rest = (num_clients - 1 - len(k)) * float(terms[-1]) if num_clients - 1 > len(k) else 0.0
+    tau = 10 * (float(np.sum(terms)) + rest)
     l2, l1 = sensitivity.l2 / math.sqrt(mu), sensitivity.l1 / math.sqrt(mu)
     return np.min(
         [

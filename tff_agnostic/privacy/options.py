@@ -6,12 +6,13 @@ from typing import Callable, Optional
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import ACCOUNTANTS
 from tff_agnostic.privacy.budget import (
+    LEAST_NOISE,
     BudgetSplit,
     Group,
     effective_noise_multiplier,
     update_share_setting,
 )
-from tff_agnostic.privacy.calibration import check_delta, default_delta
+from tff_agnostic.privacy.calibration import check_delta, check_rounds, default_delta
 from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.integer_noise import INTEGER_NOISES
 from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
@@ -42,7 +43,10 @@ class AccountingOptions(Settings):
         "tree, a trusted server to a tree of sums over the rounds, for cohorts nobody samples.",
     )
     noise_multiplier: Optional[float] = setting(
-        None, "z: standard deviation of a round's noise per clip norm.", positive=True
+        None,
+        "z: standard deviation of a round's noise per clip norm.",
+        positive=True,
+        at_least=LEAST_NOISE,
     )
     target_epsilon: Optional[float] = setting(None, "Budget of the whole run.", positive=True)
     delta: Optional[float] = setting(
@@ -109,6 +113,7 @@ class AccountingOptions(Settings):
         PRIVACIES.given("--privacy", self.privacy)
         if self.clients is None:
             raise UserError("--clients: expected the number of clients of the fleet, found none")
+        check_rounds(self.rounds or 1)
         _ = self.known_delta
         _ = self.mechanism(1.0)
 

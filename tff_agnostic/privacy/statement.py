@@ -1,8 +1,9 @@
 """What is promised to a client, in words and numbers, for files and tables."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from tff_agnostic.files import finite_or_none
 from tff_agnostic.privacy.accountant import PrivacyAccountant
@@ -16,6 +17,46 @@ _NEVER_COVERED = (
 )
 # What no account of training covers.
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
+
+
+# Above it, epsilon promises next to nothing.
+WEAK_EPSILON = 10.0
+
+
+def guarantee(epsilon: float, delta: float, of_what: str) -> str:
+    """Returns what is promised, in words: a number of which little follows is not called more.
+
+    Args:
+        epsilon: Epsilon; infinite without noise.
+        delta: Its delta.
+        of_what: What follows "differential privacy", such as "of each client after 3 rounds".
+    """
+    if not math.isfinite(epsilon):
+        return f"no differential privacy {of_what}: without noise epsilon is infinite"
+    weak = f", which promises next to nothing: epsilon is above {WEAK_EPSILON:g}"
+    return (
+        f"({epsilon:.4g}, {delta:.3g})-differential privacy {of_what}"
+        f"{weak if epsilon > WEAK_EPSILON else ''}"
+    )
+
+
+def drowned(
+    noise_multiplier: float, clients_per_round: int, rounds: int, is_tree: bool = False
+) -> Optional[str]:
+    """Returns a sentence, without full stop, on noise in which nothing can be seen; None otherwise.
+
+    Args:
+        noise_multiplier: z of a round's release.
+        clients_per_round: Clients of a round.
+        rounds: Rounds: what clients send adds up over them, and noise to its root of their number.
+        is_tree: Whether the noise is that of sums over the rounds, in which it does not add up.
+    """
+    if noise_multiplier <= clients_per_round * (rounds if is_tree else math.sqrt(rounds)):
+        return None
+    return (
+        f"nothing can be learnt: the noise of a round is {noise_multiplier:.4g} times what one "
+        f"client can change, and {rounds} rounds of {clients_per_round} clients do not stand out"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +76,7 @@ class PrivacyStatement:
         not_covered: What it says nothing of.
         remarks: What a reader has to know beside, e.g. that a noise seed was given.
         of_what: What `rounds` counts.
+        noise_generator: What the noise is made of; None where there is no run.
     """
 
     epsilon: float
@@ -49,11 +91,14 @@ class PrivacyStatement:
     not_covered: tuple[str, ...] = NOT_COVERED
     remarks: tuple[str, ...] = ()
     of_what: str = "rounds"
+    noise_generator: Optional[str] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for JSON; an infinite epsilon, that of no noise, is None."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values[values.pop("of_what")] = values.pop("rounds")
+        if self.noise_generator is None:
+            del values["noise_generator"]
         return {
             **values,
             "epsilon": finite_or_none(self.epsilon),
@@ -65,10 +110,8 @@ class PrivacyStatement:
     @property
     def text(self) -> str:
         """Returns the guarantee in one line."""
-        return (
-            f"({self.epsilon:.4g}, {self.delta:.3g})-differential privacy of each {self.unit} "
-            f"after {self.rounds} {self.of_what}"
-        )
+        of_what = f"of each {self.unit} after {self.rounds} {self.of_what}"
+        return guarantee(self.epsilon, self.delta, of_what)
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns lines of a table: what, and its value."""
@@ -80,6 +123,7 @@ class PrivacyStatement:
             ("noise multiplier", f"{self.noise_multiplier:.6g}"),
             ("of each group", split),
             ("accountant", self.accountant),
+            *([] if self.noise_generator is None else [("noise generator", self.noise_generator)]),
             *(("not covered", text) for text in self.not_covered),
             *(("remark", text) for text in self.remarks),
         ]
@@ -92,6 +136,7 @@ def statement(
     remarks: Sequence[str] = (),
     evaluations_are_private: bool = False,
     of_what: str = "rounds",
+    noise_generator: Optional[str] = None,
 ) -> PrivacyStatement:
     """Returns what holds after a number of releases.
 
@@ -102,6 +147,7 @@ def statement(
         remarks: See `PrivacyStatement`.
         evaluations_are_private: Whether evaluations have a statement, too.
         of_what: See `PrivacyStatement`.
+        noise_generator: See `PrivacyStatement`.
     """
     first = accountant.mechanisms[0]
     assumptions = dict.fromkeys(mechanism.assumption for mechanism in accountant.mechanisms)
@@ -117,4 +163,5 @@ def statement(
         not_covered=_NEVER_COVERED if evaluations_are_private else NOT_COVERED,
         remarks=tuple(remarks),
         of_what=of_what,
+        noise_generator=noise_generator,
     )

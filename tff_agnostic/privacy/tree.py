@@ -16,6 +16,8 @@ from tff_agnostic.errors import UserError
 
 # More participations than a run has rounds.
 _UNBOUNDED = 2**31
+# Steps of the search for the worst pattern that take about half a minute.
+_MAX_STEPS = 3 * 10**6
 # Of rounds that are free of a client, where what is asked for cannot be.
 _IMPOSSIBLE = -1
 
@@ -70,6 +72,7 @@ class Participations:
         return f"{' and '.join(parts)}, however clients are chosen; {trees}"
 
 
+@functools.lru_cache(maxsize=64)
 def squared_sensitivity(participations: Participations, rounds: int) -> float:
     """Returns the largest sum over released nodes of the squared number of a client's rounds.
 
@@ -80,6 +83,9 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     Args:
         participations: What a client may do.
         rounds: T, from 0.
+
+    Raises:
+        UserError: If there are too many patterns to search.
     """
     if rounds == 0:
         return 0.0
@@ -93,6 +99,13 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     if separation == 1 and most >= rounds:
         # In every round: the only pattern, which a search would take long to find.
         return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
+    times = min(most, -(-rounds // separation))
+    if times**2 * separation > _MAX_STEPS:
+        raise UserError(
+            f"--rounds: expected fewer with --privacy=tree, found {rounds}, in which a client may "
+            f"take part {times} times, {separation} rounds apart: the worst pattern of so many is "
+            "not searched for"
+        )
     known = _Forest(per_tree, most, separation).after(num_whole)
     for size in _block_sizes(rest):
         known = _with_block(known, size, most, separation)

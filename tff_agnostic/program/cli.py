@@ -11,13 +11,17 @@ from typing import Callable, NoReturn
 
 from absl import app, flags, logging
 
+from tff_agnostic.command_line import check_given_once, with_flag_files
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.program.interrupts import Interrupted
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _USAGE_STATUS = 2
 _FAILURE_STATUS = 1
-
+_LEFT = (
+    "the command ended before it was done: sys.exit was called, as by a Python file of a model or "
+    "an algorithm"
+)
 
 Main = Callable[[Sequence[str]], None]
 
@@ -71,6 +75,10 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except Interrupted as e:
         print(e, file=sys.stderr)
         return 128 + e.signal_number
+    except SystemExit:
+        # No command leaves so: code of a user's file does that runs in the middle of something.
+        print(f"error: {_LEFT}", file=sys.stderr)
+        return _FAILURE_STATUS
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -96,10 +104,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """
     logging.use_absl_handler()
     try:
-        rest: list[str] = flags.FLAGS(list(argv))
-    except flags.Error as e:
-        # As absl says that a flag file is missing.
-        sys.exit(_failed(UserError(str(e).removeprefix("ERROR:: "))))
+        arguments = with_flag_files(argv[1:])
+        check_given_once(arguments, flags.FLAGS)
+        rest: list[str] = flags.FLAGS([argv[0], *(argument.text for argument in arguments)])
+    except (UserError, flags.Error) as e:
+        sys.exit(_failed(e))
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:

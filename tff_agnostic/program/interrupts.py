@@ -2,21 +2,32 @@
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Optional
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+# Who stops all processes of a job at once reaches a command twice: itself, and by its parent, which
+# passes on what it is sent. `timeout` signals a process and its group.
+_ONE_REQUEST_SECONDS = 0.5
+
+
 class StopRequest:
-    """While entered, notes the first SIGINT or SIGTERM; a second one acts as usual.
+    """While entered, notes the first SIGINT or SIGTERM; a later one acts as usual.
+
+    Args:
+        one_request_seconds: How soon after the first a signal is taken for the same request.
 
     Attributes:
         signal_number: The signal that was noted, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, one_request_seconds: float = _ONE_REQUEST_SECONDS) -> None:
         self.signal_number: Optional[int] = None
+        self._one_request_seconds = one_request_seconds
+        self._noted_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -38,8 +49,12 @@ class StopRequest:
 
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
         del frame
-        self.signal_number = number
-        self._restore()
+        now = time.monotonic()
+        if self.signal_number is None:
+            self.signal_number, self._noted_at = number, now
+        elif now - self._noted_at >= self._one_request_seconds:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

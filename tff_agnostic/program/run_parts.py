@@ -16,6 +16,7 @@ from tff_agnostic.program.evaluation.evaluator import (
     check_readable,
     prepared_evaluation,
 )
+from tff_agnostic.program.evaluation.ledger import ReleaseLedger
 from tff_agnostic.program.private.run_privacy import RunPrivacy, run_privacy
 from tff_agnostic.program.reporting.run_rows import RunRows
 from tff_agnostic.program.specs.enough_clients import check_sizes_by_chance, check_test_clients
@@ -93,14 +94,13 @@ def run_parts(
     privacy = run_privacy(spec, task, algorithm)
     summed = aggregation
     if privacy is not None:
-        if resume:
-            privacy.check_plan(folder.last_evaluation())
         summed = privacy.aggregation(aggregation)
         privacy.describe(algorithm, summed)
     check_sizes_by_chance(config, summed)
     runtime.check_clients_per_round(config.clients_per_round)
     if privacy is not None:
         privacy.check_execution(runtime.execution())
+        folder.check_executed_alike(spec, runtime.execution())
     training = runtime.training(algorithm, summed)
     initial, quantities = training.initialize(), training.quantities
     if privacy is not None:
@@ -115,7 +115,7 @@ def run_parts(
         training=training,
         initial=initial,
         quantities=quantities,
-        evaluations=_evaluations(spec, task, algorithm, aggregation, privacy, runtime),
+        evaluations=_evaluations(spec, folder, task, algorithm, aggregation, privacy, runtime),
         rows=RunRows(
             folder.metrics,
             task,
@@ -129,6 +129,7 @@ def run_parts(
 
 def _evaluations(
     spec: RunSpec,
+    folder: RunFolder,
     task: Task,
     algorithm: Algorithm,
     aggregation: Aggregation,
@@ -147,7 +148,8 @@ def _evaluations(
         config.client_percentiles,
         noise,
     )
-    return RunEvaluations(algorithm, evaluator, config.evaluate_every, config.rounds)
+    ledger = None if noise is None else ReleaseLedger(folder.releases)
+    return RunEvaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)
 
 
 def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]) -> Quantities:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Callable, Optional
 
 from tff_agnostic.computations.exchange import Report, RunState
+from tff_agnostic.data.clients import clients_digest
 from tff_agnostic.data.cohorts import CohortReader, Silent, nobody_silent
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw
+from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.models.functional import Examples
 from tff_agnostic.program.evaluation.divergence import diverged, skipped_rounds
@@ -22,8 +24,8 @@ from tff_agnostic.program.run_results import leave_results
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.task import Task
+from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
+from tff_agnostic.tasks.task import DATA, Task
 
 # Is told the round and the evaluation of the main model after it.
 Watch = Callable[[int, EvaluationReport], None]
@@ -73,8 +75,13 @@ class TrainingRun:
         self._training, self._summed = parts.training, parts.summed
         self._evaluations = parts.evaluations
         self._rows, self._history = parts.rows, parts.rows.history
+        self._data = self._digest_of_data()
         self._checkpoints = CheckpointFolder(
-            folder.checkpoints, spec.config.keep_checkpoints, self.task.model.frozen
+            folder.checkpoints,
+            spec.config.keep_checkpoints,
+            self.task.model.frozen,
+            secret=self._privacy is not None,
+            data=self._data,
         )
 
     def run(
@@ -135,6 +142,8 @@ class TrainingRun:
             for round_num in range(completed + 1, total + 1):
                 state, report = self._round(state, round_num, cohorts.read(round_num))
                 reports = self._evaluations(state) if self._evaluations.are_due(round_num) else None
+                if self._privacy is not None:
+                    report = self._privacy.account.report(report, round_num)
                 tensorboard.write(self._record(state, report, reports))
                 if reports is not None:
                     watch(round_num, next(iter(reports.values())))
@@ -177,13 +186,14 @@ class TrainingRun:
         """Returns the state to go on from, and its evaluation if no rounds are left."""
         state = self._parts.initial
         checkpoint = self._checkpoints.load_latest() if self._resume else None
+        if self._privacy is not None:
+            self._check_same_releases(checkpoint)
         if checkpoint is not None:
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             print(f"going on after round {checkpoint.round_num}")
         self._history.load(completed_rounds=int(state.round_num))
         if self._privacy is not None:
-            before = self._history.rows[-1].get("evaluations") if self._history.rows else None
-            self._privacy.go_on_from(state, int(before) if before else 0)
+            self._account_from(self._privacy, state)
             if self._folder.has_too_small_epsilon():
                 print(
                     "an earlier release claimed too small an epsilon of this run: everybody learns "
@@ -197,6 +207,43 @@ class TrainingRun:
                 self._summed = self._privacy.aggregation(self.spec.build_aggregation())
                 self._training = self._runtime.training(self._algorithm, self._summed)
         return state, self._evaluate_as_in_one_run(state)
+
+    def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
+        """Checks that rounds that a crash lost will be the same releases when they are run again.
+
+        Settings, cohorts and how rounds are executed are those of before; see `RunFolder`.
+
+        Raises:
+            UserError: If the key of their noise is gone, or the examples are others.
+        """
+        if checkpoint is None and self._folder.metrics.exists():
+            raise UserError(
+                f"{self._folder.checkpoints}: expected a checkpoint, which holds the key of the "
+                "private run's noise, found none: its rounds would be released again with other "
+                "noise, which nobody has accounted for"
+            )
+        if checkpoint is not None and checkpoint.data not in ("", self._data):
+            raise UserError(
+                f"{self._folder.path}: expected the examples that the private run there was "
+                "trained with, found others: a round that is run again has the same noise, and "
+                "other sums would show the difference"
+            )
+
+    def _digest_of_data(self) -> str:
+        """Returns a digest of all examples of a private run; "" where its fingerprint has one."""
+        if self._privacy is None or DATA in self.task.fingerprint:
+            return ""
+        return clients_digest(self.task.train, self.task.test)
+
+    def _account_from(self, privacy: RunPrivacy, state: RunState) -> None:
+        ledger = self._evaluations.ledger
+        if ledger is not None:
+            ledger.load(int(state.round_num), int(self._history.largest_in_file("evaluations")))
+        privacy.go_on_from(state, self._evaluations)
+        privacy.check_plan(self._folder.last_evaluation())
+        if ledger is not None:
+            # Before metrics.csv forgets rows.
+            ledger.write()
 
     def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:
         """Gives rows the evaluations that they have where nothing was interrupted.
@@ -212,13 +259,11 @@ class TrainingRun:
         was_last = 0 < completed == last and self._evaluations.are_due(completed)
         if not (is_last or (was_last and config.evaluation_clients is not None)):
             return None
-        noise = self._privacy if self._privacy and self._privacy.evaluation else None
         reports = self._evaluations(state)
         self._rows.change_evaluation(completed, reports)
-        if noise is not None and not (is_last and was_last):
-            # Of other clients than those that were evaluated then, if any were.
-            noise.account.evaluated_again()
-            self._history.change(completed, noise.account.spent(completed))
+        if self._privacy is not None:
+            # It may be of other clients than those that were evaluated then, if any were.
+            self._history.change(completed, self._privacy.account.spent(completed))
         return reports if is_last else None
 
     def _round(
@@ -227,7 +272,7 @@ class TrainingRun:
         state, report = self._training.next(state, cohort)
         if self._privacy is not None:
             # How many clients were not finite is known with noise only: nothing is made of it.
-            return state, self._privacy.account.report(report, round_num)
+            return state, report
         clients = report.get("clients", {})
         if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
             model, num_non_finite = self.task.model, clients["non_finite"]

@@ -3,6 +3,7 @@
 The zip format holds a checksum of every array, so damage is noticed when a file is read.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -18,7 +19,7 @@ from absl import logging
 from tff_agnostic.computations.exchange import MAIN_MODEL
 from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import atomic_file, make_folder, write_errors
+from tff_agnostic.files import OWNER_ONLY, atomic_file, make_folder, sync_folder, write_errors
 from tff_agnostic.models.frozen import as_in_keras, with_frozen
 from tff_agnostic.models.functional import ModelWeights
 
@@ -42,11 +43,13 @@ class Checkpoint:
         model_arrays: The arrays of each model, by its name, the main one first, in the order of the
             Keras model, whatever was frozen; None if it was saved by a release in which a state
             began with its only model.
+        data: Digest of the examples that it was trained on, where it was saved with one; else "".
     """
 
     round_num: int
     leaves: tuple[np.ndarray, ...]
     model_arrays: Optional[Mapping[str, tuple[np.ndarray, ...]]] = None
+    data: str = ""
 
     def restore(self, template: Any, where: str) -> Any:
         """Returns the state in the structure of `template`.
@@ -105,12 +108,25 @@ class CheckpointFolder:
         folder: Where they are.
         keep: How many of the newest stay.
         frozen: The `Model.frozen` of the models that are saved.
+        secret: Whether states hold a secret: files are then for their owner alone, and one that
+            was saved outlasts a power cut.
+        data: Digest of the examples that states are trained on; in secret files only, as it tells
+            of every example.
     """
 
-    def __init__(self, folder: Path, keep: int, frozen: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        frozen: Sequence[int] = (),
+        secret: bool = False,
+        data: str = "",
+    ) -> None:
         self._folder = folder
         self._keep = keep
         self._frozen = frozen
+        self._secret = secret
+        self._data = data
 
     def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:
         """Saves a state, then removes what is older than the newest `keep`.
@@ -129,13 +145,20 @@ class CheckpointFolder:
         # In memory first: on a full disk NumPy's zip file would write again when it is collected.
         content = io.BytesIO()
         in_keras = {name: as_in_keras(weights, self._frozen) for name, weights in models.items()}
-        np.savez(content, **_arrays(round_num, state, in_keras))
+        np.savez(content, **_arrays(round_num, state, in_keras, self._data))
         saved = self._folder / f"round_{round_num:08d}.npz"
         _make_way(saved)
-        with atomic_file(saved) as file:
+        with atomic_file(saved, owner_only=self._secret) as file:
             file.write(content.getbuffer())
         paths = self._newest_first()
         newest = paths.index(saved)
+        if self._secret:
+            sync_folder(self._folder)
+            sync_folder(self._folder.parent)
+            for path in paths[newest : newest + self._keep]:
+                # Of an earlier version. Somebody else's stays as its owner has it.
+                with contextlib.suppress(PermissionError):
+                    path.chmod(OWNER_ONLY)
         for path in paths[:newest] + paths[newest + self._keep :]:
             _make_way(path)
             with write_errors(path):
@@ -172,7 +195,7 @@ class CheckpointFolder:
 
 
 def _arrays(
-    round_num: int, state: Any, models: Mapping[str, ModelWeights]
+    round_num: int, state: Any, models: Mapping[str, ModelWeights], data: str
 ) -> dict[str, np.ndarray]:
     """Returns what a file holds: the header, the state, and what models have beside the state."""
     leaves = tf.nest.flatten(state)
@@ -187,6 +210,8 @@ def _arrays(
             arrays.setdefault(name, np.asarray(leaf))
             names_of[model].append(name)
     header = {"format": _FORMAT, "round": round_num, "leaves": len(leaves), "models": names_of}
+    if data:
+        header["data"] = data
     return {_HEADER: np.array(json.dumps(header)), **arrays}
 
 
@@ -218,6 +243,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             model: tuple(arrays[name] for name in names)
             for model, names in header.get("models", {}).items()
         }
+        data = str(header.get("data", ""))
     except (
         ArithmeticError,
         AttributeError,
@@ -233,7 +259,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(round_num, leaves)
     if file_format != _FORMAT:
         raise UserError(f"{path}: expected checkpoint format 1 or {_FORMAT}, found {file_format}")
-    return Checkpoint(round_num, leaves, models)
+    return Checkpoint(round_num, leaves, models, data)
 
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:

@@ -13,6 +13,7 @@ from tff_agnostic.models.frozen import as_in_keras
 from tff_agnostic.models.keras_slots import name_layers_afresh
 from tff_agnostic.models.plain_keras import classes_of, foreign_layers, plain_keras
 from tff_agnostic.saving.keras_archive import keras_archive
+from tff_agnostic.saving.keras_files import load_keras
 from tff_agnostic.saving.trained_model import TrainedModel
 
 _OURS = "tff_agnostic."
@@ -87,9 +88,7 @@ def load(path: Path, trained: TrainedModel) -> Any:
     """
     assert trained.model.keras_model is not None
     with _keras_errors():
-        keras_model = tf.keras.models.load_model(
-            path, custom_objects=classes_of(trained.model.keras_model), compile=False
-        )
+        keras_model = load_keras(path, classes_of(trained.model.keras_model))
     return lambda x: keras_model(x, training=False)
 
 

@@ -7,6 +7,8 @@ from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
 
 # A client's own limits, small enough that adversarial clients exceed all of them.
 LIMITS = {"max_examples": 20, "max_loss": 5.0}
+# A key of each generator of noise.
+KEYS: dict[str, tuple[int, ...]] = {"philox": (12, 34), "secure": (12, 34, -56, 78)}
 
 
 def private_sum(
@@ -14,7 +16,7 @@ def private_sum(
     inner: Aggregation = PlainSum(),
     noise_multiplier: float = 0.0,
     expected_clients: float = 4.0,
-    noise_key: tuple[int, int] = (12, 34),
+    noise_key: tuple[int, ...] = (12, 34),
     least_clients: int = 0,
     noise_clients: int = 0,
     **settings: Any,

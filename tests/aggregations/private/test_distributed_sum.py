@@ -1,5 +1,6 @@
 """Sums of integers that clients noise: bounded, as noisy as a server's, alike in every runtime."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tests.aggregations.private.sums import LIMITS, private_sum
+from tests.aggregations.private.sums import KEYS, LIMITS, private_sum
 from tests.aggregations.private.test_sensitivity import random_values
 from tests.algorithms.cases import build, cohorts
 from tests.computations.harness import assert_all_close, run_rounds
@@ -99,10 +100,16 @@ def test_without_noise_rounds_are_plain_ones(streaming_runtime):
     assert_all_close(state.algorithm, expected.algorithm)
 
 
-def test_clients_noise_together_is_as_much_as_a_servers():
+@pytest.mark.parametrize("generator", KEYS)
+def test_clients_noise_together_is_as_much_as_a_servers(generator):
     """Of 40,000 values of an update: the same variance, and a normal distribution."""
     num_clients, z, size = 5, 1.3, 20_000
-    settings: dict[str, Any] = {"noise_multiplier": z, "expected_clients": float(num_clients)}
+    settings: dict[str, Any] = {
+        "noise_multiplier": z,
+        "expected_clients": float(num_clients),
+        "noise_generator": generator,
+        "noise_key": KEYS[generator],
+    }
     found = {}
     for name in ("distributed", "central"):
         inner = _SECURE
@@ -130,8 +137,10 @@ def test_clients_noise_together_is_as_much_as_a_servers():
     assert found["distributed"] == pytest.approx(found["central"], rel=0.03)
 
 
-def test_clients_releases_and_exchanges_have_noise_of_their_own():
-    exchange = _exchange(_distributed(noise_multiplier=1.0))
+@pytest.mark.parametrize("generator", KEYS)
+def test_clients_releases_and_exchanges_have_noise_of_their_own(generator):
+    settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
+    exchange = _exchange(_distributed(noise_multiplier=1.0, **settings))
     release, bounds = exchange.aggregation, exchange.bounds
     state, output = exchange.initialize(), _zeros(exchange.bounds, 4000)
 
@@ -149,15 +158,18 @@ def test_clients_releases_and_exchanges_have_noise_of_their_own():
         sent(place=2),
         sent(state=state._replace(releases=state.releases + 1)),
         sent(state=state._replace(noise_key=state.noise_key + 1)),
+        sent(release=dataclasses.replace(release, exchange=1)),
     ]
     for other in others:
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.06
 
 
 @exhaustive
-def test_runtimes_agree(tff_runtime, streaming_runtime):
+@pytest.mark.parametrize("generator", KEYS)
+def test_runtimes_agree(tff_runtime, streaming_runtime, generator):
     algorithm = build("agnostic_fed_avg")
-    aggregation = _distributed(noise_multiplier=0.7, clipping="adaptive")
+    settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
+    aggregation = _distributed(noise_multiplier=0.7, clipping="adaptive", **settings)
     rounds = [*cohorts(2), []]
     expected, _ = run_rounds(streaming_runtime.training(algorithm, aggregation), rounds)
     with CohortRuntime(RuntimeOptions(client_mode="vectorised")) as in_step:
@@ -224,6 +236,14 @@ def test_it_promises_secure_sums_and_no_secret_of_the_server():
     assert _distributed().guarantees == {Guarantee.SECURE_SUMS}
     # What is traced for one number of bits is not for another.
     assert _distributed(noise_multiplier=1.0) != _distributed(noise_multiplier=2.0)
+
+
+def test_noise_that_takes_too_many_words_is_refused():
+    settings = {"noise_generator": "secure", "noise_key": KEYS["secure"]}
+    exchange = _exchange(_distributed(noise_multiplier=1.0, integer_clip=2.0**18, **settings))
+    params = exchange.aggregation.client_params(exchange.initialize())
+    with pytest.raises(UserError, match=r"^--integer_clip: .* takes 1\d+ random numbers for each"):
+        exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))
 
 
 def test_integers_that_are_too_fine_are_refused():

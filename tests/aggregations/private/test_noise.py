@@ -5,29 +5,49 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tff_agnostic.aggregations.private.noise import Place, TreeResidual, gaussian
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.private.noise import (
+    NoisedGroup,
+    Release,
+    TreeResidual,
+    gaussian,
+)
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 
-_KEY = tf.constant([5, -7], tf.int64)
+_KEYS = {"philox": (5, -7), "secure": (5, -7, 2, 1)}
+_ONE = tf.constant(1.0, tf.float64)
 _KINDS = {"central": gaussian, "tree": TreeResidual(), "trees": TreeResidual(restart_every=4)}
 
 
-def _draw(noise, release, shape=(10_000,), place=Place(0, 0), key=_KEY):
-    return noise(key, place, tf.constant(release, tf.int64), shape).numpy()
+@pytest.fixture(params=_KEYS)
+def draw(request):
+    """Returns a function that draws the noise of one value of a release, which is 0."""
+    generator = NOISE_GENERATORS[request.param]
+
+    def draw(noise, release, shape=(10_000,), exchange=0, value=0, key=_KEYS[request.param]):
+        values = [tf.zeros(shape, tf.float64)] * (value + 1)
+        # Every value up to it, as there is one stream of a release.
+        groups = [NoisedGroup(range(value + 1), _ONE, _ONE)]
+        of_release = Release(tf.constant(key, tf.int64), exchange, tf.constant(release, tf.int64))
+        noisy, _ = generator.add_noise(noise, of_release, values, groups)
+        return noisy[value].numpy().astype(np.float32)
+
+    draw.keys = [tuple(k + (i == j) for j, k in enumerate(_KEYS[request.param])) for i in range(2)]
+    return draw
 
 
-def test_central_noise_is_normal():
-    draws = _draw(gaussian, 3)
+def test_central_noise_is_normal(draw):
+    draws = draw(gaussian, 3)
     assert np.var(draws) == pytest.approx(1.0, rel=0.03)
     assert stats.kstest(draws, "norm").pvalue > 0.01
 
 
 @pytest.mark.parametrize("name", ["tree", "trees"])
-def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(name):
+def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(draw, name):
     noise = _KINDS[name]
     prefix = np.zeros(10_000)
     for t in range(1, 14):
-        prefix = prefix + _draw(noise, t - 1)
+        prefix = prefix + draw(noise, t - 1)
         # Every complete tree before leaves the noise of its root.
         whole, in_tree = divmod(t, 4) if name == "trees" else (0, t)
         num_nodes = whole + bin(in_tree).count("1")
@@ -35,8 +55,8 @@ def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(name):
     assert stats.kstest(prefix / np.sqrt(num_nodes), "norm").pvalue > 0.01
 
 
-def test_prefix_sums_share_the_nodes_that_they_have_in_common():
-    prefixes = np.cumsum([_draw(_KINDS["tree"], t) for t in range(8)], axis=0)
+def test_prefix_sums_share_the_nodes_that_they_have_in_common(draw):
+    prefixes = np.cumsum([draw(_KINDS["tree"], t) for t in range(8)], axis=0)
     covariance = np.cov(prefixes)
     # 1-4 is a node of 4, 5, 6 and 7; 8 is one of its own.
     for t in (5, 6, 7):
@@ -48,33 +68,32 @@ def test_prefix_sums_share_the_nodes_that_they_have_in_common():
 
 
 @pytest.mark.parametrize("name", _KINDS)
-def test_places_releases_and_keys_are_independent(name):
+def test_places_releases_and_keys_are_independent(draw, name):
     noise = _KINDS[name]
     others = [
-        _draw(noise, 0, place=Place(0, 1)),
-        _draw(noise, 0, place=Place(1, 0)),
-        _draw(noise, 0, key=tf.constant([5, -8], tf.int64)),
-        _draw(noise, 0, key=tf.constant([4, -7], tf.int64)),
+        draw(noise, 0, value=1),
+        draw(noise, 0, exchange=1),
+        *(draw(noise, 0, key=key) for key in draw.keys),
     ]
-    first = _draw(noise, 0)
+    first = draw(noise, 0)
     for other in others:
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.04
     if name == "central":
-        assert abs(np.corrcoef(first, _draw(noise, 1))[0, 1]) < 0.04
+        assert abs(np.corrcoef(first, draw(noise, 1))[0, 1]) < 0.04
 
 
 @pytest.mark.parametrize("name", _KINDS)
-def test_a_release_has_one_noise(name):
+def test_a_release_has_one_noise(draw, name):
     noise = _KINDS[name]
     for release in (0, 6, 7, 1_000_000):
-        np.testing.assert_array_equal(_draw(noise, release, (3,)), _draw(noise, release, (3,)))
+        np.testing.assert_array_equal(draw(noise, release, (3,)), draw(noise, release, (3,)))
 
 
-def test_momentum_on_rounds_with_tree_noise_is_dp_ftrl_with_momentum():
+def test_momentum_on_rounds_with_tree_noise_is_dp_ftrl_with_momentum(draw):
     """v_t = gamma v_{t-1} + noisy prefix sum, theta_t = theta_0 - eta v_t (Kairouz et al. 2021)."""
     rng, gamma, eta = np.random.default_rng(0), 0.9, 0.5
     gradients = rng.normal(size=(11, 3)).astype(np.float32)
-    residuals = [_draw(_KINDS["tree"], t, (3,)) for t in range(11)]
+    residuals = [draw(_KINDS["tree"], t, (3,)) for t in range(11)]
     options = ServerOptimizerOptions("momentum", eta, gamma)
     optimizer = options.build_server_optimizer()
     start = np.float32([1.0, 2.0, 3.0])

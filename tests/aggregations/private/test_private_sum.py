@@ -1,6 +1,7 @@
 """Rounds of private sums: what they add to plain ones, in every runtime, and what they keep."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import cloudpickle
@@ -9,12 +10,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tests.aggregations.private.sums import private_sum
+from tests.aggregations.private.sums import KEYS, private_sum
 from tests.algorithms.cases import CASES, build, cohort, cohorts
 from tests.computations.harness import assert_all_close, assert_identical, make_client, run_rounds
 from tests.selection import exhaustive, usually
-from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum
 from tff_agnostic.aggregations.limits import Bound
+from tff_agnostic.aggregations.private.grid_noise import DEVIATION
 from tff_agnostic.aggregations.private.groups import Group, budget_shares, noise_factor
 from tff_agnostic.aggregations.private.postprocessing import without_noise_below
 from tff_agnostic.aggregations.private.private_sum import PrivateSum
@@ -24,6 +26,8 @@ from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.client_work import client_work_of
+
+_SECURE = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1))
 
 
 @pytest.mark.parametrize("name", usually(["agnostic_fed_avg", "delta_fl"], CASES))
@@ -41,16 +45,28 @@ def test_without_noise_and_clipping_rounds_are_plain_ones(streaming_runtime, nam
     assert reports[-1]["clients"] == expected_reports[-1]["clients"]
 
 
-@pytest.mark.parametrize("name", usually(["tree"], ["central", "tree"]))
-def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, streaming_runtime, name):
-    settings: dict[str, Any] = {"noise_multiplier": 0.7, "clip_norm": 0.2}
-    secure = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1))
+@pytest.mark.parametrize(
+    ("name", "generator"),
+    usually(
+        [("tree", "secure")],
+        itertools.product(["central", "tree"], ["philox", "secure"]),
+    ),
+)
+def test_runtimes_and_secure_sums_have_the_same_noise(
+    tff_runtime, streaming_runtime, name, generator
+):
+    settings: dict[str, Any] = {
+        "noise_multiplier": 0.7,
+        "clip_norm": 0.2,
+        "noise_generator": generator,
+        "noise_key": KEYS[generator],
+    }
     algorithm = build("agnostic_fed_avg")
     rounds = [*cohorts(4), []]
     expected, expected_reports = run_rounds(
         streaming_runtime.training(algorithm, private_sum(name, **settings)), rounds
     )
-    for runtime, inner in ((tff_runtime, PlainSum()), (streaming_runtime, secure)):
+    for runtime, inner in ((tff_runtime, PlainSum()), (streaming_runtime, _SECURE)):
         training = runtime.training(algorithm, private_sum(name, inner, **settings))
         state, reports = run_rounds(training, rounds)
         assert_all_close(state, expected, rtol=1e-4, atol=1e-4)
@@ -220,20 +236,56 @@ class _TellingLater(PrivateSum):
 @pytest.mark.parametrize(
     "runtime", usually(["streaming_runtime"], ["streaming_runtime", "tff_runtime"])
 )
-def test_a_key_that_is_sent_to_clients_is_refused(request, runtime, kind, algorithm):
-    usual = private_sum(noise_multiplier=1.0)
+@pytest.mark.parametrize("generator", usually(["secure"], KEYS))
+def test_a_key_that_is_sent_to_clients_is_refused(request, runtime, kind, algorithm, generator):
+    usual = private_sum(noise_multiplier=1.0, noise_generator=generator, noise_key=KEYS[generator])
     telling = kind(**{f.name: getattr(usual, f.name) for f in dataclasses.fields(usual)})
     with pytest.raises(UserError, match="what clients are sent is made of a secret of the server"):
         request.getfixturevalue(runtime).training(build(algorithm), telling)
 
 
 @exhaustive
-@pytest.mark.parametrize("name", usually(["tree"], ["central", "tree"]))
-def test_noisy_sums_may_be_sent_in_a_later_exchange(streaming_runtime, name):
+@pytest.mark.parametrize("name", ["central", "tree"])
+@pytest.mark.parametrize("generator", KEYS)
+def test_noisy_sums_may_be_sent_in_a_later_exchange(streaming_runtime, name, generator):
     """They are made of the key, through noise."""
-    training = streaming_runtime.training(build("above_mean"), private_sum(name))
+    settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
+    training = streaming_runtime.training(build("above_mean"), private_sum(name, **settings))
     state, _ = run_rounds(training, cohorts(2))
     assert state.round_num == 2
+
+
+def test_noise_that_is_too_wide_for_the_grid_is_refused():
+    aggregation = private_sum(
+        noise_multiplier=1e6, noise_generator="secure", noise_key=KEYS["secure"]
+    )
+    with pytest.raises(UserError, match=r"^--noise_multiplier: expected at most "):
+        AggregatedRound(build("agnostic_fed_avg"), aggregation).initialize()
+
+
+@pytest.mark.parametrize("inner", [PlainSum(), _SECURE])
+def test_secure_noise_leaves_whole_steps(inner):
+    settings = {"noise_generator": "secure", "noise_key": KEYS["secure"]}
+    aggregation = private_sum("central", inner, 0.5, clip_norm=0.25, **settings)
+    (exchange,) = AggregatedRound(build("agnostic_fed_avg"), aggregation).exchanges
+    release, bounds = exchange.aggregation, exchange.bounds
+    state = exchange.initialize()
+    output = tf.nest.map_structure(
+        lambda bound: tf.fill([7], tf.constant(1, tf.int64 if bound.integer else tf.float32)),
+        bounds,
+    )
+    facts = ClientFacts(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+    encoded = release.encode(release.client_params(state), output, bounds, facts)
+    noisy, deviations = release.noisy_sums(state, encoded, bounds)
+    values = tf.nest.flatten(noisy)
+    for group, factor in zip(release.groups(bounds), release.noise_factors(bounds)):
+        limit = group.limit * (0.25 if group.is_update else 1.0)
+        for i in group.positions:
+            # Wider by what rounding to the grid takes.
+            assert 1 < float(deviations[i]) / (0.5 * factor * limit) < 1 + 1e-6
+            whole = values[i].numpy() / (float(deviations[i]) / DEVIATION)
+            np.testing.assert_allclose(whole, np.round(whole), rtol=0, atol=1e-5)
+            assert len(np.unique(whole)) == 7
 
 
 def test_processes_that_run_clients_do_not_get_the_key():

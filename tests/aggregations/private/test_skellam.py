@@ -7,7 +7,11 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tff_agnostic.aggregations.private.skellam import skellam, skellam_table
+from tff_agnostic.aggregations.private.skellam import (
+    skellam,
+    skellam_table,
+    skellam_words,
+)
 
 # The last one is beyond tables.
 _VARIANCES = [0.3, 6.0, 2.5e5, 1e8]
@@ -47,6 +51,19 @@ def test_noise_is_skellam(variance):
     found = [np.sum(draws == v) for v in values] + [np.sum(np.abs(draws) > 3)]
     shares = [*expected.pmf(values), 2 * expected.sf(3)]
     assert stats.chisquare(found, 10_000 * np.array(shares)).pvalue > 0.01
+
+
+@pytest.mark.parametrize("variance", [6.0, 1e8, 3e9])
+def test_wide_noise_is_looked_up_where_words_alone_decide(variance):
+    num_words = skellam_words(variance, 20_000, by_tables=True)
+    assert num_words // 20_000 == {6.0: 1, 1e8: 9, 3e9: 253}[variance]
+    draws = skellam(_words(num_words), [variance], 20_000, by_tables=True).numpy()
+    assert np.var(draws) == pytest.approx(variance, rel=0.03)
+    if variance > 1000:
+        assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
+    # Every word counts: with the last ones turned round, values are others.
+    turned = skellam(_words(num_words)[::-1], [variance], 20_000, by_tables=True).numpy()
+    assert np.mean(turned == draws) < 0.2
 
 
 def test_no_noise():

@@ -53,8 +53,7 @@ def test_an_export_is_verified(exports, profile):
     assert outcome.status == 0, outcome
     first, header, *table, last = outcome.out.splitlines()
     assert first == (
-        f"{exports[profile]}: the hashes of 9 files are right. "
-        "Graphs are code: run only plans that you trust."
+        f"{exports[profile]}: the hashes of 9 files are right. Its graphs run in a sandbox."
     )
     assert header.split("  ") == ["round", "tensors", "bit for bit", "largest difference"]
     count = 4 if profile == "daf" else 3

@@ -4,7 +4,9 @@ import re
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.framework import op_def_registry
 
 from plan_runner.errors import PlanError
 from plan_runner.graphs import ops
@@ -181,8 +183,8 @@ def test_the_same_below_datasets():
 def test_paths_of_the_plan_may_be_read_and_written():
     def build():
         restore(path("in"))
-        restore(tf.identity(tf.compat.v1.placeholder_with_default(path("in2"), [])), "bad2")
-        save(tf.identity(path("out")))
+        restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "in2"), "bad2")
+        save(path("out"))
 
     permissions = Permissions(frozenset({"in:0", "in2:0"}), frozenset({"out:0"}))
     check_graph(built(build), permissions, "graph")
@@ -200,7 +202,9 @@ def test_paths_of_the_plan_may_be_read_and_written():
         lambda: restore(path("in") + "/../other"),
         lambda: restore(tf.where(True, path("in"), "/etc/passwd")),
         lambda: restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "other")),
-        lambda: restore(tf.constant("/etc/passwd", name="in")),
+        # Nothing may stand in between: whoever feeds it would choose another path.
+        lambda: restore(tf.identity(path("in"))),
+        lambda: restore(tf.compat.v1.placeholder_with_default(path("in"), [])),
     ],
 )
 def test_other_paths(build):
@@ -208,15 +212,32 @@ def test_other_paths(build):
     assert "is refused: its path is not one that the plan names" in refused(build)
 
 
-def test_paths_in_a_circle():
-    graph = tf.compat.v1.GraphDef()
-    graph.node.add(name="a", op="Identity", input=["b"])
-    graph.node.add(name="b", op="Identity", input=["a"])
-    graph.node.add(name="bad", op="RestoreV2", input=["a", "a", "a"])
-    graph.node.add(name="worse", op="RestoreV2")
-    assert refused(graph).startswith("graph: bad: RestoreV2 is refused: its path")
-    del graph.node[2]
-    assert refused(graph).startswith("graph: worse: RestoreV2 is refused: its path")
+@pytest.mark.parametrize(
+    ("fed", "message"),
+    [
+        ("out:0", "graph: expected a path for 'out:0' only, another value is fed, too"),
+        # TensorFlow takes all of these for the same tensor.
+        ("out:00", "graph: expected a placeholder for 'out:00', which is fed"),
+        ("out: 0", "graph: expected a placeholder for 'out: 0', which is fed"),
+        ("same:0", "graph: expected a placeholder for 'same:0', which is fed"),
+    ],
+)
+def test_what_is_fed_are_placeholders_and_paths_are_fed_as_paths_only(fed, message):
+    def build():
+        tf.identity(path("out"), "same")
+        path("number")
+
+    check_graph(
+        built(build), Permissions(writes=PATHS.writes, fed=frozenset({"number:0"})), "graph"
+    )
+    assert refused(build, Permissions(writes=PATHS.writes, fed=frozenset({fed}))) == message
+
+
+def test_paths_are_placeholders():
+    def build():
+        restore(tf.constant("/etc/passwd", name="in"))
+
+    assert refused(build) == "graph: expected a placeholder for 'in:0', which is fed"
 
 
 def test_operations_that_tensorflow_does_not_know():
@@ -265,6 +286,27 @@ def test_constants_are_numbers_or_strings():
     node = graph.node.add(name="bad", op="Const")
     node.attr["dtype"].type = tf.variant.as_datatype_enum
     assert refused(graph).startswith("graph: bad: Const is refused: it is no constant of")
+
+
+@pytest.mark.parametrize("value", [None, b"", b"DEFAULT", b"ERROR", b"IGNORE", b"/etc/passwd"])
+def test_attributes_of_later_versions_have_known_values(monkeypatch, value):
+    """`bad_indices_policy` came with TensorFlow 2.18; others take it from its definition."""
+    definition = op_def_pb2.OpDef.FromString(op_def_registry.get("GatherNd").SerializeToString())
+    if not any(attribute.name == "bad_indices_policy" for attribute in definition.attr):
+        definition.attr.add(name="bad_indices_policy", type="string")
+    known = {"GatherNd": definition}
+    monkeypatch.setattr(op_def_registry, "get", known.get)
+    graph = tf.compat.v1.GraphDef()
+    node = graph.node.add(name="bad", op="GatherNd")
+    if value is not None:
+        node.attr["bad_indices_policy"].s = value
+    if value != b"/etc/passwd":
+        check_graph(graph, PATHS, "graph")
+    else:
+        assert refused(graph) == (
+            "graph: bad: GatherNd is refused: its attribute bad_indices_policy is none of those "
+            "known"
+        )
 
 
 def test_checking_changes_nothing():
@@ -318,8 +360,6 @@ def test_what_training_needs_may_run():
 
 def test_no_operation_with_a_telling_name_slips_through():
     """Every operation that this TensorFlow knows, judged by what its name says it does."""
-    from tensorflow.core.framework import op_def_pb2
-
     known = op_def_pb2.OpList.FromString(
         pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
     )
@@ -347,8 +387,6 @@ def test_no_operation_with_a_telling_name_slips_through():
 
 
 def test_the_lists_name_operations_that_exist():
-    from tensorflow.python.framework import op_def_registry
-
     for names in (*ops.STATEFUL.values(), ops.STRING_INPUTS, ops.READS_FILE, ops.WRITES_FILE):
         for name in names:
             assert op_def_registry.get(name) is not None, name

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
+from plan_runner.clients.kernel import find_kernel
 from tests.binaries.harness import ROOT, tree
-from tests.plan_runner.harness import call
+from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, call
 from tests.plan_runner.hostile.files import FILES
 from tests.plan_runner.hostile.graphs import GRAPHS
 from tests.plan_runner.hostile.spoiling import Found
@@ -53,6 +54,12 @@ _, state, usage = os.wait4(subprocess.Popen(sys.argv[2:]).pid, 0)
 with open(sys.argv[1], "w") as file:
     json.dump([os.waitstatus_to_exitcode(state), usage.ru_maxrss], file)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel():
+    """Is built before anything is measured."""
+    find_kernel()
 
 
 @pytest.fixture
@@ -141,7 +148,7 @@ def _assert_harmless(name, arguments, tmp_path) -> None:
         subprocess.run(
             [
                 *(sys.executable, "-c", _MEASURED, str(measured)),
-                *(sys.executable, "-m", "plan_runner", *arguments),
+                *(sys.executable, "-m", "plan_runner", *arguments, *TRUST_WITHOUT_SANDBOX),
             ],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},

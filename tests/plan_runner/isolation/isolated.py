@@ -85,3 +85,29 @@ def exits(payload, listener, folder):
     print("first", file=sys.stderr)
     print(payload, file=sys.stderr, flush=True)
     os._exit(3)
+
+
+def reports(payload, listener, folder):
+    """Reports what its caller did not think of."""
+    listener.step("reporting")
+    for name in ("with_a_pipe", "with_a_link"):
+        (folder / name).mkdir()
+    os.mkfifo(folder / "with_a_pipe" / "file")
+    (folder / "with_a_link" / "file").symlink_to("/etc/passwd")
+    (folder / "link").symlink_to("/etc")
+    os.write(listener._pipe, payload.encode() + b"\n")
+    time.sleep(600)
+
+
+def reports_forever(payload, listener, folder):
+    listener.step("reporting")
+    while True:
+        listener.line("still here")
+
+
+def replaces_its_errors(payload, listener, folder):
+    listener.step("leaving")
+    print("last", file=sys.stderr, flush=True)
+    (folder / "errors.txt").unlink()
+    (folder / "errors.txt").symlink_to(payload)
+    os._exit(3)

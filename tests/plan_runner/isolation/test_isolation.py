@@ -12,6 +12,7 @@ from plan_runner.isolation.bounds import Bounds, IsolationError
 from plan_runner.isolation.supervisor import run_isolated
 from plan_runner.isolation.wire import Decoder, encoded
 from tests.binaries.harness import ROOT
+from tests.plan_runner.isolation.told import Told
 from tests.processes import default_signals, is_running, wait_until
 from tests.selection import usually
 
@@ -36,22 +37,6 @@ sys.exit(cli.exit_status(rest, values, player))
 """
 
 
-class _Told:
-    """What a listener is told."""
-
-    def __init__(self):
-        self.steps, self.lines, self.files = [], [], []
-
-    def step(self, name):
-        self.steps.append(name)
-
-    def line(self, text):
-        self.lines.append(text)
-
-    def results(self, folder):
-        self.files.extend(path.read_text() for path in folder.iterdir())
-
-
 @pytest.fixture(autouse=True)
 def scratch(tmp_path, monkeypatch):
     """Where temporary files are; there are none after a test."""
@@ -63,7 +48,7 @@ def scratch(tmp_path, monkeypatch):
 
 
 def isolated(name, payload, bounds=_BOUNDS):
-    told = _Told()
+    told = Told()
     return run_isolated(f"tests.plan_runner.isolation.isolated:{name}", payload, bounds, told), told
 
 
@@ -138,6 +123,39 @@ def test_how_it_ends(name, payload, message):
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("nonsense", "something that is no event"),
+        ("[" * 100_000, "something that is no event"),
+        ('["no such kind", "x"]', "something that is no event"),
+        ('["status", "1"]', "something that is no event"),
+        ('["line", {"a": 1}]', "something that is no event"),
+        ("x" * (1 << 21), "a line of more than 1048576 bytes"),
+        ('["results", "../users"]', "a folder that is none of its own"),
+        ('["results", "/etc"]', "a folder that is none of its own"),
+        ('["results", ".."]', "a folder that is none of its own"),
+        ('["results", "link"]', "a folder that is none of its own"),
+        ('["results", "task.json"]', "a folder that is none of its own"),
+        ('["results", "with_a_pipe"]', "a folder with more than files in it"),
+        ('["results", "with_a_link"]', "a folder with more than files in it"),
+    ],
+)
+def test_what_it_reports_is_not_trusted(content, message):
+    assert refused("reports", content) == f"reporting: its process reports {message}"
+
+
+def test_one_that_always_reports_is_ended():
+    message = refused("reports_forever", None, _SHORT)
+    assert message.startswith("reporting: expected to end within 3 s (--max_round_seconds)")
+
+
+def test_its_last_words_are_its_own(tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    found = refused("replaces_its_errors", str(tmp_path / "secret"))
+    assert found == "leaving: its process ended with status 3 (last)"
+
+
+@pytest.mark.parametrize(
     "number",
     usually([signal.SIGINT, signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]),
 )
@@ -196,5 +214,5 @@ def test_events_are_found_in_pieces():
         decoder = Decoder()
         pieces = [content[i : i + size] for i in range(0, len(content), size)]
         assert [event for piece in pieces for event in decoder.feed(piece)] == events
-    with pytest.raises(ValueError, match="found a longer one"):
+    with pytest.raises(ValueError, match="more than 1048576 bytes"):
         list(Decoder().feed(b"x" * (1 << 21)))

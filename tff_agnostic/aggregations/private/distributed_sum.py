@@ -29,8 +29,8 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound
-from tff_agnostic.aggregations.private.client_draws import client_draws
 from tff_agnostic.aggregations.private.integer_codec import IntegerCodec, joined, pieces_of
+from tff_agnostic.aggregations.private.noise import Release
 from tff_agnostic.aggregations.private.options import DistributedOptions
 from tff_agnostic.aggregations.private.private_release import (
     PrivateRelease,
@@ -114,7 +114,7 @@ class DistributedSum(PrivateRelease):
 
     def on_clients(self) -> "DistributedSum":
         """Returns it without the key, which clients get with the message."""
-        return dataclasses.replace(self, noise_key=(0, 0))
+        return dataclasses.replace(self, noise_key=())
 
     def secrets(self, state: PrivateState) -> list[Any]:
         """Returns nothing: simulated clients are sent the key."""
@@ -155,6 +155,7 @@ class DistributedSum(PrivateRelease):
                 noise_clients=self.noise_clients or self.expected_clients,
                 bundle=self.bundle,
                 place=(self.exchange << 32) + k,
+                by_tables=self.generator.is_exact,
             )
             for k, (group, factor) in enumerate(pairs)
         )
@@ -173,13 +174,12 @@ class DistributedSum(PrivateRelease):
         sent = [tf.zeros(value.shape, tf.int64) for value in values]
         padding: list[tf.Tensor] = []
         codecs = self.codecs(values, bounds)
-        key, release = params.noise_key, params.releases
-        sizes = [codec.size for codec in codecs]
-        draws = client_draws(key, release, self.exchange, number, sizes)
+        release = Release(params.noise_key, self.exchange, params.releases)
+        draws = self.generator.client_draws(release, number, codecs)
         limits = self.group_limits(params.clip_norms, bounds)
         for group, codec, limit, drawn in zip(self.groups(bounds), codecs, limits, draws):
             members = [values[i] for i in group.positions]
-            integers = codec.encode(members, limit, drawn, release, silent)
+            integers = codec.encode(members, limit, drawn, params.releases, silent)
             pieces = pieces_of(integers, [value.shape for value in members])
             for i, piece in zip(group.positions, pieces):
                 sent[i] = piece

@@ -7,10 +7,10 @@ modulo a power of two. The sum over clients takes the way back.
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.private.client_draws import Draws
 from tff_agnostic.aggregations.private.integers import bits_of_sum, centred, residues, rounded
 from tff_agnostic.aggregations.private.rotation import (
     padded_size,
@@ -18,7 +18,7 @@ from tff_agnostic.aggregations.private.rotation import (
     rotated,
     rotated_back,
 )
-from tff_agnostic.aggregations.private.skellam import skellam
+from tff_agnostic.aggregations.private.skellam import skellam, skellam_words
 from tff_agnostic.computations.seeds import fold_in
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.integer_noise import ROUNDING_BETA, rounded_sensitivity
@@ -27,8 +27,22 @@ from tff_agnostic.privacy.integer_noise import ROUNDING_BETA, rounded_sensitivit
 _ROOM = 1.0 - 2.0**-14
 # int64 sums in a simulation: bits of a residue and of the number of clients together.
 _MAX_BITS = 62
+# Of noise, for one value.
+_MAX_WORDS = 1024
 # Keeps signs apart from what else is made of small numbers.
 _ROTATION = 1
+
+
+class Draws(NamedTuple):
+    """Random numbers of a client for a group of d values; see `generators`.
+
+    Attributes:
+        uniforms: For rounding, in [0, 1), float32 [d].
+        words: For noise, of 64 random bits, int64 [`IntegerCodec.num_words`].
+    """
+
+    uniforms: tf.Tensor
+    words: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +58,7 @@ class IntegerCodec:
         noise_clients: n, clients whose noise it holds; no fewer.
         bundle: How many silent clients one entry of a simulated cohort may stand for.
         place: A number of its own of each exchange and group.
+        by_tables: Whether noise is looked up however wide it is.
     """
 
     is_rotated: bool
@@ -54,11 +69,29 @@ class IntegerCodec:
     noise_clients: float
     bundle: int
     place: int
+    by_tables: bool = False
 
     @property
     def size(self) -> int:
         """How many integers there are: a power of two if they are rotated."""
         return padded_size(self.num_values) if self.is_rotated else self.num_values
+
+    @property
+    def num_words(self) -> int:
+        """How many random words one client's noise takes.
+
+        Raises:
+            UserError: If it is so wide that it would take too many.
+        """
+        num_words = skellam_words(self.variance, self.size, self.by_tables)
+        if num_words > _MAX_WORDS * self.size:
+            raise UserError(
+                f"--integer_clip: expected fewer than {self.steps:g} steps with "
+                f"--noise_generator=secure, {self.noise_clients:g} clients and this noise: each "
+                f"client's noise deviates by {math.sqrt(self.variance):.4g} steps, and takes "
+                f"{num_words // self.size} random numbers for each value, more than {_MAX_WORDS}"
+            )
+        return num_words
 
     @property
     def bits(self) -> int:
@@ -115,7 +148,7 @@ class IntegerCodec:
             # Skellam noise of a sum is Skellam noise of the sum of the variances.
             variances.append(self.bundle * self.variance)
             which = tf.cast(silent > 1, tf.int64)
-        noise = skellam(draws.words, variances, self.size, which)
+        noise = skellam(draws.words, variances, self.size, which, self.by_tables)
         return residues(rounded(vector, max_norm, draws.uniforms) + noise, self.bits)
 
     def decode(self, summed: tf.Tensor, limit: tf.Tensor, release: tf.Tensor) -> tf.Tensor:

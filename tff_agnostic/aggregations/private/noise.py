@@ -1,11 +1,10 @@
-"""Noise of the server: a function of a secret key and the number of the release, without a state.
+"""Kinds of a server's noise: functions of the number of the release, without a state.
 
-`gaussian` is fresh noise for each release. `tree_residual` is that of tree aggregation (DP-FTRL,
+`gaussian` is fresh noise for each release. `TreeResidual` is that of tree aggregation (DP-FTRL,
 Kairouz et al. 2021): after t releases the noises add up to that of the nodes of a binary tree which
 cover 1 to t, so that all prefix sums together cost a logarithm of the rounds.
 
-Both are standard normal, float32. The generator is Philox keyed by 128 secret bits; float32 samples
-have no defence against attacks on floating-point arithmetic.
+What single numbers are drawn with, and of which type they are, is a generator's; see `generators`.
 """
 
 import dataclasses
@@ -15,52 +14,67 @@ from typing import NamedTuple, Optional, Protocol
 import tensorflow as tf
 
 
-class Place(NamedTuple):
-    """Which value of which release noise is for; different places have independent noise.
+class Draw(Protocol):
+    """Draws the noise of all values of a release, or of one of them."""
 
-    Attributes:
-        exchange: Number of the exchange in the round.
-        value: Number of the value in the answer.
-    """
+    def __call__(self, level: tf.Tensor, number: tf.Tensor, /) -> tf.Tensor:
+        """Returns noise that no other level or number has.
 
-    exchange: int
-    value: int
+        Args:
+            level: Of a node of a tree, int64 scalar below 64; 0 for other noise.
+            number: Of the node, or of the release, int64 scalar.
+        """
 
 
 class Noise(Protocol):
     """A kind of noise."""
 
-    def __call__(
-        self, key: tf.Tensor, place: Place, release: tf.Tensor, shape: Sequence[int], /
-    ) -> tf.Tensor:
-        """Returns the noise of a value in one release.
+    def __call__(self, draw: Draw, release: tf.Tensor, spec: tf.TensorSpec, /) -> tf.Tensor:
+        """Returns the noise of a release.
 
         Args:
-            key: The secret, int64 [2].
-            place: What it is for.
+            draw: Draws it.
             release: Number of the release, int64 scalar, from 0.
-            shape: Shape of the value.
+            spec: What `draw` returns.
         """
 
 
-# Bits of a seed's first number that tell places, and levels of a tree, apart.
-_LEVEL_BITS, _VALUE_BITS = 8, 32
+class Release(NamedTuple):
+    """Which release noise is for, and the secret that it is made of.
+
+    Attributes:
+        key: The secret, int64, as long as the generator's keys.
+        exchange: Number of the exchange in its round.
+        number: How many releases there were before, int64 scalar.
+    """
+
+    key: tf.Tensor
+    exchange: int
+    number: tf.Tensor
+
+
+class NoisedGroup(NamedTuple):
+    """Values that get noise of one standard deviation, z_g C_g.
+
+    Attributes:
+        positions: Which values of a release.
+        multiplier: z_g, float64 scalar.
+        limit: C_g, the bound of their joint l2 norm, float64 scalar.
+    """
+
+    positions: Sequence[int]
+    multiplier: tf.Tensor
+    limit: tf.Tensor
+
+
 # By which the numbers of different trees' nodes are apart.
 _TREE = 2**40
 
 
-def _normal(
-    key: tf.Tensor, place: Place, level: tf.Tensor, number: tf.Tensor, shape: Sequence[int]
-) -> tf.Tensor:
-    of_place = (place.exchange << (_LEVEL_BITS + _VALUE_BITS)) + (place.value << _LEVEL_BITS)
-    code = tf.stack([tf.constant(of_place, tf.int64) + level, number])
-    seed = tf.bitwise.bitwise_xor(key, code)
-    return tf.random.stateless_normal(shape, seed, alg="philox")
-
-
-def gaussian(key: tf.Tensor, place: Place, release: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+def gaussian(draw: Draw, release: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     """Returns noise that is independent of all other releases'."""
-    return _normal(key, place, tf.constant(0, tf.int64), release, shape)
+    del spec
+    return draw(tf.constant(0, tf.int64), release)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +90,7 @@ class TreeResidual:
 
     restart_every: Optional[int] = None
 
-    def __call__(
-        self, key: tf.Tensor, place: Place, release: tf.Tensor, shape: Sequence[int]
-    ) -> tf.Tensor:
+    def __call__(self, draw: Draw, release: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
         """Returns the noise; see `Noise`."""
         tree, t = tf.constant(0, tf.int64), release + 1
         if self.restart_every is not None:
@@ -87,7 +99,7 @@ class TreeResidual:
         def node(level: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
             # The node of this level that ends with a release, or holds it.
             index = tf.bitwise.right_shift(end, level)
-            return _normal(key, place, level, index + tree * _TREE, shape)
+            return draw(level, index + tree * _TREE)
 
         def is_covered(level: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
             del noise
@@ -96,6 +108,6 @@ class TreeResidual:
         def replaced(level: tf.Tensor, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return level + 1, noise - node(level, t - 1)
 
-        start = (tf.constant(0, tf.int64), tf.zeros(shape))
+        start = (tf.constant(0, tf.int64), tf.zeros(spec.shape, spec.dtype))
         level, without_replaced = tf.while_loop(is_covered, replaced, start)
         return without_replaced + node(level, t)

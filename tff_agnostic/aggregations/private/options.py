@@ -4,7 +4,8 @@ import dataclasses
 from typing import Optional
 
 from tff_agnostic.aggregations.limits import ClientLimits
-from tff_agnostic.privacy.budget import update_share_setting
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
+from tff_agnostic.privacy.budget import LEAST_NOISE, update_share_setting
 from tff_agnostic.privacy.sampling import answering_clients_setting, secret_participation_setting
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
@@ -29,14 +30,15 @@ class PrivacyOptions(ClientLimits):
         update_share: Which share of the budget of a round updates have.
         absent_below: Below how many standard deviations of its noise a sum that others are divided
             by counts as zero, as the number of examples of a domain.
+        noise_generator: What noise is made of.
         noise_seed: In place of a secret key, so that noise can be repeated.
     """
 
     noise_multiplier: Optional[float] = setting(
         None,
         "z: standard deviation of a round's noise as a multiple of what one client can change; or "
-        "give --target_epsilon.",
-        at_least=0.0,
+        "give --target_epsilon. With 0 nothing is private.",
+        zero_or_at_least=LEAST_NOISE,
     )
     target_epsilon: Optional[float] = setting(
         None, "The epsilon that the noise is worked out for.", positive=True
@@ -77,6 +79,13 @@ class PrivacyOptions(ClientLimits):
         "by it, as a domain's number of examples.",
         at_least=0.0,
     )
+    noise_generator: str = setting(
+        "philox",
+        "What noise is made of: philox, TensorFlow's generator for simulations; or secure, "
+        "ChaCha20, a cryptographic one, with noise in whole steps of a grid instead of float32. "
+        "Exports have secure if nothing is given.",
+        choices=NOISE_GENERATORS,
+    )
     noise_seed: Optional[int] = setting(
         None,
         "For experiments: seeds the noise, which is then no secret; every report says so.",
@@ -116,7 +125,7 @@ class ServerNoiseOptions(PrivacyOptions):
     evaluation_noise_multiplier: Optional[float] = setting(
         None,
         "z of each private evaluation of a model; or give --evaluation_target_epsilon.",
-        at_least=0.0,
+        zero_or_at_least=LEAST_NOISE,
         only_with=_WITH_EVALUATION,
     )
     evaluation_target_epsilon: Optional[float] = setting(

@@ -8,13 +8,14 @@ of weights is public nobody is asked for it.
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.limits import Bound, ClientLimits
 from tff_agnostic.aggregations.private.clipping import clip, clip_jointly
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS, NoiseGenerator
 from tff_agnostic.aggregations.private.groups import (
     Group,
     budget_shares,
@@ -52,7 +53,7 @@ class PrivateState(NamedTuple):
     """What the server remembers of an exchange.
 
     Attributes:
-        noise_key: The secret, int64 [2].
+        noise_key: The secret, int64, as long as the generator's keys.
         releases: How many sums were released, int64 scalar.
         noise_multiplier: z, float64 scalar.
         clip_norms: The clip norm of each update, float32 [updates].
@@ -64,6 +65,9 @@ class PrivateState(NamedTuple):
     clip_norms: tf.Tensor
 
 
+_Release = TypeVar("_Release", bound="PrivateRelease")
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivateRelease:
     """Base of private sums.
@@ -73,7 +77,7 @@ class PrivateRelease:
         options: Settings.
         name: Name in the registry.
         expected_clients: Clients that a round is expected to have; public.
-        noise_key: Two secret numbers of 63 bits; equal sums may differ in it.
+        noise_key: The generator's secret numbers; equal sums may differ in it.
         noise_multiplier: z, likewise.
         exchange: Number of the exchange in its round.
         shares: Of a round's budget, of each group of the exchange; empty if it is the only one.
@@ -83,13 +87,23 @@ class PrivateRelease:
     options: PrivacyOptions
     name: str
     expected_clients: float
-    noise_key: tuple[int, int] = dataclasses.field(compare=False, repr=False)
+    noise_key: tuple[int, ...] = dataclasses.field(compare=False, repr=False)
     noise_multiplier: float = dataclasses.field(compare=False)
     exchange: int = 0
     shares: tuple[float, ...] = ()
 
     cuts_clients = True
     numbers_clients = False
+
+    @property
+    def generator(self) -> NoiseGenerator:
+        """What noise is made of."""
+        return NOISE_GENERATORS[self.options.noise_generator]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of its guarantee has to know of how sums are made."""
+        return ()
 
     @property
     def limits(self) -> ClientLimits:
@@ -106,6 +120,10 @@ class PrivateRelease:
             dataclasses.replace(self, exchange=k, shares=tuple(next(shares) for _ in of_exchange))
             for k, of_exchange in enumerate(groups)
         )
+
+    def exact(self: _Release) -> _Release:
+        """Returns itself: sums have noise."""
+        return self
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
         """Returns what is clipped and noised together; an adaptive clip norm's bits come last."""

@@ -9,11 +9,16 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, Guarantee
 from tff_agnostic.aggregations.limits import Bound
-from tff_agnostic.aggregations.private.noise import Noise, Place, gaussian
+from tff_agnostic.aggregations.private.noise import Noise, NoisedGroup, Release, gaussian
 from tff_agnostic.aggregations.private.private_release import (
     PrivateRelease,
     PrivateState,
     Released,
+)
+
+_OF_PLAIN_SUMS = (
+    "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
+    "secure sums add whole numbers"
 )
 
 
@@ -33,6 +38,12 @@ class PrivateSum(PrivateRelease):
         return self.inner.guarantees | {Guarantee.SECRET_NOISE}
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """Returns that sums of float32 are rounded, where nothing else is."""
+        is_of_floats = Guarantee.SECURE_SUMS not in self.inner.guarantees
+        return (_OF_PLAIN_SUMS,) if self.generator.is_exact and is_of_floats else ()
+
+    @property
     def min_clients(self) -> int:
         """The fewest clients of a sum."""
         return self.inner.min_clients
@@ -40,7 +51,17 @@ class PrivateSum(PrivateRelease):
     def on_clients(self) -> Aggregation:
         """Returns it without the key, which processes that run clients need not have."""
         inner = self.inner.on_clients()
-        return dataclasses.replace(self, inner=inner, noise_key=(0, 0), noise_multiplier=0.0)
+        return dataclasses.replace(self, inner=inner, noise_key=(), noise_multiplier=0.0)
+
+    def initialize(self, bounds: Any) -> PrivateState:
+        """Returns the state before the first sum.
+
+        Raises:
+            UserError: If the generator cannot make so much noise.
+        """
+        z = self.noise_multiplier
+        self.generator.check([z * factor for factor in self.noise_factors(bounds)])
+        return super().initialize(bounds)
 
     def secrets(self, state: PrivateState) -> list[Any]:
         """Returns the key."""
@@ -69,18 +90,17 @@ class PrivateSum(PrivateRelease):
     def noisy_sums(
         self, state: PrivateState, summed: Any, bounds: Any
     ) -> tuple[Released, list[tf.Tensor]]:
-        """Adds noise to what the inner sum has."""
-        _, released, _ = self.inner.decode((), summed, self.released_bounds(bounds))
+        """Adds noise to what the inner sum has; returns the deviation of each value's, too."""
+        inner = self.inner.exact() if self.generator.is_exact else self.inner
+        _, released, _ = inner.decode((), summed, self.released_bounds(bounds))
         values = [tf.cast(value, tf.float64) for value in tf.nest.flatten(released)]
-        deviations = [tf.constant(0.0, tf.float64)] * len(values)
-        groups, limits = self.groups(bounds), self.group_limits(state.clip_norms, bounds)
-        for group, limit, factor in zip(groups, limits, self.noise_factors(bounds)):
-            deviation = state.noise_multiplier * factor * limit
-            for i in group.positions:
-                place = Place(self.exchange, i)
-                noise = self.noise(state.noise_key, place, state.releases, values[i].shape)
-                values[i] += deviation * tf.cast(noise, tf.float64)
-                deviations[i] = deviation
+        limits, factors = self.group_limits(state.clip_norms, bounds), self.noise_factors(bounds)
+        groups = [
+            NoisedGroup(group.positions, state.noise_multiplier * factor, limit)
+            for group, limit, factor in zip(self.groups(bounds), limits, factors)
+        ]
+        release = Release(state.noise_key, self.exchange, state.releases)
+        values, deviations = self.generator.add_noise(self.noise, release, values, groups)
         return tf.nest.pack_sequence_as(released, values), deviations
 
     def decode(

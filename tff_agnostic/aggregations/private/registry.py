@@ -21,7 +21,7 @@ class NoiseFacts(NamedTuple):
 
     Attributes:
         expected_clients: Clients that a round is expected to have.
-        noise_key: The secret key, two numbers of 63 bits.
+        noise_key: The secret key of the generator.
         noise_multiplier: z.
         least_clients: Clients whose noise a round must have, where they add it; otherwise 0.
         noise_clients: Clients that answer a round with noise of theirs, if those are more than are
@@ -29,7 +29,7 @@ class NoiseFacts(NamedTuple):
     """
 
     expected_clients: float
-    noise_key: tuple[int, int]
+    noise_key: tuple[int, ...]
     noise_multiplier: float
     least_clients: int = 0
     noise_clients: int = 0

@@ -3,7 +3,8 @@
 A sum over clients is Skellam noise too, of the sum of the variances. Where the variance allows,
 numbers are looked up in a table of the distribution that takes one random number of 64 bits for
 each (Walker 1977, Vose 1991: columns of equal probability, which two values share). Wider noise is
-drawn as it is defined, by TensorFlow's Poisson numbers, which are computed in float64.
+drawn as it is defined, by TensorFlow's Poisson numbers, which are computed in float64; or, where
+nothing but random words may decide, as the sum of several numbers of a table.
 """
 
 import decimal
@@ -19,6 +20,10 @@ import tensorflow as tf
 _WORD_BITS = 64
 # Of the largest table: half a megabyte.
 _MAX_TABLE_BITS = 16
+# Of the probability of all values beyond a table.
+_LOG_INVERSE = (_WORD_BITS + 1) * math.log(2)
+# Of Poisson numbers.
+_SEED_WORDS = 2
 _DIGITS = 40
 
 
@@ -37,36 +42,68 @@ class SkellamTable(NamedTuple):
 
 
 def skellam(
-    words: tf.Tensor, variances: Sequence[float], size: int, which: Optional[tf.Tensor] = None
+    words: tf.Tensor,
+    variances: Sequence[float],
+    size: int,
+    which: Optional[tf.Tensor] = None,
+    by_tables: bool = False,
 ) -> tf.Tensor:
     """Returns symmetric Skellam noise, int64 [size].
 
     Args:
-        words: Numbers of 64 random bits, int64: as many as `size`, and no fewer than 2.
+        words: Numbers of 64 random bits, int64 [`skellam_words` of the first variance].
         variances: The variances to choose from, ascending; of several the last has a table.
         size: How many.
         which: Which of the variances the noise has, an integer scalar; None if there is one.
+        by_tables: Whether noise is looked up however wide it is.
     """
     table = skellam_table(variances[-1])
-    if table is None:
-        (variance,) = variances
-        means = tf.constant(variance / 2, tf.float64)
-        counts = tf.random.stateless_poisson([2, size], words[:2], means, tf.int64)
-        return counts[0] - counts[1]
-    words = words if words.shape[0] == size else words[:size]
-    last_bits = tf.constant(2**table.bits - 1, tf.int64)
+    if table is not None:
+        entries = table.entries
+        if which is not None:
+            # Tables of equal size, one after the other.
+            others_too = [alias_table(variance, table.bits) for variance in variances[:-1]]
+            entries = np.concatenate([*others_too, entries])
+        words = words if words.shape[0] == size else words[:size]
+        return _looked_up(words, entries, table.bits, which)
+    (variance,) = variances
+    if by_tables:
+        # Sums of Skellam numbers are Skellam numbers.
+        parts = _num_parts(variance)
+        of_part = skellam_table(variance / parts)
+        assert of_part is not None
+        numbers = _looked_up(words, *of_part)
+        return tf.reduce_sum(tf.reshape(numbers, [parts, size]), axis=0)
+    means = tf.constant(variance / 2, tf.float64)
+    counts = tf.random.stateless_poisson([2, size], words[:_SEED_WORDS], means, tf.int64)
+    return counts[0] - counts[1]
+
+
+def skellam_words(variance: float, size: int, by_tables: bool) -> int:
+    """Returns how many random words noise takes; arguments are those of `skellam`."""
+    return size * _num_parts(variance) if by_tables else max(size, _SEED_WORDS)
+
+
+def _num_parts(variance: float) -> int:
+    """Returns the fewest equal parts of a variance of which each has a table."""
+    largest = 2 ** (_MAX_TABLE_BITS - 1) - 1
+    # The variance at which `_table_bits` is largest, solved for it.
+    widest = (largest**2 - 2 * largest * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE)
+    return max(1, math.ceil(variance / widest))
+
+
+def _looked_up(
+    words: tf.Tensor, entries: np.ndarray, bits: int, which: Optional[tf.Tensor] = None
+) -> tf.Tensor:
+    """Returns a number of a table for each word; `which` of several tables in one array."""
+    last_bits = tf.constant(2**bits - 1, tf.int64)
     columns = tf.bitwise.bitwise_and(words, last_bits)
-    if which is None:
-        entries = tf.gather(tf.constant(table.entries), columns)
-    else:
-        # Tables of equal size, one after the other.
-        others_too = [alias_table(variance, table.bits) for variance in variances[:-1]]
-        tables = tf.constant(np.concatenate([*others_too, table.entries]))
-        entries = tf.gather(tables, columns + tf.cast(which, tf.int64) * 2**table.bits)
-    others = tf.bitwise.bitwise_and(entries, last_bits)
+    places = columns if which is None else columns + tf.cast(which, tf.int64) * 2**bits
+    found = tf.gather(tf.constant(entries), places)
+    others = tf.bitwise.bitwise_and(found, last_bits)
     # Of equal numbers before their last bits, the word is then not less.
-    is_first = tf.bitwise.bitwise_or(words, last_bits) < entries
-    return tf.where(is_first, columns, others) - 2 ** (table.bits - 1)
+    is_first = tf.bitwise.bitwise_or(words, last_bits) < found
+    return tf.where(is_first, columns, others) - 2 ** (bits - 1)
 
 
 def clients_of_a_table(variance: float, num_clients: int) -> int:
@@ -102,9 +139,8 @@ def alias_table(variance: float, bits: int) -> np.ndarray:
 
 def _table_bits(variance: float) -> int:
     # Beyond t a tail has less than 2 exp(-t^2 / (2 (variance + t / 3))).
-    log_inverse = (_WORD_BITS + 1) * math.log(2)
-    third = log_inverse / 3
-    largest = math.ceil(third + math.sqrt(third**2 + 2 * variance * log_inverse))
+    third = _LOG_INVERSE / 3
+    largest = math.ceil(third + math.sqrt(third**2 + 2 * variance * _LOG_INVERSE))
     return max(1, (2 * largest).bit_length())
 
 
@@ -137,6 +173,23 @@ def _counts(variance: float, largest: int) -> list[int]:
 def _alias_table(counts: list[int], bits: int) -> np.ndarray:
     """Returns the entries of a table, of how many of 2^64 words each of its 2^b values has."""
     in_column = 2 ** (_WORD_BITS - bits)
+    firsts, others = alias_columns(counts, in_column)
+    # A column without another value has it twice.
+    thresholds = [first % in_column - in_column // 2 for first in firsts]
+    return np.array([(t << bits) | other for t, other in zip(thresholds, others)], np.int64)
+
+
+def alias_columns(counts: list[int], in_column: int) -> tuple[list[int], list[int]]:
+    """Returns columns of equal size that hold all choices of some values (Vose 1991).
+
+    Args:
+        counts: How many choices each value has, as many together as all columns.
+        in_column: Choices of a column, of which there is one for each value.
+
+    Returns:
+        How many choices of each column are its own value's, and whose the others are: its own
+        again if there are none.
+    """
     left = list(counts)
     others = list(range(len(left)))
     small = [i for i, count in enumerate(left) if count < in_column]
@@ -147,6 +200,4 @@ def _alias_table(counts: list[int], bits: int) -> np.ndarray:
         left[j] -= in_column - left[i]
         if left[j] < in_column:
             small.append(large.pop())
-    # A column without another value has it twice.
-    thresholds = [count % in_column - in_column // 2 for count in left]
-    return np.array([(t << bits) | other for t, other in zip(thresholds, others)], np.int64)
+    return left, others

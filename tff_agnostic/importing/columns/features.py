@@ -25,6 +25,7 @@ class FeatureConverter:
         self._categories = options.categorical_columns
         self._missing = MissingValues(options)
         self._shape = options.feature_shape
+        self._max_pixels = options.max_pixels
 
     def features(self, row: Mapping[str, Any], place: str) -> tuple[dict[str, Value], list[str]]:
         """Returns the features of a row, and the columns whose values are missing.
@@ -44,7 +45,9 @@ class FeatureConverter:
             features[column] = self._category(column, row, place, missing)
         for input_ in self._images:
             (column,) = input_.columns
-            features[input_.name] = image_of(cell(row, column, place), column, place)
+            features[input_.name] = image_of(
+                cell(row, column, place), column, place, self._max_pixels
+            )
         return features, missing
 
     def _vector(

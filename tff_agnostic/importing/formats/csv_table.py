@@ -14,7 +14,6 @@ from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_MAX_FIELD = 1 << 26
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
@@ -39,12 +38,16 @@ def _rows(
     options: ImportOptions, path: Path, name: str, log: ReadLog
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     separator = "\t" if ".tsv" in path.suffixes else ","
-    with csv_field_limit(_MAX_FIELD), input_files.open_input(path, log) as file:
+    with (
+        csv_field_limit(options.max_record_bytes),
+        input_files.open_input(path, options, log) as file,
+    ):
         lines = csv.reader(input_files.decoded_lines(file, path), delimiter=separator, strict=True)
         try:
             header = next(lines, [])
             _check_header(options, header, path)
             for values in lines:
+                file.end_record()
                 if not values:
                     continue
                 place = f"{name}:{lines.line_num}"

@@ -40,7 +40,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         split = _split_of(images_path.name)
         name = input_files.place_of(images_path, paths)
         deal = _Deal(options, split or "client")
-        for start, images, numbers in _blocks(images_path, labels_path, log):
+        for start, images, numbers in _blocks(images_path, labels_path, options, log):
             values = unit_interval(images)
             for i, number in enumerate(numbers.tolist()):
                 log.num_records += 1
@@ -129,11 +129,11 @@ def _split_of(name: str) -> Optional[str]:
 
 
 def _blocks(
-    images_path: Path, labels_path: Path, log: ReadLog
+    images_path: Path, labels_path: Path, options: ImportOptions, log: ReadLog
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     with (
-        input_files.open_input(images_path, log) as images,
-        input_files.open_input(labels_path, log) as labels,
+        input_files.open_input(images_path, options, log) as images,
+        input_files.open_input(labels_path, options, log) as labels,
     ):
         shape = _header(images, images_path, 3)
         (count,) = _header(labels, labels_path, 1)
@@ -142,14 +142,16 @@ def _blocks(
                 f"{labels_path}: expected {shape[0]} labels, as there are images, found {count}"
             )
         image_size = math.prod(shape[1:])
-        if not 0 < image_size <= _MAX_BLOCK:
+        if not 0 < image_size <= options.max_pixels:
             raise UserError(
-                f"{images_path}: expected images of 1 to {_MAX_BLOCK} pixels, found {shape[1]} x "
-                f"{shape[2]}"
+                f"{images_path}: expected images of 1 to {options.max_pixels} pixels "
+                f"(--max_pixels), found {shape[1]} x {shape[2]}"
             )
-        block = min(_BLOCK, _MAX_BLOCK // image_size)
+        block = max(1, min(_BLOCK, _MAX_BLOCK // image_size))
         for start in range(0, count, block):
             size = min(block, count - start)
+            images.end_record()
+            labels.end_record()
             yield (
                 start,
                 _array(images, images_path, (size, *shape[1:])),

@@ -24,7 +24,9 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = RowConverter(options)
     for path in find_inputs(paths):
-        yield from converter.examples(_rows(path, input_files.place_of(path, paths), log), log)
+        yield from converter.examples(
+            _rows(options, path, input_files.place_of(path, paths), log), log
+        )
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -32,9 +34,12 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return input_files.expand(paths, _SUFFIXES)
 
 
-def _rows(path: Path, name: str, log: ReadLog) -> Iterator[tuple[str, dict[str, Any]]]:
-    with input_files.open_input(path, log) as file:
+def _rows(
+    options: ImportOptions, path: Path, name: str, log: ReadLog
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    with input_files.open_input(path, options, log) as file:
         for number, line in enumerate(input_files.decoded_lines(file, path), start=1):
+            file.end_record()
             if line.isspace():
                 continue
             place = f"{name}:{number}"

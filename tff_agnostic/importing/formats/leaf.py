@@ -1,9 +1,10 @@
 """LEAF's JSON: `users`, and in `user_data` the lists `x` and `y` of each user."""
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import IO, Any, Optional
 
 from tff_agnostic.data.records import Record, Value
 from tff_agnostic.data.store_format import LABEL, TOKENS
@@ -18,6 +19,11 @@ from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceE
 
 # Lists within lists, as dimensions of an array.
 _MAX_DEPTH = 8
+# Lists and objects within one another, of which a user's begin at the third level.
+_MAX_NESTING = 32
+# A string and what ends it: a quote, or the block, perhaps within an escape.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
@@ -32,7 +38,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     for path in find_inputs(paths):
         split = path.parent.name if path.parent.name in SPLIT_NAMES else None
         name = input_files.place_of(path, paths)
-        for user, data in _users(path, log):
+        for user, data in _users(path, options, log):
             yield from converter.examples(user, data, split, name, log)
 
 
@@ -56,20 +62,58 @@ def check(options: ImportOptions) -> None:
         )
 
 
-def _users(path: Path, log: ReadLog) -> Iterator[tuple[str, Any]]:
+def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[str, Any]]:
     # Imported here, like every library of one format.
     import ijson
 
     found = False
-    with input_files.open_input(path, log) as file:
+    with input_files.open_input(path, options, log) as file:
         try:
-            for user, data in ijson.kvitems(file, "user_data", use_float=True):
+            for user, data in ijson.kvitems(_Nested(file, path), "user_data", use_float=True):
                 found = True
+                file.end_record()
                 yield user, data
         except (ijson.JSONError, UnicodeDecodeError) as e:
             raise UserError(f"{path}: expected JSON, found: {' '.join(str(e).split())}") from e
     if not found:
         raise UserError(f"{path}: expected LEAF's JSON with users in user_data, found none")
+
+
+class _Nested:
+    """A file of JSON that is nested so far only: a parser remembers the way to where it is.
+
+    Args:
+        file: The file.
+        path: Its name, for messages.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._depth = 0
+        # The beginning of a string that goes on in the next block.
+        self._open = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads as a file does.
+
+        Raises:
+            UserError: If lists and objects are nested too far.
+        """
+        block = self._file.read(size)
+        text, self._open = self._open + block, b""
+        for bracket in _BRACKET.findall(_STRING.sub(self._cut, text)):
+            self._depth += 1 if bracket in b"[{" else -1
+            if self._depth > _MAX_NESTING:
+                raise UserError(
+                    f"{self._path}: expected LEAF's JSON, found lists and objects nested over "
+                    f"{_MAX_NESTING} deep"
+                )
+        return block
+
+    def _cut(self, string: re.Match[bytes]) -> bytes:
+        self._open = b"" if string[1] == b'"' else b'"' + string[1]
+        return b""
 
 
 class _Converter:
@@ -79,7 +123,7 @@ class _Converter:
         self._normalizer = Normalizer(options, default_tokenizer="words")
         self._domains: Optional[Mapping[str, str]] = None
         if options.domains_file is not None:
-            self._domains = _read_domains(Path(options.domains_file))
+            self._domains = _read_domains(Path(options.domains_file), options)
 
     def examples(
         self, user: str, data: Any, split: Optional[str], name: str, log: ReadLog
@@ -172,14 +216,14 @@ def _flat(x: Any, place: str) -> list[Any]:
     return level
 
 
-def _read_domains(path: Path) -> dict[str, str]:
+def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
     """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN.
 
     Raises:
         UserError: If it cannot be read, or a line is of another form.
     """
     domains: dict[str, str] = {}
-    with input_files.open_input(path, ReadLog()) as file:
+    with input_files.open_input(path, options, ReadLog()) as file:
         lines = csv.reader(input_files.decoded_lines(file, path), strict=True)
         try:
             for values in lines:

@@ -40,7 +40,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     columns = _columns(options)
     labels = Labels(options)
     for path in find_inputs(paths):
-        with NpzColumns(path) as archive:
+        with NpzColumns(path, options) as archive:
             for split, suffix in _parts(archive.names, columns, path):
                 names = {role: name + suffix for role, name in columns.items()}
                 part = input_files.place_of(path, paths) + suffix

@@ -10,9 +10,12 @@ from typing import IO
 import numpy as np
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.importing.records.input_files import check_unpacked, too_large_record
+from tff_agnostic.importing.records.options import ImportOptions
 
 _SUFFIX = ".npy"
 _MAX_FOUND = 200
+_BLOCK_BYTES = 1 << 24
 
 
 class NpzColumns:
@@ -20,13 +23,15 @@ class NpzColumns:
 
     Args:
         path: The file.
+        options: Of the import, with its limits.
 
     Raises:
         UserError: If it is no .npz file, or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, options: ImportOptions) -> None:
         self._path = path
+        self._options = options
         try:
             self._zip = zipfile.ZipFile(path)
         except Exception as e:  # There is no list of what zip raises on arbitrary bytes.
@@ -49,12 +54,15 @@ class NpzColumns:
 
         Args:
             names: Which arrays; they have to have the same number of rows.
-            num_rows: Rows of a block.
+            num_rows: Rows of a block, of which fewer are read where they are large.
 
         Raises:
-            UserError: If an array is damaged, holds objects, or they differ in length.
+            UserError: If an array is damaged, holds objects, they differ in length, or are larger
+                than the options allow.
         """
         try:
+            for member in (self._zip.getinfo(name + _SUFFIX) for name in names):
+                check_unpacked(self._path, member.compress_size, member.file_size, self._options)
             # The archive stays open as long as one of its members does.
             with contextlib.ExitStack() as members:
                 columns = {
@@ -66,6 +74,10 @@ class NpzColumns:
                     found = ", ".join(f"{name} {length}" for name, length in lengths.items())
                     raise UserError(f"{self._path}: expected arrays of one length, found {found}")
                 total = next(iter(lengths.values()))
+                largest = max(column.row_bytes for column in columns.values())
+                if largest > self._options.max_record_bytes:
+                    raise too_large_record(self._path, self._options)
+                num_rows = max(1, min(num_rows, _BLOCK_BYTES // max(1, largest)))
                 compressed = sum(self._zip.getinfo(name + _SUFFIX).compress_size for name in names)
                 for start in range(0, total, num_rows):
                     size = min(num_rows, total - start)
@@ -106,9 +118,10 @@ class _Column:
             raise ValueError(f"{name} has the shape {shape}")
         self.num_rows = int(shape[0])
         self._row_shape = shape[1:]
+        self.row_bytes = math.prod(self._row_shape) * self._dtype.itemsize
 
     def next_rows(self, count: int) -> np.ndarray:
-        size = count * math.prod(self._row_shape) * self._dtype.itemsize
+        size = count * self.row_bytes
         content = self._file.read(size)
         if len(content) < size:
             raise EOFError("it ends early")

@@ -28,7 +28,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     for path in find_inputs(paths):
         domain = options.domain_name or path.stem
         place = input_files.place_of(path, paths)
-        for number, speech in _speeches(path, log):
+        for number, speech in _speeches(path, options, log):
             log.num_records += 1
             where = f"{place}:{number}"
             name = speech[0].strip()
@@ -53,16 +53,17 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return input_files.expand(paths, (_SUFFIX,))
 
 
-def _speeches(path: Path, log: ReadLog) -> Iterator[tuple[int, list[str]]]:
+def _speeches(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[int, list[str]]]:
     """Yields the lines of each speech, and the number of its first one."""
     speech: list[str] = []
     first = 1
-    with input_files.open_input(path, log) as file:
+    with input_files.open_input(path, options, log) as file:
         for number, line in enumerate(input_files.decoded_lines(file, path), start=1):
             if line.strip():
                 first = first if speech else number
                 speech.append(line)
             elif speech:
+                file.end_record()
                 yield first, speech
                 speech = []
     if speech:

@@ -19,6 +19,7 @@ from tff_agnostic.importing.records.markup import Markup, parse_markup, treat_ma
 from tff_agnostic.importing.records.options import ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog, RecordError, SourceExample
 
+_BLOCK = 1 << 20
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 
 
@@ -36,7 +37,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         site = path.resolve().parent.name
         prefix = f"{site}/" if len(dumps) > 1 else ""
         domains = PostDomains(options, site)
-        for number, attributes in _rows(path, log):
+        for number, attributes in _rows(path, options, log):
             yield from _sentences(attributes, prefix, path, number, markup, domains, log)
 
 
@@ -64,26 +65,35 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _rows(path: Path, log: ReadLog) -> Iterator[tuple[int, Mapping[str, str]]]:
+def _rows(
+    path: Path, options: ImportOptions, log: ReadLog
+) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yields the number and the attributes of each row."""
     # Imported here, like every library of one format: they take time to load.
     from defusedxml import ElementTree
     from defusedxml.common import DefusedXmlException
 
-    with input_files.open_input(path, log) as file:
+    with input_files.open_input(path, options, log) as file:
         parser = ElementTree.DefusedXMLParser(forbid_dtd=True)
         try:
-            events = ElementTree.iterparse(file, ("start", "end"), parser, forbid_dtd=True)
+            events = ElementTree.iterparse(_Blocks(file), ("start", "end"), parser, forbid_dtd=True)
             _, root = next(events)
             if root.tag != "posts":
                 raise UserError(f"{path}: expected {_EXPECTED}, found <{root.tag}>")
-            number = 0
+            number, row = 0, root
             for event, element in events:
+                if event == "start" and row is not root:
+                    raise UserError(
+                        f"{path}: expected {_EXPECTED}, found <{element.tag}> within <{row.tag}>"
+                    )
+                row = element
                 if event == "end" and element is not root:
                     number += 1
+                    file.end_record()
                     yield number, element.attrib
                     # The root would otherwise keep every row of the file.
                     root.clear()
+                    row = root
         except ParseError as e:
             raise _malformed(path, e, parser) from e
         except DefusedXmlException as e:
@@ -96,6 +106,22 @@ def _rows(path: Path, log: ReadLog) -> Iterator[tuple[int, Mapping[str, str]]]:
         except (LookupError, ValueError) as e:
             # The encoding that the file names is not known, or the parser does not take it.
             raise UserError(f"{path}: expected {_EXPECTED}, found: {e!s:.100}") from e
+
+
+class _Blocks:
+    """A file that is read in large blocks: a parser may begin a long value anew with each one.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads the next block, however many bytes are asked for."""
+        del size
+        return self._file.read(_BLOCK)
 
 
 def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:

@@ -34,7 +34,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     size, group_size = options.sentences_per_client, options.sentences_per_group
     for document, (path, domain) in _of_domains(options, paths, log).items():
         count = 0
-        for words in sentences(_pieces(path, log), normalizer):
+        for words in sentences(_pieces(path, options, log), normalizer):
             log.num_records += 1
             client = f"{document}#{count // size:04d}" if size else document
             group = f"{document}#{count // group_size:04d}" if group_size else document
@@ -110,7 +110,7 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
         if not root.is_dir():
             if root.suffix != _SUFFIX:
                 raise UserError(f"{root}: expected a folder, or a text {_SUFFIX}, found neither")
-            input_files.check_not_empty(root)
+            input_files.check_is_file(root)
             yield root.parent, root, None
             continue
         entries = sorted(root.iterdir())
@@ -183,11 +183,11 @@ _SENTENCES: dict[str, Callable[[Iterable[str], Normalizer], Iterator[list[str]]]
 }
 
 
-def _pieces(path: Path, log: ReadLog) -> Iterator[str]:
+def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
     """Yields a text in pieces that end between words."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset, rest = 0, ""
-    with input_files.open_input(path, log) as file:
+    with input_files.open_input(path, options, log) as file:
         while True:
             block = file.read(_BLOCK)
             pending = len(decoder.getstate()[0])
@@ -197,7 +197,12 @@ def _pieces(path: Path, log: ReadLog) -> Iterator[str]:
                 raise input_files.not_utf8(
                     path, offset - pending + e.start, e.object[e.start]
                 ) from e
+            if "\0" in text:
+                # As where a file is sparse: no text has it, and there may be no end of them.
+                raise UserError(f"{path}: expected text, found a NUL character")
             offset += len(block)
+            # A sentence without end is cut.
+            file.end_record()
             if not block:
                 yield text
                 return

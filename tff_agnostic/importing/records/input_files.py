@@ -3,23 +3,75 @@
 import contextlib
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import open_file
+from tff_agnostic.importing.records.options import FREE_MB, MB, ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog
 
 _BUFFER = 1 << 20
-# No text file has a line like this; other files may have no line ends at all.
-_MAX_LINE = 1 << 26
+
+
+class InputFile(io.BufferedReader):
+    """An input, unpacked if it is compressed, of which only so much is read.
+
+    Args:
+        path: Its name, for messages.
+        packed: The file.
+        is_gzip: Whether it is compressed.
+        options: What the limits are.
+        log: Is told how many bytes were read from the file.
+    """
+
+    def __init__(
+        self, path: Path, packed: Any, is_gzip: bool, options: ImportOptions, log: ReadLog
+    ) -> None:
+        self._limited = _Limited(path, packed, is_gzip, options, log)
+        super().__init__(self._limited, _BUFFER)
+
+    def end_record(self) -> None:
+        """Says that a record has been read: what follows is another one."""
+        self._limited.of_record = 0
+
+
+class _Limited(io.RawIOBase):
+    def __init__(
+        self, path: Path, packed: Any, is_gzip: bool, options: ImportOptions, log: ReadLog
+    ) -> None:
+        self.of_record = 0
+        self._path = path
+        self._packed = _Counted(packed, log)
+        self._options = options
+        self._unpacked = 0
+        self._is_gzip = is_gzip
+        self._file: Any = self._packed
+        if is_gzip:
+            self._file = gzip.GzipFile(fileobj=io.BufferedReader(self._packed, _BUFFER))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size: int = self._file.readinto(buffer)
+        self.of_record += size
+        self._unpacked += size
+        if self.of_record > self._options.max_record_bytes + _BUFFER:
+            raise too_large_record(self._path, self._options)
+        if self._is_gzip:
+            check_unpacked(self._path, self._packed.count, self._unpacked, self._options)
+        return size
 
 
 class _Counted(io.RawIOBase):
     """A file that tells a log how many bytes were read from it."""
 
     def __init__(self, file: Any, log: ReadLog) -> None:
+        self.count = 0
         self._file = file
         self._log = log
 
@@ -28,23 +80,53 @@ class _Counted(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         size: int = self._file.readinto(buffer)
+        self.count += size
         self._log.advance(size)
         return size
 
 
+def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOptions) -> None:
+    """Checks how large a compressed input, or a part of one, is when unpacked.
+
+    Args:
+        path: The input.
+        packed: Its bytes.
+        unpacked: The bytes that they are, or say that they are.
+        options: What the limits are.
+
+    Raises:
+        UserError: If it is larger than the options allow.
+    """
+    if unpacked > options.max_unpacked_mb * MB:
+        raise UserError(
+            f"{path}: expected at most {options.max_unpacked_mb} MB when unpacked "
+            f"(--max_unpacked_mb), found more"
+        )
+    if unpacked > max(FREE_MB * MB, options.max_unpacked_ratio * packed):
+        raise UserError(
+            f"{path}: expected at most {options.max_unpacked_ratio} times its size when unpacked "
+            f"(--max_unpacked_ratio), found {unpacked / MB:.0f} MB in {packed / MB:.3g} MB"
+        )
+
+
+def too_large_record(path: Path, options: ImportOptions) -> UserError:
+    """Returns the error for a record of more bytes than the options allow."""
+    return UserError(
+        f"{path}: expected records of at most {options.max_record_mb} MB (--max_record_mb), found "
+        "a larger one"
+    )
+
+
 @contextlib.contextmanager
-def open_input(path: Path, log: ReadLog) -> Iterator[IO[bytes]]:
+def open_input(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[InputFile]:
     """Yields an input file, unpacked if its name ends in .gz.
 
     Raises:
-        UserError: If it cannot be read, or, while it is read in this block, is truncated or
-            damaged.
+        UserError: If it cannot be read, or, while it is read in this block, is truncated, damaged,
+            or larger than the options allow.
     """
-    with reading_errors(path), open(path, "rb", buffering=0) as raw:
-        file: Any = io.BufferedReader(_Counted(raw, log), _BUFFER)
-        if path.suffix == ".gz":
-            file = io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER)  # type: ignore[arg-type]
-        yield file
+    with reading_errors(path), open_file(path, "a file") as packed:
+        yield InputFile(path, packed, path.suffix == ".gz", options, log)
 
 
 @contextlib.contextmanager
@@ -69,10 +151,8 @@ def decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
         UserError: If it is not UTF-8; the message names the line and the byte.
     """
     offset, number = 0, 0
-    while line := file.readline(_MAX_LINE):
+    while line := file.readline():
         number += 1
-        if len(line) == _MAX_LINE and not line.endswith(b"\n"):
-            raise UserError(f"{path}:{number}: expected text, found a line of over {_MAX_LINE} B")
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as e:
@@ -118,14 +198,15 @@ def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
                 raise UserError(f"{path}: expected files {' or '.join(suffixes)}, found none")
         files += found
     for file in files:
-        check_not_empty(file)
+        check_is_file(file)
     return files
 
 
-def check_not_empty(path: Path) -> None:
-    """Raises a `UserError` if a file has no bytes."""
-    if path.is_file() and path.stat().st_size == 0:
-        raise UserError(f"{path}: expected data, found an empty file")
+def check_is_file(path: Path) -> None:
+    """Raises a `UserError` if a path is no file, such as a pipe or a device, or has no bytes."""
+    with open_file(path, "a file") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise UserError(f"{path}: expected data, found an empty file")
 
 
 def place_of(path: Path, inputs: Sequence[Path]) -> str:

@@ -19,6 +19,9 @@ from tff_agnostic.importing.records.choices import (
 from tff_agnostic.importing.records.markup import DEFAULT_MARKUP
 from tff_agnostic.settings import setting
 
+MB = 10**6
+# What may be unpacked from a small input, whatever the ratio.
+FREE_MB = 10
 SPLIT_NAMES = ("train", "heldout", "test")
 
 _TABLES = ("csv", "jsonl", "parquet")
@@ -51,6 +54,26 @@ class ImportOptions:
         "fail",
         "What becomes of a record with a label, feature or domain that cannot be.",
         choices=BAD_RECORDS,
+    )
+    max_record_mb: int = setting(
+        64,
+        "How many MB a record of the input may have, such as a line, a post or a user of LEAF.",
+        at_least=1,
+    )
+    max_unpacked_mb: int = setting(
+        200_000, "How many MB a compressed input may have when unpacked.", at_least=1
+    )
+    max_unpacked_ratio: int = setting(
+        200,
+        "How many times its size a compressed input may have when unpacked, beyond the first "
+        f"{FREE_MB} MB.",
+        at_least=1,
+    )
+    max_pixels: int = setting(
+        1 << 24,
+        "How many pixels an image may have, all pictures of an animation together.",
+        at_least=1,
+        only_with=_formats("parquet", "idx"),
     )
     split: tuple[str, ...] = setting(
         ("train:0.8", "heldout:0.1", "test:0.1"),
@@ -227,6 +250,11 @@ class ImportOptions:
         choices=PUNCTUATION,
         only_with=_formats("text_folders", "plays", "leaf", *_TABLES),
     )
+
+    @property
+    def max_record_bytes(self) -> int:
+        """How many bytes a record may have."""
+        return self.max_record_mb * MB
 
     @property
     def are_classes(self) -> bool:

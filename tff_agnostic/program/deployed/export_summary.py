@@ -1,5 +1,6 @@
 """What is printed of an export."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from tabulate import tabulate
 
 from tff_agnostic.computations.exchange import MAIN_MODEL
 from tff_agnostic.deployment.kinds import EVALUATION
+from tff_agnostic.privacy.statement import guarantee
 from tff_agnostic.program.deployed.exporting import EVALUATED_MODEL
 
 
@@ -43,13 +45,15 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
     if noise is None:
         return []
     found = noise["guarantee_as_simulated"]
-    epsilon = "inf" if found["epsilon"] is None else f"{found['epsilon']:.4g}"
+    epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
     # Of a training rounds; of an evaluation, itself.
     releases = f"{found['rounds']} rounds" if "rounds" in found else "an evaluation"
     return [
-        f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: ({epsilon}, "
-        f"{found['delta']:.3g})-differential privacy of each client after {releases} "
-        "of a fleet as the run's; see server_must in the manifest",
+        f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: "
+        + guarantee(
+            epsilon, found["delta"], f"of each client after {releases} of a fleet as the run's"
+        )
+        + "; see server_must in the manifest",
         "server_state.ckpt holds the key of the fleet's noise: keep it secret",
     ]
 

@@ -55,12 +55,14 @@ class DeviceSettings:
         max_clients_per_round: The most clients of a round that secure sums have room for; by
             default twice as many as a round should have.
         require_odp_ops: Whether an op that On-Device Personalization's devices lack is refused.
+        noise_generator: What the noise of a private run's export is made of.
     """
 
     collection_uri: str = "app:/examples"
     client_graph: str = "tflite"
     max_clients_per_round: Optional[int] = None
     require_odp_ops: bool = False
+    noise_generator: str = "secure"
 
 
 def export_request(
@@ -98,8 +100,10 @@ def export_request(
     elif models is not None:
         raise UserError(f"--models has no effect with --kind={kind}")
     evaluation = EvaluationMetrics(task.model, config.worst_min_examples, config.client_percentiles)
-    fleet = fleet_privacy(kind, spec, task, algorithm, restore)
+    settings = spec.settings()
+    fleet = fleet_privacy(kind, spec, task, algorithm, restore, device.noise_generator)
     if fleet is not None:
+        settings["noise_generator"] = device.noise_generator
         aggregation, restore = fleet.aggregation, fleet.restore
         evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
     ids = task.train.client_ids
@@ -126,7 +130,7 @@ def export_request(
             "task": spec.task,
             "domains": list(task.domain_names),
             "settings": {
-                name: value for name, value in spec.settings().items() if name not in OF_SIMULATIONS
+                name: value for name, value in settings.items() if name not in OF_SIMULATIONS
             },
             OPTIONS: _options_without_paths(spec),
             SETTINGS_FORMAT: FORMAT,

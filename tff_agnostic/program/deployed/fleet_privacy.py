@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions
+from tff_agnostic.aggregations.private.private_sum import PrivateSum
 from tff_agnostic.aggregations.private.registry import PRIVACIES
 from tff_agnostic.computations.aggregated import AggregatedRound
 from tff_agnostic.computations.evaluation import Measurement
@@ -24,6 +25,8 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import Task
 
 Restore = Callable[[RunState], RunState]
+# From a fleet's sums to the state of the run's training.
+_Trained = Callable[[PrivateSum], RunState]
 _OF_RANGES = (
     "the smallest and the largest values of some training clients, between which those of the "
     "made-up clients in conformance/ are drawn"
@@ -41,18 +44,23 @@ class FleetPrivacy(NamedTuple):
     Attributes:
         aggregation: Sums with noise.
         noise: The noise of the fleet.
-        restore: Returns the state to start from, given the initial one; that one if None.
+        restore: Returns the state to start from, given the initial one; its key is not the fleet's.
         of_evaluation: Fields of `EvaluationMetrics` that are others with noise.
     """
 
     aggregation: Aggregation
     noise: FleetNoise
-    restore: Optional[Restore]
+    restore: Restore
     of_evaluation: Mapping[str, Any] = {}
 
 
 def fleet_privacy(
-    kind: str, spec: RunSpec, task: Task, algorithm: Algorithm, restore: Optional[Restore]
+    kind: str,
+    spec: RunSpec,
+    task: Task,
+    algorithm: Algorithm,
+    restore: Optional[Restore],
+    noise_generator: str,
 ) -> Optional[FleetPrivacy]:
     """Returns the privacy of an export; None if the run has none.
 
@@ -62,6 +70,7 @@ def fleet_privacy(
         task: Its task, loaded.
         algorithm: Its algorithm.
         restore: Returns the state of the run's training, given the initial one.
+        noise_generator: What the fleet's noise is made of, whatever the run's was.
 
     Raises:
         UserError: If the run's noise is not a server's, or its evaluations have none.
@@ -75,16 +84,26 @@ def fleet_privacy(
             "are modular ones, which plans of the profiles do not have, and devices would need "
             "random numbers of their own operating systems"
         )
-    return _OF_KINDS[kind](spec, task, algorithm, restore)
+    of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
+    fleet = dataclasses.replace(spec, privacy=of_fleet)
+
+    def trained(aggregation: PrivateSum) -> RunState:
+        # The run's key may be of another length than the fleet's.
+        key = noise_key(spec.privacy)
+        of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
+        initial = AggregatedRound(algorithm, of_run).initialize()
+        return initial if restore is None else restore(initial)
+
+    return _OF_KINDS[kind](fleet, task, algorithm, trained)
 
 
 def _of_training(
-    spec: RunSpec, task: Task, algorithm: Algorithm, restore: Optional[Restore]
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     # Rounds are the fleet's own: nobody is evaluated.
     without = dataclasses.replace(spec.privacy, private_evaluation=False)
     privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
-    aggregation = privacy.aggregation(spec.build_aggregation())
+    aggregation = _sums(privacy, spec)
     check_sizes_by_chance(spec.config, aggregation)
     privacy.describe(algorithm, aggregation)
 
@@ -94,12 +113,12 @@ def _of_training(
         return _with_ranges(privacy.statement(spec.config.rounds).to_dict())
 
     expected = float(spec.config.clients_per_round)
-    noise = FleetNoise(noise_key(spec.privacy.noise_seed), guarantee, expected)
-    return FleetPrivacy(aggregation, noise, restore)
+    noise = FleetNoise(noise_key(spec.privacy), guarantee, expected)
+    return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
 def _of_evaluation(
-    spec: RunSpec, task: Task, algorithm: Algorithm, restore: Optional[Restore]
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     privacy = _privacy(spec, task, algorithm)
     private = privacy.evaluation
@@ -109,13 +128,10 @@ def _of_evaluation(
             f"without --private_evaluation, found {EVALUATION}: its sums would have no "
             "noise, which a run with --private_evaluation gives them"
         )
-    trained = AggregatedRound(algorithm, privacy.aggregation(spec.build_aggregation()))
 
     def restored(initial: RunState) -> RunState:
         # The weights of training, and none of its secrets.
-        of_training = trained.initialize()
-        state = of_training if restore is None else restore(of_training)
-        return state._replace(aggregations=initial.aggregations)
+        return trained(_sums(privacy, spec))._replace(aggregations=initial.aggregations)
 
     def measurement(model: Model, num_domains: int) -> Measurement:
         del model, num_domains
@@ -123,13 +139,19 @@ def _of_evaluation(
         return private.measurement
 
     noise = FleetNoise(
-        noise_key(spec.privacy.noise_seed),
+        noise_key(spec.privacy),
         lambda state: _with_ranges(private.statement(1).to_dict()),
         server_must=(_OF_TRAINING_STATE,),
     )
     tidied = functools.partial(consistent, limits=private.bounds)
     of_evaluation = {"measurement": measurement, "tidied": tidied}
     return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
+
+
+def _sums(privacy: RunPrivacy, spec: RunSpec) -> PrivateSum:
+    aggregation = privacy.aggregation(spec.build_aggregation())
+    assert isinstance(aggregation, PrivateSum)
+    return aggregation
 
 
 def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> RunPrivacy:
@@ -142,6 +164,6 @@ def _with_ranges(guarantee: Mapping[str, Any]) -> dict[str, Any]:
     return {**guarantee, "not_covered": [*guarantee["not_covered"], _OF_RANGES]}
 
 
-_OF_KINDS: Registry[Callable[[RunSpec, Task, Algorithm, Optional[Restore]], FleetPrivacy]] = (
-    Registry("kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation})
+_OF_KINDS: Registry[Callable[[RunSpec, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
+    "kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation}
 )

@@ -26,12 +26,14 @@ class MixingTask:
         name: Name of the task.
         options: All of its options.
         context: What else it was loaded from.
+        trust: Whether Keras files may run code.
     """
 
     task: Task
     name: str
     options: Mapping[str, Any]
     context: TaskContext
+    trust: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.losses import takes_scores
 from tff_agnostic.models.mixtures.forms import form_of
 from tff_agnostic.models.mixtures.holding import Architecture
+from tff_agnostic.models.plain_keras import classes_of
 from tff_agnostic.models.user_file import in_one_line
 from tff_agnostic.models.user_model_check import described
 from tff_agnostic.program.ensembles.base_predictor import (
@@ -52,7 +53,9 @@ def keras_predictor(
             f"{FLAG}: {path}: expected a run or a file of base_predictors: the task's predictors "
             "are distributions of words, which Keras has no model of"
         )
-    keras_model = read_keras(path, model.keras_model, FLAG)
+    own = model.keras_model
+    classes = {} if own is None else classes_of(own)
+    keras_model = read_keras(path, classes, FLAG, mixing.trust)
     outputs = _outputs(path, keras_model, model.example_spec["x"])
     check_outputs(path, outputs, model)
     takes = takes_scores(model.loss)

@@ -3,18 +3,21 @@
 import dataclasses
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS, key_like
 from tff_agnostic.aggregations.private.options import ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateState
 from tff_agnostic.aggregations.private.private_sum import PrivateSum
 from tff_agnostic.computations.aggregated import AggregatedExchange
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest_of
 from tff_agnostic.models.functional import Model
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
@@ -97,15 +100,31 @@ class PrivateEvaluation:
         )
         self.aggregation = _aggregation(options, inner, self.measurement, self.mechanism)
         self.bounds = self.measurement.exchange.bounds(self.aggregation.limits)
+        self._split_name = task.test_split
         self._account = PrivacyAccountant([self.mechanism], self.delta)
         self._noise_seed = options.noise_seed
 
-    def state(self, key: tuple[int, int], release: int) -> PrivateState:
+    def digest(self, client_ids: Sequence[str]) -> str:
+        """Returns a digest of who is evaluated, and of the bounds and the size of the noise.
+
+        An evaluation that differs in any of these needs noise of its own: with equal noise the
+        difference of two samples is exact, and two sizes of one noise give the noise away.
+
+        Args:
+            client_ids: Names of the clients, in order.
+        """
+        groups = self.aggregation.groups(self.bounds)
+        factors = self.aggregation.noise_factors(self.bounds)
+        scales = [(group.name, group.limit, factor) for group, factor in zip(groups, factors)]
+        z = self.mechanism.noise_multiplier
+        return digest_of([self._split_name, list(client_ids), z, scales])
+
+    def state(self, key: tuple[int, ...], release: int) -> PrivateState:
         """Returns what the server knows of an evaluation.
 
         Args:
-            key: The secret of evaluations.
-            release: Number of the evaluation; no two that differ may have one.
+            key: See `evaluation_key`.
+            release: Number of the model that is evaluated.
         """
         return PrivateState(
             np.array(key, np.int64),
@@ -130,6 +149,7 @@ class PrivateEvaluation:
         z = self.mechanism.noise_multiplier
         split = {group.name: factor * z for group, factor in zip(groups, factors)}
         remarks = [OF_DATA_REMARKS, *([] if self.num_shared else [_OF_OTHER_NAMES])]
+        remarks += self.aggregation.remarks
         if self._noise_seed is not None:
             remarks.append(
                 f"noise is that of --noise_seed={self._noise_seed}: whoever knows it can take the "
@@ -142,6 +162,7 @@ class PrivateEvaluation:
             remarks,
             evaluations_are_private=True,
             of_what=_OF_WHAT,
+            noise_generator=self.aggregation.generator.title,
         )
 
 
@@ -161,27 +182,29 @@ def check_metric_bounds(model: Model) -> None:
                 )
 
 
-def evaluation_key(noise_key: Any) -> tuple[int, int]:
-    """Returns the secret of a run's evaluations, which tells nothing of the one it is made of.
+def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
+    """Returns the secret of an evaluation, which tells nothing of the one it is made of.
 
     Args:
-        noise_key: The run's secret, int64 [2].
+        noise_key: The run's secret, int64, as long as its generator's keys.
+        place: What tells the evaluation from all others of the run.
     """
-    digest = hashlib.sha256(_EVALUATIONS + np.asarray(noise_key, np.int64).tobytes()).digest()
-    first, second = (int.from_bytes(digest[k : k + 8], "little") >> 1 for k in (0, 8))
-    return first, second
+    secret = np.asarray(noise_key, np.int64).tobytes()
+    digest = hashlib.sha256(_EVALUATIONS + secret + place.encode()).digest()
+    return key_like(noise_key, digest)
 
 
 def _aggregation(
     options: ServerNoiseOptions, inner: Aggregation, measurement: Any, mechanism: Mechanism
 ) -> PrivateSum:
+    generator = NOISE_GENERATORS[options.noise_generator]
     release = PrivateSum(
         inner,
         options,
         "central",
         expected_clients=1.0,
         # Both are in the state that each evaluation gets.
-        noise_key=(0, 0),
+        noise_key=generator.key(bytes(generator.key_bytes)),
         noise_multiplier=mechanism.noise_multiplier,
     )
     bounds = measurement.exchange.bounds(release.limits)

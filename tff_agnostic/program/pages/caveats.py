@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tff_agnostic.data.remarks import FEW_EXAMPLES
+from tff_agnostic.privacy.earlier_account import is_too_small
+from tff_agnostic.privacy.statement import WEAK_EPSILON
 from tff_agnostic.program.pages.blocks import Line, Name, Part, Section, Warnings
 from tff_agnostic.program.pages.course import weight_quantity
 from tff_agnostic.program.pages.run_record import RunRecord
-from tff_agnostic.program.private.earlier_account import is_too_small
 from tff_agnostic.program.reporting.cells import cell
 from tff_agnostic.quantities import Unit
 
@@ -17,8 +18,6 @@ FEW_CLIENTS = 10
 # A domain that weighs more in the mean of the last rounds leaves the others nothing.
 RUN_AWAY = 0.9
 _SOME_ROUNDS = 0.1
-# Beyond it a guarantee is no more than a formality.
-_WEAK_EPSILON = 10.0
 _TEST = "test"
 _MAX_NAMES = 5
 # Remarks of the data that these pages tell with their own numbers.
@@ -223,8 +222,8 @@ def _privacy(run: RunRecord) -> Iterator[Line]:
     epsilon = private.number("epsilon")
     if epsilon.value is None:
         yield "Training was private in name only: without noise epsilon is infinite."
-    elif epsilon.value > _WEAK_EPSILON:
-        yield ["Epsilon is ", epsilon, f": above {_WEAK_EPSILON:.0f} it promises next to nothing."]
+    elif epsilon.value > WEAK_EPSILON:
+        yield ["Epsilon is ", epsilon, f": above {WEAK_EPSILON:.0f} it promises next to nothing."]
     if is_too_small(run.config):
         yield (
             "An earlier release wrote a smaller epsilon into result.json. It took the number of "

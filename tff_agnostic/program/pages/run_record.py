@@ -9,8 +9,8 @@ import numpy as np
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
+from tff_agnostic.privacy.earlier_account import right_result
 from tff_agnostic.program.pages.blocks import Source
-from tff_agnostic.program.private.earlier_account import right_result
 from tff_agnostic.program.reporting.column import Column
 from tff_agnostic.program.reporting.history import read_history
 from tff_agnostic.quantities import Quantity, Role, Unit

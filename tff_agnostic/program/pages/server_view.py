@@ -98,6 +98,7 @@ def _privacy(run: RunRecord) -> list[Block]:
         ("of each group", groups[:-1] or "-"),
         ("Accountant", str(found["accountant"])),
         ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
+        *_of_generator(found),
     ]
     return [
         Paragraph("Differential privacy of training:"),
@@ -107,3 +108,9 @@ def _privacy(run: RunRecord) -> list[Block]:
         *([Paragraph("To be known beside:")] if found["remarks"] else []),
         *([Bullets([str(text) for text in found["remarks"]])] if found["remarks"] else []),
     ]
+
+
+def _of_generator(private: Mapping[str, Any]) -> list[tuple[str, Line]]:
+    # Runs of earlier releases do not name it.
+    found = private.get("noise_generator")
+    return [("Noise generator", str(found))] if found else []

@@ -99,11 +99,16 @@ class AttackedRounds:
         self._is_clear = np.all(is_clear, axis=0)
         self.clear = {role: message[0, self._is_clear] for role, message in messages.items()}
 
+    def keys(self, rng: np.random.Generator, runs: int) -> np.ndarray:
+        """Returns keys of the noise, int64 [R, K]: as a run's, but for who draws their bytes."""
+        generator = self._exchanges[0].release.generator
+        return np.array([generator.key(rng.bytes(generator.key_bytes)) for _ in range(runs)])
+
     def play(self, keys: np.ndarray, entries: np.ndarray, num_others: np.ndarray) -> Views:
         """Plays runs, from the first state on.
 
         Args:
-            keys: Of the noise of each run, int64 [R, 2].
+            keys: Of the noise of each run, int64 [R, K].
             entries: Of cohorts: the role, and for a silent one of how many clients it is, int32
                 [R, T, E, 2].
             num_others: How many others take part in each round, as far as the attacker knows, [R,
@@ -135,7 +140,7 @@ class AttackedRounds:
 
     def _probed(self, role: Role) -> np.ndarray:
         """Returns the messages of rounds with several keys and one entry."""
-        keys = np.arange(2 * _PROBES).reshape([_PROBES, 2])
+        keys = self.keys(np.random.default_rng(0), _PROBES)
         entry = np.tile(np.int32([role, role is Role.SILENT]), [_PROBES, 1, 1])
         played = self._play(self._states(keys), tf.constant(entry), tf.zeros([_PROBES], tf.float64))
         messages: np.ndarray = played[2].numpy()
@@ -309,8 +314,10 @@ class _AttackedExchange:
             answer = self._answer(clip_norms, role.value)
             values = self.release.clipped(clip_norms, answer, self._bounds)
         else:
+            is_exact, inner = self.release.generator.is_exact, self.release.inner
+            inner = inner.exact() if is_exact else inner
             bounds = self.release.released_bounds(self._bounds)
-            _, values, _ = self.release.inner.decode((), submitted, bounds)
+            _, values, _ = inner.decode((), submitted, bounds)
         return self._along(values, deviations)
 
     def _along(self, values: Any, deviations: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -17,6 +17,7 @@ from scipy.special import logsumexp
 
 from tff_agnostic.aggregations.private.private_release import PrivateState
 from tff_agnostic.computations.exchange import RunState
+from tff_agnostic.data.sampling import Seed
 from tff_agnostic.privacy.lower_bound import LowerBound, lower_bound
 from tff_agnostic.program.private.attacked_rounds import AttackedRounds, Role, Views
 from tff_agnostic.program.private.run_keys import cohort_seed
@@ -53,7 +54,7 @@ class Cohorts:
             rounds have independent noise.
     """
 
-    draws: Callable[[int], Callable[[int], Drawn]]
+    draws: Callable[[Seed], Callable[[int], Drawn]]
     client: str
     chances: np.ndarray
     answers_silently: bool = False
@@ -101,7 +102,7 @@ def attack(
     rng = np.random.default_rng(seed)
     scores, features, shift = [], [], 0.0
     for role in (rounds.without, Role.CLIENT):
-        keys = rng.integers(2**63, size=[runs, 2], dtype=np.int64)
+        keys = rounds.keys(rng, runs)
         entries, num_others, num_silent = _drawn(keys, cohorts, role)
         if rounds.without is Role.OTHER:
             # Whether it is the client that was drawn, the attacker does not know.

@@ -19,6 +19,7 @@ from tff_agnostic.privacy import (
     statement,
 )
 from tff_agnostic.privacy.options import AccountingOptions
+from tff_agnostic.privacy.statement import drowned
 
 # Of a release's noise and rounds, in tables beside what was asked about.
 _NOISE_FACTORS = (0.5, 1.0, 2.0)
@@ -27,6 +28,8 @@ _ROUND_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _NUM_POINTS = 9
 # Parts of 1 to which a noise multiplier is told.
 _SHOWN = 10**6
+# Epsilons that are shown in fewer digits.
+_LARGE = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Curves:
         """Returns a line for each number of rounds."""
         headers = ["rounds", *(f"epsilon with noise {z:.4g}" for z in self.epsilons)]
         rows = [
-            [f"{n}", *(f"{of[i]:.4f}" for of in self.epsilons.values())]
+            [f"{n}", *(_shown(of[i]) for of in self.epsilons.values())]
             for i, n in enumerate(self.rounds)
         ]
         text: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
@@ -77,6 +80,14 @@ class Answer:
     options: AccountingOptions
     statement: PrivacyStatement
 
+    def note(self) -> Optional[str]:
+        """Returns what has to be known of the noise, if anything; it is of sampled cohorts."""
+        clients_per_round = self.options.clients_per_round
+        if clients_per_round is None:
+            return None
+        found = self.statement
+        return drowned(found.noise_multiplier, clients_per_round, found.rounds)
+
     def table(self) -> str:
         """Returns the guarantee and what it rests on."""
         text: str = tabulate(self.statement.rows(), tablefmt="plain", disable_numparse=True)
@@ -103,7 +114,7 @@ class Answer:
         epsilons = {}
         for factor in _NOISE_FACTORS:
             known = _accountant(self.options, factor * asked, self.statement.accountant)
-            epsilons[factor * asked] = tuple(known.epsilon(int(n)) for n in rounds)
+            epsilons[factor * asked] = tuple(_epsilon(known, int(n)) for n in rounds)
         return Curves(tuple(map(int, rounds)), epsilons, asked)
 
 
@@ -126,8 +137,7 @@ def answer(options: AccountingOptions) -> Answer:
 def _epsilon_of_settings(options: AccountingOptions) -> Answer:
     assert options.noise_multiplier is not None and options.rounds is not None
     found = _statement(options, options.noise_multiplier, options.rounds)
-    value = f"{found.epsilon:.4f}" if math.isfinite(found.epsilon) else "infinite"
-    return Answer(f"epsilon is {value}", options, found)
+    return Answer(f"epsilon is {_shown(found.epsilon)}", options, found)
 
 
 def _noise_for_epsilon(options: AccountingOptions) -> Answer:
@@ -169,6 +179,19 @@ def _accountant(
     options: AccountingOptions, noise_multiplier: float, name: Optional[str]
 ) -> PrivacyAccountant:
     return PrivacyAccountant([options.mechanism(noise_multiplier)], options.known_delta, name)
+
+
+def _shown(epsilon: float) -> str:
+    # Of a large one its digits say nothing.
+    return f"{epsilon:.4f}" if epsilon < _LARGE else f"{epsilon:.4g}"
+
+
+def _epsilon(accountant: PrivacyAccountant, rounds: int) -> float:
+    try:
+        return accountant.epsilon(rounds)
+    except UserError:
+        # More rounds than were asked about: no account is worked out for so many.
+        return math.inf
 
 
 def _statement(

@@ -20,7 +20,7 @@ from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem
 from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.data.sampling import SecretCoins, poisson_cohort, sample_cohort, turns
+from tff_agnostic.data.sampling import SecretCoins, Seed, poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.privacy.accountant import PrivacyAccountant
@@ -39,6 +39,7 @@ from tff_agnostic.privacy.tree import Participations, noise_covariance
 from tff_agnostic.program.private.attacked_rounds import AttackedRounds, Role
 from tff_agnostic.program.private.audit import Cohorts, Drawn, Findings, attack
 from tff_agnostic.program.private.privacy_answers import Answer
+from tff_agnostic.program.private.run_keys import noise_key
 
 # What can be audited.
 Audited = Union[CentralNoise, DistributedNoise, TreeNoise]
@@ -240,7 +241,7 @@ def _ids(num_clients: int) -> list[str]:
 
 
 def _all_alike(
-    num_clients: int, drawn: float, without: Role, draw: Callable[[list[str], int, int], list[str]]
+    num_clients: int, drawn: float, without: Role, draw: Callable[[list[str], Seed, int], list[str]]
 ) -> _Fleet:
     """Returns a fleet of which each round draws by (clients, secret seed, number of the round)."""
     ids, rate = _ids(num_clients), drawn / num_clients
@@ -300,7 +301,7 @@ def _secret(sampling: SecretCohorts) -> _Fleet:
     groups = [ids] if answering == len(ids) else turns(ids, answering, 0)
 
     def cohorts(rounds: int, bundle: int) -> Cohorts:
-        def draws(seed: int) -> Callable[[int], Drawn]:
+        def draws(seed: Seed) -> Callable[[int], Drawn]:
             coins = SecretCoins(ids, answering, drawn, 0, seed)
 
             def draw(round_num: int) -> Drawn:
@@ -386,11 +387,14 @@ def _round_of(
     inner = SecureSum(SecureSumOptions(**limits, min_clients=1)) if secure else PlainSum()
     spec, z = PRIVACIES[name], float(mechanism.noise_multiplier)
     assert spec.build is not None
+    options = spec.options(noise_multiplier=z, **given)
+    # Each run has another one in its place.
+    key = noise_key(options)
     release = spec.build(
         name,
         inner,
-        spec.options(noise_multiplier=z, **given),
-        NoiseFacts(float(fleet.clients_per_round), (0, 0), z, *of_clients),
+        options,
+        NoiseFacts(float(fleet.clients_per_round), key, z, *of_clients),
     )
     model = logistic_regression(_FEATURES, _CLASSES)
     counts = (limits["max_examples"] * fleet.clients_per_round / _DOMAINS,) * _DOMAINS

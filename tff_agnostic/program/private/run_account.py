@@ -7,7 +7,8 @@ from typing import Any, Optional
 from tff_agnostic.computations.exchange import Report
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import PrivacyAccountant
-from tff_agnostic.program.evaluation.evaluator import num_evaluations
+from tff_agnostic.program.evaluation.evaluator import RunEvaluations, num_evaluations
+from tff_agnostic.program.evaluation.ledger import Release
 from tff_agnostic.program.evaluation.private_evaluation import PrivateEvaluation
 from tff_agnostic.program.private.run_mechanisms import MechanismOf
 from tff_agnostic.program.specs.config import RunConfig
@@ -49,11 +50,12 @@ class RunAccount:
         self._delta = delta
         self._evaluation = evaluation
         self._num_models = num_models
-        # Evaluations of a model before the rounds of this process, and its first round.
-        self._evaluated, self._completed = 0, 0
+        # Those of the run, and rounds that were completed before this process.
+        self._evaluations: Optional[RunEvaluations] = None
+        self._completed = 0
         self.accountant = self._accountant(noise_multiplier)
         self._pool = ThreadPoolExecutor(1, "privacy-accountant")
-        self._ahead: dict[int, Future[Report]] = {}
+        self._ahead: dict[tuple[int, int], Future[Report]] = {}
 
     @property
     def is_composed(self) -> bool:
@@ -66,18 +68,27 @@ class RunAccount:
         return OrderedDict(quantities, privacy=OrderedDict(epsilon=_EPSILON, **of_evaluations))
 
     def report(self, report: Report, rounds: int) -> Report:
-        """Returns the report of a round with what was spent up to it, its evaluation included."""
-        spent = self._ahead.pop(rounds, None) or self._submitted(rounds)
+        """Returns the report of a round with what was spent up to it.
+
+        Args:
+            report: The report.
+            rounds: The round; if it has an evaluation, that was made.
+        """
+        now, later = (rounds, self.evaluations(rounds)), (rounds + 1, self.evaluations(rounds + 1))
+        spent = self._ahead.get(now) or self._pool.submit(self._spent, *now)
         if rounds < self._config.rounds:
             # While the next round runs: privacy losses take longer than a small model's rounds.
-            self._ahead = {rounds + 1: self._submitted(rounds + 1)}
+            self._ahead = {later: self._pool.submit(self._spent, *later)}
         return OrderedDict(report, privacy=spent.result())
 
     def spent(self, rounds: int) -> Report:
         """Returns what was spent up to a round and its evaluation, in the form of `quantities`."""
-        spent: OrderedDict[str, Any] = OrderedDict(epsilon=self.epsilon(rounds))
+        return self._spent(rounds, self.evaluations(rounds))
+
+    def _spent(self, rounds: int, evaluations: int) -> Report:
+        counts = self._counts(rounds, evaluations)
+        spent: OrderedDict[str, Any] = OrderedDict(epsilon=self.accountant.epsilon(*counts))
         if self._evaluation is not None:
-            evaluations = self.evaluations(rounds)
             spent.update(
                 evaluation_epsilon=self._evaluation.epsilon(evaluations), evaluations=evaluations
             )
@@ -89,29 +100,43 @@ class RunAccount:
 
     def counts(self, rounds: int) -> list[int]:
         """Returns how often each mechanism of the accountant was released up to a round."""
-        return [rounds, self.evaluations(rounds)] if self.is_composed else [rounds]
+        return self._counts(rounds, self.evaluations(rounds))
+
+    def _counts(self, rounds: int, evaluations: int) -> list[int]:
+        return [rounds, evaluations] if self.is_composed else [rounds]
 
     def evaluations(self, rounds: int) -> int:
-        """Returns how many evaluations of a model there were up to a round, its own included."""
-        every, last = self._config.evaluate_every, self._config.rounds
-        due = rounds // every - self._completed // every
-        if self._completed < rounds == last and last % every:
-            due += 1
-        return self._evaluated + due * self._num_models
+        """Returns how many evaluations of a model were released up to a round.
 
-    def evaluated_again(self) -> None:
-        """Accounts for an evaluation of all models after a round that had one before."""
-        self._evaluated += self._num_models
+        These are the ones in the run's ledger, and those that are still due. One that a crash lost
+        counts with its round if the run will make it again, and at once if not.
+        """
+        runs = self._evaluations
+        if runs is None or runs.ledger is None:
+            return 0
+        released = runs.ledger.releases
+        to_come = {r.round_num for r in released if self._is_to_come(r)}
+        counted = [r for r in released if r.round_num <= rounds or not self._is_to_come(r)]
+        due = runs.num_due(self._completed, rounds) - sum(r <= rounds for r in to_come)
+        return sum(r.num_models for r in counted) + due * self._num_models
 
-    def go_on_from(self, rounds: int, noise_multiplier: float, evaluations: int) -> None:
+    def _is_to_come(self, release: Release) -> bool:
+        """Returns whether a release is one of those that this process makes, or made again."""
+        assert self._evaluations is not None
+        planned = self._evaluations.evaluated(release.round_num)
+        return release.round_num > self._completed and release.evaluated == planned
+
+    def go_on_from(
+        self, rounds: int, noise_multiplier: float, evaluations: Optional[RunEvaluations]
+    ) -> None:
         """Goes on after some rounds.
 
         Args:
             rounds: How many.
             noise_multiplier: Of their noise, which may be worked out for fewer rounds.
-            evaluations: How many evaluations of a model there were up to them.
+            evaluations: Those of the run; None if its rounds alone are accounted for.
         """
-        self._evaluated, self._completed = evaluations, rounds
+        self._evaluations, self._completed = evaluations, rounds
         self._ahead = {}
         self.accountant = self._accountant(noise_multiplier)
 
@@ -125,16 +150,28 @@ class RunAccount:
         Raises:
             UserError: If noise would be another one than before.
         """
-        here = num_evaluations(self._config.rounds, self._config.evaluate_every)
-        if earlier is not None and num_evaluations(*earlier) != here:
+        last, every = self._config.rounds, self._config.evaluate_every
+        if earlier is None:
+            return
+        wanted = num_evaluations(*earlier)
+        expected = (
+            f"--evaluation_target_epsilon: expected {wanted} evaluations, for which the run's "
+            "noise was worked out, found "
+        )
+        if num_evaluations(last, every) != wanted:
             raise UserError(
-                f"--evaluation_target_epsilon: expected {num_evaluations(*earlier)} evaluations, "
-                f"for which the run's noise was worked out, found {here}: a run that may go on has "
+                f"{expected}{num_evaluations(last, every)}: a run that may go on has "
                 "--evaluation_noise_multiplier"
             )
-
-    def _submitted(self, rounds: int) -> "Future[Report]":
-        return self._pool.submit(self.spent, rounds)
+        runs = self._evaluations
+        assert runs is not None and runs.ledger is not None
+        planned = ((t, runs.evaluated(t)) for t in range(self._completed + 1, last + 1))
+        found = runs.ledger.known() | {(t, evaluated) for t, evaluated in planned if evaluated}
+        if len(found) > wanted:
+            raise UserError(
+                f"{expected}{len(found)} with those that were made already: go on with the "
+                "--evaluate_every and --evaluation_clients that the run had"
+            )
 
     def _accountant(self, noise_multiplier: float) -> PrivacyAccountant:
         mechanisms = [self._mechanism(noise_multiplier)]

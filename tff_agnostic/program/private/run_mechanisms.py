@@ -26,6 +26,7 @@ from tff_agnostic.privacy.sampling import (
     noise_of_clients,
 )
 from tff_agnostic.privacy.tree import Participations
+from tff_agnostic.program.private.run_keys import noise_key
 from tff_agnostic.program.specs.run_spec import RunSpec
 from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.task import Task
@@ -95,7 +96,7 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
         )
     whose, steps = noise_of_run(spec, task), spec.privacy.integer_clip
     # Groups and their sizes do not depend on the noise.
-    facts = NoiseFacts(float(spec.config.clients_per_round), (0, 0), 1.0)
+    facts = NoiseFacts(float(spec.config.clients_per_round), noise_key(spec.privacy), 1.0)
     build = PRIVACIES[spec.config.privacy].build
     assert build is not None
     release = build(spec.config.privacy, inner, spec.privacy, facts)

@@ -1,10 +1,11 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.private.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private.options import DistributedOptions, ServerNoiseOptions
 from tff_agnostic.aggregations.private.private_release import PrivateRelease
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
@@ -14,10 +15,15 @@ from tff_agnostic.computations.exchange import Algorithm, RunState
 from tff_agnostic.data.cohorts import Silent, nobody_silent
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw, SecretCoins
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy.calibration import check_delta, default_delta, noise_for_epsilon
+from tff_agnostic.privacy.calibration import (
+    check_delta,
+    check_rounds,
+    default_delta,
+    noise_for_epsilon,
+)
 from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
-from tff_agnostic.privacy.statement import PrivacyStatement, statement
-from tff_agnostic.program.evaluation.evaluator import num_evaluations
+from tff_agnostic.privacy.statement import PrivacyStatement, drowned, statement
+from tff_agnostic.program.evaluation.evaluator import RunEvaluations, num_evaluations
 from tff_agnostic.program.evaluation.private_evaluation import (
     OF_DATA_REMARKS,
     PrivateEvaluation,
@@ -75,6 +81,7 @@ class RunPrivacy:
             )
         self.delta = default_delta(num_clients) if options.delta is None else options.delta
         check_delta(self.delta, num_clients)
+        check_rounds(spec.config.rounds)
         check_metric_bounds(task.model)
         self._mechanism = MECHANISMS[spec.config.privacy](spec, task, algorithm)
         self._noise_multiplier = options.noise_multiplier
@@ -97,6 +104,7 @@ class RunPrivacy:
         )
         self._split: Mapping[str, float] = {}
         self._is_of_clients = False
+        self._of_sums: Sequence[str] = ()
 
     def aggregation(self, inner: Aggregation) -> Aggregation:
         """Returns the sums of training over the ones without noise."""
@@ -104,7 +112,7 @@ class RunPrivacy:
         whose = self._noise_of_clients
         facts = NoiseFacts(
             float(self._spec.config.clients_per_round),
-            noise_key(options.noise_seed),
+            noise_key(options),
             float(self._noise_multiplier),
             *(() if whose is None else (whose.min_clients, whose.noise_clients)),
         )
@@ -143,12 +151,12 @@ class RunPrivacy:
 
         return coins.drawn, silent
 
-    def go_on_from(self, state: RunState, evaluations: int = 0) -> None:
+    def go_on_from(self, state: RunState, evaluations: Optional[RunEvaluations] = None) -> None:
         """Accounts for the noise that a state has, which may be worked out for fewer rounds.
 
         Args:
             state: The state after some rounds.
-            evaluations: How many evaluations of a model there were up to it.
+            evaluations: Those of the run; None if its rounds alone are accounted for.
         """
         self._noise_multiplier = float(state.aggregations[0].noise_multiplier)
         self.account.go_on_from(int(state.round_num), self._noise_multiplier, evaluations)
@@ -174,10 +182,11 @@ class RunPrivacy:
     def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         """Takes down how the budget of a round is divided."""
         exchanges = AggregatedRound(algorithm, aggregation).exchanges
-        split = {}
+        split: dict[str, float] = {}
         for exchange in exchanges:
             private, bounds = exchange.aggregation, exchange.bounds
             assert isinstance(private, PrivateRelease)
+            self._of_sums = private.remarks
             prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
             for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
                 split[prefix + group.name] = factor
@@ -193,10 +202,12 @@ class RunPrivacy:
         Raises:
             UserError: Naming the flag.
         """
-        if self._is_of_clients and execution.get("xla"):
+        is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
+        if self._is_of_clients and not is_looked_up and execution.get("xla"):
             raise UserError(
-                "--xla: expected none with --privacy=distributed: TensorFlow has no Poisson "
-                "numbers, of which wide noise of clients is made, that XLA compiles"
+                "--xla: expected none with --privacy=distributed, or --noise_generator=secure: "
+                "TensorFlow has no Poisson numbers, of which wide noise of clients is made "
+                "otherwise, that XLA compiles"
             )
 
     def statement(self, rounds: int) -> PrivacyStatement:
@@ -208,6 +219,7 @@ class RunPrivacy:
             OF_DATA_REMARKS,
             *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
             *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
+            *self._of_sums,
         ]
         if options.noise_seed is not None:
             remarks.append(
@@ -228,6 +240,7 @@ class RunPrivacy:
             split,
             remarks,
             self.evaluation is not None,
+            noise_generator=NOISE_GENERATORS[options.noise_generator].title,
         )
 
     def to_json(self, rounds: int) -> dict[str, Any]:
@@ -240,11 +253,16 @@ class RunPrivacy:
 
     def lines(self, rounds: int) -> list[str]:
         """Returns the same for people."""
-        lines = [f"private training: {self.statement(rounds).text}"]
+        of_training = self.statement(rounds)
+        lines = [f"private training: {of_training.text}"]
+        config, z = self._spec.config, float(self._noise_multiplier)
+        note = drowned(z, config.clients_per_round, rounds, config.privacy == "tree")
+        if note is not None:
+            lines.append(f"note: {note}")
         if self.evaluation is not None:
             of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
             lines.append(f"private evaluation, of test clients: {of_evaluations.text}")
-        return lines
+        return [*lines, f"noise generator: {of_training.noise_generator}"]
 
     def _private_evaluation(self, task: Task) -> Optional[PrivateEvaluation]:
         options, config = self._spec.privacy, self._spec.config

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import csv_field_limit, write_errors, write_text
+from tff_agnostic.files import csv_field_limit, open_file, write_errors, write_text
 from tff_agnostic.program.reporting.column import ROUND, Column
 from tff_agnostic.program.reporting.packed_rows import PackedRows, Row, csv_line
 from tff_agnostic.quantities import Quantity
@@ -118,6 +118,15 @@ class History:
         with write_errors(self._path), open(self._path, "rb") as file:
             os.fsync(file.fileno())
 
+    def largest_in_file(self, name: str) -> float:
+        """Returns the largest value of a column, also in rows that `load` dropped; 0 of none.
+
+        Raises:
+            UserError: If the file cannot be read.
+        """
+        rows = _read_whole_lines(self._path) if self._path.exists() else []
+        return max((float(row.get(name) or 0) for row in rows if _is_whole(row)), default=0.0)
+
     def values(self) -> dict[str, np.ndarray]:
         """Returns every column as float64 [rounds], by name, NaN where a round has no value."""
         names = list(self.rows[0]) if self.rows else []
@@ -164,11 +173,8 @@ def _arrays(names: Sequence[str], rows: Iterable[Sequence[str]]) -> dict[str, np
 
 def _read_whole_lines(path: Path) -> list[Row]:
     # A crash may leave anything after the last row that was waited for: it must not be in the way.
-    try:
-        with open(path, encoding="utf-8", errors="replace", newline="") as file:
-            text = file.read().replace("\0", "")
-    except OSError as e:
-        raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
+    with open_file(path, "the CSV file of a run") as file:
+        text = file.read().decode(errors="replace").replace("\0", "")
     # A line without its end was cut off in the middle of a write.
     whole = text[: text.rfind("\n") + 1]
     try:

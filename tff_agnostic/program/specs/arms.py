@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tff_agnostic.algorithms.user_algorithm import (
@@ -49,8 +49,7 @@ def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
     }
     if not arms or len(arms) < len(names):
         raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
-    for name in arms:
-        _check_name("--algorithms", name)
+    _check_names("--algorithms", arms)
     return arms
 
 
@@ -75,6 +74,7 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
         arms[name] = _arm(name, label, algorithm, settings, parse)
     if not arms:
         raise UserError(f"--arms: expected {_FORM}, found {text!r}")
+    _check_names("--arms", arms)
     return arms
 
 
@@ -100,6 +100,7 @@ def arms_of_settings(
         arms[name] = _arm(name, label, algorithm, others, checked)
     if not arms:
         raise UserError("--arms: expected at least one, found none")
+    _check_names("--arms", arms)
     return arms
 
 
@@ -110,7 +111,6 @@ def _arm(
     settings: Mapping[str, Any],
     parse: Callable[[str, Any], Any],
 ) -> Arm:
-    _check_name("--arms", name)
     try:
         spec = algorithm_named(algorithm)
         values = {flag: parse(flag, value) for flag, value in settings.items()}
@@ -130,12 +130,20 @@ def algorithms_in(text: str) -> list[str]:
         return []
 
 
-def _check_name(flag: str, name: str) -> None:
-    if not _NAME.fullmatch(name) or name in _TAKEN:
-        raise UserError(
-            f"{flag}: expected a label of letters, digits, spaces and . + - _ that is none of "
-            f"{', '.join(_TAKEN)}, found {name!r}"
-        )
+def _check_names(flag: str, names: Iterable[str]) -> None:
+    known: dict[str, str] = {}
+    for name in names:
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"{flag}: expected a label of letters, digits, spaces and . + - _ that is none of "
+                f"{', '.join(_TAKEN)}, found {name!r}"
+            )
+        other = known.setdefault(name.casefold(), name)
+        if other != name:
+            raise UserError(
+                f"{flag}: expected labels that differ by more than capitals, of which some file "
+                f"systems make one folder, found {other!r} and {name!r}"
+            )
 
 
 def _split(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -163,6 +171,8 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
             if flag:
                 yield flag, ",".join(values)
             flag, values = name.strip(), [value]
+        elif not part.strip():
+            raise UserError(f"--arms: expected no comma without a setting, found {text!r}")
         elif flag:
             # What has no flag of its own belongs to a value with commas.
             values.append(part)

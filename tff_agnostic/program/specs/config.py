@@ -45,6 +45,13 @@ class RunConfig(Settings):
         "folder of a run (the main model of its newest checkpoint), or one checkpoint file.",
         is_path=True,
     )
+    trust: bool = setting(
+        False,
+        "Load Keras files of --initial_model and --base_predictors that hold code, such as Lambda "
+        "layers, and let it run. A run does not keep this: give it again with --resume, and to "
+        "what evaluates, saves or exports the run.",
+        is_stored=False,
+    )
     frozen_layers: tuple[str, ...] = setting(
         (),
         "Layers that are not trained, comma-separated: their names, or patterns such as block_*. "

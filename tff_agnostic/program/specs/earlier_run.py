@@ -69,8 +69,7 @@ def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) 
         # Another one has other defaults.
         different = [name for name in different if name in _CHIEF or name in spec.given]
     return [
-        f"--{name} is {_shown(there[name])} there and {_shown(here[name])} here"
-        for name in different
+        f"--{name} is {shown(there[name])} there and {shown(here[name])} here" for name in different
     ]
 
 
@@ -78,7 +77,7 @@ def changes(earlier: RunSpec, spec: RunSpec) -> list[str]:
     """Returns a line for each setting that has changed, as it may, and that is to be known of."""
     there, here = earlier.settings(), spec.settings()
     return [
-        f"--{flag} was {_shown(there[flag])} until now and is {_shown(here[flag])}: {told}"
+        f"--{flag} was {shown(there[flag])} until now and is {shown(here[flag])}: {told}"
         for flag, told in CHANGEABLE.items()
         if told and there[flag] != here[flag]
     ]
@@ -94,7 +93,8 @@ def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
     return {flag for flag, name in by_flag.items() if name in known_content}
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Returns a setting's value as messages have it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return "not given" if value is None else str(value)

@@ -12,24 +12,25 @@ import tensorflow as tf
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.frozen import as_in_keras, with_frozen
 from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.models.plain_keras import plain_keras
+from tff_agnostic.models.plain_keras import classes_of, plain_keras
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras_files import KERAS_FILES, read_keras
 
-_CHECKPOINT = ".npz"
+CHECKPOINT = ".npz"
 # Suffixes of what a run can start from.
-FILES = (_CHECKPOINT, *KERAS_FILES)
+FILES = (CHECKPOINT, *KERAS_FILES)
 # So many differences are told of a model that differs throughout.
 _MAX_TOLD = 5
 
 
-def model_to_start_from(path: Optional[str], model: Model) -> Model:
+def model_to_start_from(path: Optional[str], model: Model, trust: bool = False) -> Model:
     """Returns a model with other initial weights.
 
     Args:
         path: A .keras or .h5 file, or a checkpoint, of whose models the main one is taken; None for
             the model as it is.
         model: The model.
+        trust: Whether a Keras file may run code.
 
     Raises:
         UserError: If the file is none of these, or holds another model: its weights are named that
@@ -38,10 +39,10 @@ def model_to_start_from(path: Optional[str], model: Model) -> Model:
     if path is None:
         return model
     file = Path(path)
-    if file.suffix == _CHECKPOINT:
+    if file.suffix == CHECKPOINT:
         weights = _of_checkpoint(file, model)
     elif file.suffix in KERAS_FILES:
-        weights = _of_keras(file, model)
+        weights = _of_keras(file, model, trust)
     else:
         raise UserError(
             f"--initial_model: expected a Keras model ({' or '.join(KERAS_FILES)}), a checkpoint "
@@ -64,11 +65,11 @@ def _of_checkpoint(file: Path, model: Model) -> ModelWeights:
     return with_frozen(tf.nest.pack_sequence_as(template, list(arrays)), model.frozen)
 
 
-def _of_keras(file: Path, model: Model) -> ModelWeights:
+def _of_keras(file: Path, model: Model, trust: bool) -> ModelWeights:
     own = model.keras_model
     if own is None:
         raise UserError("--initial_model: expected a task with a Keras model, found another")
-    found = read_keras(file, own, "--initial_model")
+    found = read_keras(file, classes_of(own), "--initial_model", trust)
     values = [weight.numpy() for weight in found.weights]
     names = [_name(weight) for weight in own.weights]
     try:

@@ -11,7 +11,7 @@ from typing import Optional
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file, file_digest, is_temporary, read_json, write_json
-from tff_agnostic.program.specs.initial_model import FILES
+from tff_agnostic.program.specs.initial_model import CHECKPOINT, FILES
 
 FINGERPRINT = "fingerprint.json"
 # The setting that names the model; its digest in the fingerprint is called so, too, and the copy.
@@ -69,8 +69,10 @@ def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
     if copy.exists():
         # Of an earlier release's run, which kept no copy: it is somebody else's.
         return
+    # A checkpoint of a private run holds the key of its noise.
+    owner_only = model.suffix == CHECKPOINT
     try:
-        with open(model, "rb") as file, atomic_file(copy) as kept:
+        with open(model, "rb") as file, atomic_file(copy, owner_only) as kept:
             while block := file.read(_BLOCK):
                 kept.write(block)
             kept.flush()

@@ -25,7 +25,7 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
         UserError: If the settings do not fit the task.
     """
     problem = Problem(
-        model=model_to_start_from(spec.config.initial_model, task.model),
+        model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
         domain_names=task.domain_names,
         seed=spec.config.seed,
         expected_counts=_expected_counts(task, spec.config.clients_per_round),

@@ -17,8 +17,8 @@ from tff_agnostic.files import (
     write_errors,
     write_json,
 )
-from tff_agnostic.program.private.earlier_account import is_too_small, warning
-from tff_agnostic.program.specs.earlier_run import changes, differences
+from tff_agnostic.privacy.earlier_account import is_too_small, warning
+from tff_agnostic.program.specs.earlier_run import changes, differences, shown
 from tff_agnostic.program.specs.enough_clients import (
     check_clients_per_round,
     check_evaluation_clients,
@@ -50,6 +50,7 @@ class RunFolder:
         self.config = path / "config.json"
         self.fingerprint = path / FINGERPRINT
         self.metrics = path / "metrics.csv"
+        self.releases = path / "releases.jsonl"
         self.result = path / "result.json"
         self.checkpoints = path / CHECKPOINTS
         self.tensorboard = path / "tensorboard"
@@ -198,6 +199,31 @@ class RunFolder:
         if not (self.result.exists() and self.has_too_small_epsilon()):
             return None
         return warning(self._read_config(), read_json(self.result))
+
+    def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
+        """Checks that a private run goes on as it was executed, where the folder says how.
+
+        A round that a crash lost is released again, with the same noise. Executed otherwise its
+        exact sum is rounded otherwise, and the difference of the two releases has no noise.
+
+        Args:
+            spec: The run.
+            execution: See `write_config`.
+
+        Raises:
+            UserError: Naming the first setting that differs.
+        """
+        if not self.config.exists():
+            return
+        here = {"runtime": spec.config.runtime, **execution}
+        there = {"runtime": self._read_config().get("runtime"), **self.execution()}
+        for name in there:
+            if there[name] != here.get(name, there[name]):
+                raise UserError(
+                    f"--{name}: expected {shown(there[name])}, with which the private run in "
+                    f"{self.path} was executed, found {shown(here[name])}: a round that is run "
+                    "again has the same noise, and other last bits would show the difference"
+                )
 
     def last_evaluation(self) -> Optional[tuple[int, int]]:
         """Returns the last round of the folder's run and its rounds between evaluations.

@@ -12,7 +12,7 @@ from tff_agnostic.algorithms.user_algorithm import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.setting_flags import check_type, settings_in
-from tff_agnostic.settings import flag_of
+from tff_agnostic.settings import flag_of, is_stored
 
 # Metadata of a setting: what folders mean that were written before it existed.
 _AS_BEFORE = "as_before"
@@ -65,6 +65,10 @@ def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str
     """
     all_values = dict(values)
     for setting in settings_in(kind):
+        if not is_stored(setting.field):
+            # Whatever a file says.
+            all_values[setting.flag] = setting.field.default
+            continue
         if setting.flag in values:
             check_type(setting, values[setting.flag])
             continue
@@ -76,5 +80,9 @@ def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str
 
 
 def by_flag(settings: Any) -> dict[str, Any]:
-    """Returns the values of a dataclass of settings by flag."""
-    return {flag_of(field): getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    """Returns the values of a dataclass of settings by flag, of those that folders keep."""
+    return {
+        flag_of(field): getattr(settings, field.name)
+        for field in dataclasses.fields(settings)
+        if is_stored(field)
+    }

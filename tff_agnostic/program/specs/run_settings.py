@@ -12,6 +12,7 @@ from pathlib import Path
 from absl import flags
 
 from tff_agnostic.algorithms.user_algorithm import is_user_file, load_user_algorithm
+from tff_agnostic.command_line import with_flag_files
 from tff_agnostic.errors import UserError
 from tff_agnostic.program.specs.arms import algorithms_in
 from tff_agnostic.program.specs.config import RunConfig
@@ -47,8 +48,8 @@ def run_settings() -> dict[str, Setting]:
     """Returns every setting of runs by its flag: what is registered, and what users bring.
 
     Raises:
-        UserError: If a user's algorithm on the command line cannot be loaded, or has a setting
-            whose name is taken.
+        UserError: If a user's algorithm or a flag file on the command line cannot be loaded, or an
+            algorithm has a setting whose name is taken.
     """
     settings = {setting.flag: setting for setting in settings_in(RunConfig)}
     taken = {*settings, *_flags_beside_settings()}
@@ -94,8 +95,9 @@ def _user_files(argv: Sequence[str]) -> list[str]:
     flags.DEFINE_string("checkpoint", None, "", flag_values=scanned)
     flags.DEFINE_string("output_dir", None, "", flag_values=scanned)
     flags.DEFINE_bool("resume", False, "", flag_values=scanned)
+    arguments = [argument.text for argument in with_flag_files(argv[1:])]
     try:
-        scanned(list(argv), known_only=True)
+        scanned([argv[0], *arguments], known_only=True)
     except flags.Error:
         # Whoever parses the whole of it says what is wrong.
         return []

@@ -42,7 +42,7 @@ from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_
 from tff_agnostic.tasks.task import Task, TaskContext
 
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 7
+FORMAT = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RunSpec:
         context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
         with computing_in(self.config.precision):
             task = load_task(self.task, self.task_options, context)
-            mixing = MixingTask(task, self.task, self.task_options, context)
+            mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
             task = with_base_predictors(mixing, self.algorithm)
         model = freeze(task.model, self.config.frozen_layers)
         task = dataclasses.replace(task, model=model)

@@ -1,0 +1,224 @@
+"""The sandbox: what it keeps from, what it lets be, and what is said where there is none."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plan_runner.clients.kernel import find_kernel
+from plan_runner.command.read_state import read_state
+from plan_runner.command.request import Request
+from plan_runner.files.limits import Limits
+from plan_runner.graphs.checkpoints import write_checkpoint
+from plan_runner.isolation.bounds import Bounds
+from plan_runner.isolation.sandbox import missing
+from plan_runner.isolation.supervisor import run_isolated
+from tests.binaries.harness import ROOT
+from tests.plan_runner.graphs.converted import saving_graph
+from tests.plan_runner.harness import call
+from tests.plan_runner.hostile.attacks import constant_over_path, write_over_path
+from tests.plan_runner.isolation import attempts
+from tests.plan_runner.isolation.told import Told
+from tests.selection import exhaustive
+
+needs_sandbox = pytest.mark.skipif(bool(missing()), reason=f"no {' and no '.join(missing())}")
+
+_BOUNDS = Bounds(max_memory_gb=2.0, max_round_seconds=120.0)
+_FUNCTION = "tests.plan_runner.isolation.attempts:"
+_EPERM, _EACCES, _EXDEV, _ENOSYS = 1, 13, 18, 38
+# Harmless where nothing keeps from them: to see that an attempt is one.
+_TRIED_FREELY = (
+    "writes a file",
+    "changes a file",
+    "reads a file",
+    "links by name",
+    "changes a mode",
+    "changes a time",
+    "starts a program",
+    "signals its parent",
+    "opens a socket",
+    "keeps memory as a file",
+)
+
+# Hides system calls from a program, as a kernel does that has none of them: an outer filter.
+_HIDING = """
+import ctypes, json, os, struct, sys
+numbers, command = json.loads(sys.argv[1]), sys.argv[2:]
+steps = [(0x20, 0, 0, 0)]
+for number in numbers:
+    steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 38)]
+code = b"".join(struct.pack("HBBI", *step) for step in [*steps, (0x06, 0, 0, 0x7FFF0000)])
+libc = ctypes.CDLL(None, use_errno=True)
+held = ctypes.create_string_buffer(code)
+header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
+program = ctypes.create_string_buffer(header)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+os.execv(command[0], command)
+"""
+_LANDLOCK, _SECCOMP = 444, 317
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_SECRET", "x")
+    folder = tmp_path / "users"
+    folder.mkdir()
+    paths = [folder / name for name in ("outside", "readable")]
+    for path in paths:
+        path.write_text("mine")
+    return paths
+
+
+def tried(files, names, reads):
+    told = Told()
+    payload = {"files": list(map(str, files)), "names": list(names)}
+    assert run_isolated(f"{_FUNCTION}tries", payload, _BOUNDS, told, reads) == 0
+    return dict(line.split(": ") for line in told.lines)
+
+
+@needs_sandbox
+def test_what_a_process_that_was_taken_over_cannot_do(files):
+    names = list(attempts.attempts(*files, files[0]))
+    found = tried(files, names, [str(ROOT), str(files[1])])
+    assert found.pop("variables") == "['HOME']"
+    assert found.pop("home") == "True"
+    errors = {name: int(number) for name, number in found.items()}
+    assert set(errors) == set(names)
+    for name, number in errors.items():
+        if name.startswith("may "):
+            assert number == 0, name
+        else:
+            assert number in (_EPERM, _EACCES, _EXDEV, _ENOSYS), (name, number)
+    # Of what not every version of Landlock knows, or none, the filter keeps it.
+    for name in ("cuts a file by opening it", "cuts a file by an access mode", "changes a mode"):
+        assert errors[name] == _EPERM, name
+    assert errors["clones in the new way"] == errors["asks io_uring"] == _ENOSYS
+    assert [path.read_text() for path in files] == ["mine", "mine"]
+    assert sorted(path.name for path in files[0].parent.iterdir()) == ["outside", "readable"]
+
+
+def test_they_are_what_a_process_without_a_sandbox_can_do(files):
+    found = tried(files, _TRIED_FREELY, None)
+    assert [found[name] for name in _TRIED_FREELY] == ["0"] * len(_TRIED_FREELY)
+    assert files[0].read_text() == "x"
+
+
+@pytest.fixture(scope="module")
+def attacked(exports, tmp_path_factory):
+    """Files that the two attacks write, and what plays them: an export, a TFLite graph."""
+    folder = tmp_path_factory.mktemp("attacked")
+    export = shutil.copytree(exports["daf"], folder / "export")
+    written = [folder / "users" / name for name in ("by_plan", "by_tflite")]
+    written[0].parent.mkdir()
+    constant_over_path(export, written[0])
+    (folder / "graph").write_bytes(write_over_path(saving_graph(), str(written[1])))
+    return written, export, folder / "graph"
+
+
+def test_both_attacks_are_refused_by_the_check(attacked):
+    written, export, _ = attacked
+    assert call(f"--plan={export}", "--verify").error == (
+        "plan.pb: client: graph: expected a placeholder for 'between:0', which is fed"
+    )
+    assert not any(path.exists() for path in written)
+
+
+@needs_sandbox
+def test_with_that_check_switched_off_both_are_harmless(attacked, tmp_path):
+    written, export, flatbuffer = attacked
+    request = Request(str(export), verify=True)
+    payload = {
+        "play": {"request": request.to_json(), "kernel": find_kernel()},
+        "tflite": str(flatbuffer),
+    }
+    reads = [str(ROOT), *request.paths(), find_kernel().library, str(flatbuffer)]
+    told = Told()
+    assert run_isolated(f"{_FUNCTION}plays_unchecked", payload, _BOUNDS, told, reads) == 0
+    # Both were played up to the file.
+    said = {line.partition(": ")[0]: line for line in told.lines}
+    for path, who in zip(written, ("plan", "TFLite")):
+        assert str(path) in said[who] and "Permission denied" in said[who]
+        assert not path.exists()
+    # They are attacks: here, where nothing keeps from it, they write the files.
+    with attempts.unchecked():
+        assert call(f"--plan={export}", "--verify").status == 0
+        attempts.invoke(flatbuffer, tmp_path)
+    assert all(path.exists() for path in written)
+
+
+@needs_sandbox
+def test_a_checkpoint_is_read_away_from_here(tmp_path):
+    tensors = {"a": np.ones((2, 3), np.float32), "b": np.int64(7), "c": np.array([b"x", b"yz"])}
+    write_checkpoint(tmp_path / "state[1]", tensors)
+    found = read_state(tmp_path / "state[1]", Limits(), trust=False)
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in tensors.items()
+    }
+    assert (found["a"].dtype, found["b"].dtype) == (np.float32, np.int64)
+
+
+def hidden(numbers, *arguments):
+    command = [sys.executable, "-m", "plan_runner", *arguments]
+    return subprocess.run(
+        [sys.executable, "-c", _HIDING, json.dumps(numbers), *command],
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("numbers", "lacks"),
+    [
+        ([_LANDLOCK], "Landlock (Linux 5.13, with landlock among the kernel's security modules)"),
+        ([_SECCOMP], "seccomp filters (CONFIG_SECCOMP_FILTER)"),
+    ],
+)
+def test_where_the_kernel_lacks_one_of_them(exports, numbers, lacks):
+    done = hidden(numbers, f"--plan={exports['daf']}", "--verify")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: --plan: expected a sandbox for files of others, this machine has no {lacks}; "
+        "--trust goes without one, for files that you trust\n"
+    )
+
+
+def test_where_the_kernel_lacks_both_a_plan_that_is_trusted_is_played(exports):
+    done = hidden([_LANDLOCK, _SECCOMP], f"--plan={exports['daf']}", "--verify", "--trust")
+    assert done.returncode == 0, done.stderr
+    assert "\nverified bit for bit: 3 rounds, 12 tensors; not run: " in done.stdout
+
+
+@needs_sandbox
+def test_clients_may_be_links(exports, tmp_path):
+    """To files of the user's that the sandbox would not read otherwise."""
+    clients, elsewhere = tmp_path / "clients", tmp_path / "elsewhere"
+    clients.mkdir()
+    shutil.copytree(Path(exports["daf"]) / "conformance" / "clients", elsewhere)
+    for path in elsewhere.iterdir():
+        (clients / path.name).symlink_to(path)
+    request = Request("plan", verify=False, clients=str(clients))
+    assert sorted(request.paths()) == sorted(
+        ["plan", str(clients), *(str(path.resolve()) for path in elsewhere.iterdir())]
+    )
+
+
+@exhaustive
+@needs_sandbox
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
+def test_the_fuzzer_plays_mutants(exports):
+    """It ends with an error of its own if strace does not show what is tried at the start."""
+    command = [sys.executable, ROOT / "tools" / "fuzz_plans.py", "--plan", *exports.values()]
+    done = subprocess.run(
+        [*command, "--minutes=0.01"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert " mutants, 0 finds" in done.stdout

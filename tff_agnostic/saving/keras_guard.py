@@ -1,0 +1,386 @@
+"""What a Keras file may hold that nobody vouches for: Keras' own layers, and numbers.
+
+Keras' safe mode refuses a lambda in a `.keras` file, and nothing else. In both formats a
+configuration may name modules to import and functions of TensorFlow to call, such as
+`load_op_library`; classes that another library registered may unpickle; weights may be pickles, or
+links to other files; and a Lambda layer in HDF5 runs. So everything that a configuration names is
+looked up here before Keras reads it, and what is not known is refused.
+"""
+
+import contextlib
+import importlib
+import json
+import math
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional, Union
+
+import h5py
+import tensorflow as tf
+
+from tff_agnostic.models.user_imports import is_of_a_user
+
+_CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
+_ASSETS = "assets/"
+_MEMBERS = {_CONFIG, _WEIGHTS, "metadata.json"}
+# Keras compresses neither of its formats; whoever packs a file again gains little on weights.
+_MAX_RATIO = 10
+# What is unpacked from a small file, whatever the ratio: a configuration of text packs well.
+_FREE_BYTES = 1 << 26
+
+# Where Keras has classes that hold no code of others: what a class is derived from.
+_KINDS = (
+    tf.keras.layers.Layer,
+    tf.keras.initializers.Initializer,
+    tf.keras.regularizers.Regularizer,
+    tf.keras.constraints.Constraint,
+    tf.keras.losses.Loss,
+    tf.keras.metrics.Metric,
+    tf.keras.optimizers.Optimizer,
+    tf.keras.optimizers.schedules.LearningRateSchedule,
+    tf.keras.mixed_precision.Policy,
+)
+# Where a class is looked for of which a file names no module, as HDF5 does of layers.
+_PLACES = ("layers", "layers.experimental", "initializers", "regularizers", "constraints", "models")
+_MODULE = "keras"
+_APPLICATIONS = "keras.src.applications."
+_INITIALIZERS = (
+    tf.constant_initializer,
+    tf.ones_initializer,
+    tf.random_normal_initializer,
+    tf.random_uniform_initializer,
+    tf.zeros_initializer,
+)
+# Classes that have no public name, and the private modules in which `.keras` files look for them.
+_FUNCTIONAL = "Functional"
+_MODELS = (_FUNCTIONAL, "Model", "Sequential")
+_OPS = ("TFOpLambda", "SlicingOpLambda")
+_MEMBERS_OF_TENSORS = ("InstanceMethod", "InstanceProperty")
+_CLASS_METHOD = "ClassMethod"
+_PRIVATE = {
+    _FUNCTIONAL: "keras.src.engine.functional",
+    **dict.fromkeys(
+        (*_OPS, *_MEMBERS_OF_TENSORS, _CLASS_METHOD), "keras.src.layers.core.tf_op_layer"
+    ),
+    # Only HDF5 has these.
+    "BatchNormalizationV1": None,
+    "BatchNormalizationV2": None,
+}
+_UNKNOWN = f", which the Keras of TensorFlow {tf.__version__} does not have"
+_LAMBDA = "Lambda"
+# TFF loads it, and it registers its layers, which unpickle functions.
+_UNPICKLES = "tensorflow_probability."
+# Values, not objects of a class.
+_VALUES = ("__tensor__", "__numpy__", "__bytes__", "__tuple__", "__ellipsis__", "TensorShape")
+_SPECS = ("tf.TensorSpec", "tf.RaggedTensorSpec", "tf.SparseTensorSpec")
+_FUNCTION = "function"
+_FUNCTIONS = ("activations", "losses", "metrics")
+
+# What TFOpLambda may call: functions of tensors that touch nothing else. All of a namespace, or
+# single functions.
+_OP_SPACES = {
+    "__operators__", "bitwise", "dtypes", "image", "linalg", "math", "nn", "ragged", "signal",
+    "sparse", "strings",
+}  # fmt: skip
+_NO_OPS = {"nn.fixed_unigram_candidate_sampler"}  # Reads a file.
+_OP_NAMES = {
+    "argsort", "batch_to_space", "bitcast", "boolean_mask", "broadcast_to", "cast",
+    "clip_by_global_norm", "clip_by_norm", "clip_by_value", "concat", "convert_to_tensor",
+    "dynamic_partition", "dynamic_stitch", "einsum", "ensure_shape", "expand_dims", "eye",
+    "fill", "gather", "gather_nd", "histogram_fixed_width", "identity", "linspace", "meshgrid",
+    "norm", "one_hot", "ones", "ones_like", "pad", "range", "rank", "realdiv", "repeat",
+    "reshape", "reverse", "reverse_sequence", "roll", "scatter_nd", "searchsorted",
+    "sequence_mask", "shape", "size", "slice", "sort", "space_to_batch", "split", "squeeze",
+    "stack", "stop_gradient", "strided_slice", "tensor_scatter_nd_add", "tensor_scatter_nd_max",
+    "tensor_scatter_nd_min", "tensor_scatter_nd_sub", "tensor_scatter_nd_update", "tensordot",
+    "tile", "transpose", "truncatediv", "truncatemod", "unique", "unique_with_counts",
+    "unravel_index", "unstack", "where", "zeros", "zeros_like",
+}  # fmt: skip
+# Of ragged and sparse tensors, what layers may ask for.
+_OF_TENSORS = {
+    "bounding_shape", "dense_shape", "flat_values", "indices", "merge_dims",
+    "nested_row_lengths", "nested_row_splits", "nested_value_rowids", "nrows", "row_lengths",
+    "row_limits", "row_splits", "row_starts", "to_sparse", "to_tensor", "value_rowids",
+    "values", "with_flat_values", "with_row_splits_dtype", "with_values",
+}  # fmt: skip
+
+
+class NotPlain(ValueError):
+    """A Keras file holds what is not read from a file that is not trusted.
+
+    The message says what, as what was found.
+    """
+
+
+@contextlib.contextmanager
+def plain_file(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
+    """Yields what Keras may load a file from, while no more is made than the file has weights for.
+
+    Args:
+        path: A .keras or .h5 file, which is told by its content as Keras tells it.
+        own: Classes and functions that the caller hands to Keras for it, by name.
+
+    Raises:
+        NotPlain: If it holds code, names what is not known, leads to other files, or unpacks to
+            many times its size.
+        Exception: Whatever reading a damaged file raises.
+    """
+    size = path.stat().st_size
+    if path.suffix == ".keras" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            _check_members(archive, size)
+            check_config(json.loads(archive.read(_CONFIG)), own)
+            with archive.open(_WEIGHTS) as content, h5py.File(content, "r") as weights:
+                num_bytes = _checked_weights(weights, archive.getinfo(_WEIGHTS).file_size)
+        with tf.variable_creator_scope(_at_most(num_bytes)):
+            yield path
+    else:
+        with h5py.File(path, "r") as file:
+            num_bytes = _checked_weights(file, size)
+            check_config(json.loads(file.attrs.get("model_config", "null")), own)
+            with tf.variable_creator_scope(_at_most(num_bytes)):
+                yield file
+
+
+def check_config(config: Any, own: Mapping[str, Any]) -> None:
+    """Checks the configuration of a model: the objects in it, wherever they are nested.
+
+    Args:
+        config: What is in the JSON.
+        own: As of `plain_file`.
+
+    Raises:
+        NotPlain: If one is code, or not known.
+    """
+    values = [config]
+    while values:
+        value = values.pop()
+        if isinstance(value, Mapping):
+            if "class_name" in value:
+                _check_object(value, own)
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+
+
+def _check_object(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    name, module = found["class_name"], found.get("module")
+    registered = found.get("registered_name", name)
+    config = found.get("config")
+    if not isinstance(name, str) or not isinstance(module, (str, type(None))):
+        raise NotPlain(f"an object of the class {name!r:.60}")
+    if name == _FUNCTION:
+        _check_function(config, module, registered, own)
+    elif name == "TypeSpec":
+        if found.get("type_spec") not in _SPECS:
+            raise NotPlain(f"the type {found.get('type_spec')!r:.60}, which is not known")
+    elif name not in _VALUES and not _is_own(registered, own):
+        # Keras looks for registered names first.
+        if registered not in (None, name):
+            raise NotPlain(f"the class {registered!r:.60}{_UNKNOWN}")
+        _check_class(name, module, config if isinstance(config, Mapping) else {})
+
+
+def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) -> None:
+    if name in (_LAMBDA, "__lambda__"):
+        raise NotPlain(f"the code of a Lambda layer {_named(config)}".strip())
+    is_private = name in _PRIVATE and module in (None, _PRIVATE[name])
+    if not is_private and not _is_of_keras(name, module):
+        raise NotPlain(f"the class {name!r:.60}{_of_module(module)}{_UNKNOWN}")
+    if isinstance(config.get("vocabulary"), str):
+        raise NotPlain(f"a layer that reads the file {config['vocabulary']!r:.60}")
+    if name in _OPS and not _is_pure(config.get("function")):
+        raise NotPlain(
+            f"a call of TensorFlow's {config.get('function')!r:.60}, which does more than compute"
+        )
+    if name in _MEMBERS_OF_TENSORS and config.get("attr_name") not in _OF_TENSORS:
+        raise NotPlain(f"{name} of {config.get('attr_name')!r:.60}")
+    if name == _CLASS_METHOD and (
+        config.get("cls_symbol") != "RaggedTensor"
+        or not str(config.get("method_name")).startswith("from_")
+    ):
+        method = f"{config.get('cls_symbol')}.{config.get('method_name')}"
+        raise NotPlain(f"{name} of {method!r:.60}")
+    if isinstance(config.get("layers"), list):
+        _check_order(config["layers"])
+
+
+def _check_function(
+    name: Any, module: Optional[str], registered: Any, own: Mapping[str, Any]
+) -> None:
+    if _is_own(name, own):
+        return
+    places = [_public(place) for place in _FUNCTIONS]
+    is_known = isinstance(name, str) and any(hasattr(place, name) for place in places)
+    if (
+        not is_known
+        or registered not in (None, name, _FUNCTION)
+        or module not in (None, "builtins", *(f"{_MODULE}.{place}" for place in _FUNCTIONS))
+    ):
+        raise NotPlain(f"the function {name!r:.60}{_of_module(module)}{_UNKNOWN}")
+
+
+def _of_module(module: Optional[str]) -> str:
+    return "" if module is None else f" of the module {module!r:.60}"
+
+
+def _is_own(name: Any, own: Mapping[str, Any]) -> bool:
+    """Returns whether a name is the caller's, or Keras, this package or a user registered it."""
+    if not isinstance(name, str):
+        return False
+    found = own.get(name, tf.keras.utils.get_custom_objects().get(name))
+    module = str(getattr(found, "__module__", ""))
+    if module.startswith(_UNPICKLES):
+        return False
+    return name in own or module.startswith("keras.") or is_of_a_user(module)
+
+
+def _is_of_keras(name: str, module: Optional[str]) -> bool:
+    if module == tf.constant_initializer.__module__:
+        # TensorFlow's own initializers, such as EfficientNetV2 has.
+        return name in {kind.__name__ for kind in _INITIALIZERS}
+    places = [_public(place) for place in _PLACES] if module is None else [_module_of_keras(module)]
+    kinds = [vars(place).get(name) for place in places if place is not None]
+    return any(isinstance(kind, type) and issubclass(kind, _KINDS) for kind in kinds)
+
+
+def _module_of_keras(name: str) -> Any:
+    if name.startswith(_APPLICATIONS):
+        # Some have layers of their own.
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    is_public = name == _MODULE or name.startswith(f"{_MODULE}.")
+    return _public(name[len(_MODULE) + 1 :]) if is_public else None
+
+
+def _public(path: str) -> Any:
+    """Returns a part of Keras' public interface, such as "layers"; None if there is none."""
+    found: Any = tf.keras
+    for name in filter(None, path.split(".")):
+        found = getattr(found, name, None)
+    return found if hasattr(found, "__dict__") else None
+
+
+def _is_pure(symbol: Any) -> bool:
+    if not isinstance(symbol, str):
+        return False
+    name = symbol[len("compat.v1.") :] if symbol.startswith("compat.v1.") else symbol
+    space, dot, function = name.rpartition(".")
+    in_space = bool(dot) and space in _OP_SPACES and not function.startswith("_")
+    return name in _OP_NAMES or (in_space and name not in _NO_OPS)
+
+
+def _named(config: Mapping[str, Any]) -> str:
+    return repr(config["name"])[:60] if "name" in config else ""
+
+
+def _check_order(layers: Sequence[Any]) -> None:
+    """Checks that layers do not wait for one another's outputs: Keras would try for ever."""
+    waiting: dict[str, list[list[tuple[str, int]]]] = {}
+    ready: dict[str, int] = {}
+    for layer in layers:
+        if not isinstance(layer, Mapping):
+            continue
+        name, nodes = layer.get("name"), layer.get("inbound_nodes")
+        if isinstance(name, str) and isinstance(nodes, list):
+            waiting[name] = [_inputs_of(node) for node in nodes]
+            # An input has an output at once, and so may have a model within the model.
+            ready[name] = int(not nodes or layer.get("class_name") in _MODELS)
+    is_new = True
+    while is_new:
+        is_new = False
+        for name, nodes in waiting.items():
+            while nodes and all(k < ready.get(of, 0) for of, k in nodes[0] if of in waiting):
+                nodes.pop(0)
+                ready[name] += 1
+                is_new = True
+    stuck = [name for name, nodes in waiting.items() if nodes]
+    if stuck:
+        raise NotPlain(f"layers that wait for one another's outputs ({stuck[0]!r:.60})")
+
+
+def _inputs_of(node: Any) -> list[tuple[str, int]]:
+    """Returns the outputs that a layer is called with, as (layer, number of its call)."""
+    found, values = [], [node]
+    while values:
+        value = values.pop()
+        if isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, list):
+            if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is int:
+                found.append((value[0], value[1]))
+            values += value
+    return found
+
+
+def _check_members(archive: zipfile.ZipFile, size: int) -> None:
+    members = archive.infolist()
+    names = [member.filename for member in members]
+    for member in members:
+        name = member.filename
+        is_asset = name.startswith(_ASSETS) and ".." not in Path(name).parts
+        if name not in _MEMBERS and not is_asset:
+            raise NotPlain(f"{name!r:.60}, which is neither {_CONFIG} nor {_WEIGHTS}")
+        if stat.S_ISLNK(member.external_attr >> 16):
+            raise NotPlain(f"the link {name!r:.60}")
+        if names.count(name) > 1:
+            raise NotPlain(f"{name!r:.60} twice")
+    _check_size(sum(member.file_size for member in members), size)
+
+
+def _checked_weights(file: h5py.File, size: int) -> int:
+    """Checks the numbers of an HDF5 file, and returns how many bytes they have."""
+    total, groups, seen = 0, [file], {_address(file)}
+    while groups:
+        group = groups.pop()
+        for name in group:
+            where = f"{group.name.rstrip('/')}/{name}"
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise NotPlain(f"the link {where!r:.100} in place of numbers")
+            found = group[name]
+            if _address(found) in seen:
+                continue
+            seen.add(_address(found))
+            if isinstance(found, h5py.Group):
+                groups.append(found)
+            elif isinstance(found, h5py.Dataset):
+                if found.is_virtual or found.external:
+                    raise NotPlain(f"{where!r:.100}, whose numbers are in another file")
+                if found.dtype.hasobject:
+                    raise NotPlain(f"{where!r:.100}, which is not numbers")
+                total += math.prod(found.shape or ()) * found.dtype.itemsize
+                _check_size(total, size)
+    return total
+
+
+def _address(found: Union[h5py.Group, h5py.Dataset]) -> int:
+    address: int = h5py.h5o.get_info(found.id).addr
+    return address
+
+
+def _check_size(unpacked: int, size: int) -> None:
+    if unpacked > max(_FREE_BYTES, _MAX_RATIO * size):
+        raise NotPlain(f"{size} bytes that unpack to {unpacked}")
+
+
+def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
+    """Returns a creator of variables that makes no more than a file has weights for."""
+    # Some are made twice, and some, such as counters, are no weights.
+    left = max(_FREE_BYTES, 4 * num_bytes)
+
+    def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        nonlocal left
+        shape, dtype = arguments.get("shape"), arguments.get("dtype")
+        if shape is not None and dtype is not None:
+            count = tf.TensorShape(shape).num_elements()
+            left -= (count or 0) * tf.as_dtype(dtype).size
+            if left < 0:
+                raise NotPlain(
+                    f"layers that need more weights than its {num_bytes} bytes (one {list(shape)})"
+                )
+        return next_creator(**arguments)
+
+    return create
