@@ -169,6 +169,10 @@ class Tracked(Threshold):
 
     def next(self, threshold: Eta, said: Below) -> Eta:
         """See `Threshold.next`; with the first losses it is a part of their mean."""
+        if self.theta == 1:
+            # FedAvg: a threshold that only follows the losses would leave clients out while they
+            # fall.
+            return self.initial()
         total = tf.cast(said.total, tf.float32)
         below = tf.math.divide_no_nan(tf.cast(said.below, tf.float32), total)
         moved = threshold.eta * tf.exp(-self.rate * (below - (1.0 - self.theta)))
