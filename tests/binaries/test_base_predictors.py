@@ -168,7 +168,7 @@ def test_other_tasks_have_no_outcomes_to_count(call, there):
     [
         ([], "--base_predictors: --algorithm=fed_boost learns how to mix trained predictors"),
         (["--base_predictors="], "--base_predictors: expected a path, found an empty one"),
-        (["--base_predictors=p.npz,"], "--base_predictors: expected paths, found an empty one"),
+        (["--base_predictors=p.npz,"], "--base_predictors: expected a path, found an empty one"),
         (["--base_predictors=none"], "--base_predictors: expected the folder of a run, a file"),
         (
             ["--base_predictors=p.npz", "--budget=3"],

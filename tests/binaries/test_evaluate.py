@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(call, folder, traine
     ("arguments", "message"),
     [
         ([], "--checkpoint: expected the folder of a run or a checkpoint file, found none"),
-        (["--checkpoint=missing"], "missing: expected a checkpoint, cannot read it: No such file"),
+        (["--checkpoint=missing"], "missing: expected a checkpoint, found none"),
         (["--checkpoint=empty"], "empty/checkpoints: expected checkpoints, found none"),
         (["--checkpoint=run", "--task=digits"], "run: expected the weights of this model ("),
         (["--checkpoint=run", "--task=digit"], "unknown task 'digit': did you mean digits?"),

@@ -221,11 +221,11 @@ _CHECKPOINTS = [
         ["--checkpoint=run", "--digits_num_clients=5"],
         "--digits_num_clients has no effect with --task=toy_regression",
     ),
-    (["--checkpoint=missing"], "missing: expected a checkpoint, cannot read it: No such file or"),
+    (["--checkpoint=missing"], "missing: expected a checkpoint, found none"),
     (["--checkpoint=empty"], "empty/checkpoints: expected checkpoints, found none"),
     (["--checkpoint=run/config.json"], "run/config.json: expected a checkpoint, found a damaged"),
     (["--checkpoint=damaged"], "every checkpoint is damaged; the oldest is damaged/checkpoints/"),
-    (["--checkpoint=nobodys"], "nobodys/config.json: expected a JSON file, cannot read it "),
+    (["--checkpoint=nobodys"], "nobodys/config.json: expected a JSON file, found none"),
 ]
 
 

@@ -1,12 +1,14 @@
 """`train --initial_model`: a run from the model of another."""
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from binaries import evaluate, export, save_model, train
-from tests.binaries.harness import TOY
+from tests.binaries.harness import TOY, Outcome
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 
@@ -96,6 +98,35 @@ def test_a_damaged_newest_checkpoint_of_the_run_is_passed_over(call, folder):
     (checkpoints / "round_00000001.npz").write_bytes(b"")
     message = call.refused(folder, train, *TOY, *start, "--output_dir=third")
     assert message.startswith("--initial_model: every checkpoint is damaged; the oldest is ")
+
+
+def test_a_file_with_code_is_trusted_in_each_command_anew(call, folder):
+    """A run keeps a copy of the file, and nothing that says that it is trusted."""
+    mark, layers = folder / "mark", tf.keras.layers
+    code = f"lambda x: [__import__('pathlib').Path({str(mark)!r}).mkdir(exist_ok=True), x][1]"
+    inputs = tf.keras.Input([64])
+    model = tf.keras.Model(inputs, layers.Dense(10)(layers.Lambda(eval(code))(inputs)))
+    model.save(folder / "code.h5")
+    mark.rmdir()
+
+    def run(*arguments: str) -> Outcome:
+        if mark.exists():
+            mark.rmdir()
+        return call(train, *_SAME_ROUNDS, "--output_dir=run", *arguments)
+
+    start = ("--rounds=1", "--initial_model=code.h5")
+    refused = "found the code of a Lambda layer"
+    outcome = run(*start)
+    assert (outcome.status, mark.exists()) == (2, False)
+    assert refused in outcome.error
+    assert not (folder / "run").exists()
+    assert run(*start, "--trust").status == 0
+    assert mark.exists()
+    assert "trust" not in json.loads((folder / "run" / "config.json").read_text())
+    outcome = run("--rounds=2", "--resume")
+    assert (outcome.status, mark.exists()) == (2, False)
+    assert refused in outcome.error
+    assert run("--rounds=2", "--resume", "--trust").status == 0
 
 
 def test_initial_models_that_do_not_fit(call, folder, three_rounds):

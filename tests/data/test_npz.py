@@ -1,6 +1,7 @@
 """Clients and arrays in .npz files, whatever the files hold."""
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_pickled_objects_are_refused_without_running_them(tmp_path):
 
 
 def test_a_missing_file_and_a_folder(tmp_path):
-    assert _read_error(tmp_path / "a.npz").endswith("cannot read it: No such file or directory")
+    assert _read_error(tmp_path / "a.npz").endswith("found none")
     assert _read_error(tmp_path).endswith("cannot read it: Is a directory")
 
 
@@ -138,3 +139,23 @@ def test_a_malformed_client_is_named(tmp_path, changed, expected):
     with pytest.raises(UserError) as error:
         clients.read("bad")
     assert str(error.value).startswith(f"{tmp_path / 'bad.npz'}: {expected}")
+
+
+def test_what_never_ends_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "a.npz")
+    assert "found a pipe, a socket or a device" in _read_error(tmp_path / "a.npz")
+    (tmp_path / "b.npz").symlink_to("/dev/zero")
+    assert "found a pipe, a socket or a device" in _read_error(tmp_path / "b.npz")
+    (tmp_path / "c.npz").touch()
+    os.truncate(tmp_path / "c.npz", 1 << 40)
+    assert "found a damaged or another file" in _read_error(tmp_path / "c.npz")
+
+
+def test_what_unpacks_to_many_times_its_size_is_not_read(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros(1 << 25, np.float32))
+    message = _read_error(path)
+    assert f"{path.stat().st_size} bytes that unpack to 1342" in message
+    assert "np.savez writes arrays without packing them" in message
+    np.savez(path, x=np.zeros(1 << 20, np.float32))
+    assert read_npz(path)["x"].shape == (1 << 20,)

@@ -108,3 +108,14 @@ def test_of_many_clients_some_are_read_and_scaled_up():
     np.testing.assert_array_equal(domain_counts(clients, 2, max_reads=10), [200, 200])
     assert len(set(reads)) == 10
     assert {"000", "099"} <= set(reads)
+
+
+def test_a_client_of_another_number_of_examples_is_told(tmp_path):
+    rows = [("train", "a", {"tokens": "x", "domain": "answer"})] * 2
+    path = tff_store(tmp_path / "s.sqlite", rows)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE client_metadata SET num_examples = 1")
+    connection.commit()
+    connection.close()
+    with pytest.raises(UserError, match="client a: expected 1 examples in split train, as the "):
+        _clients(path).read("a")

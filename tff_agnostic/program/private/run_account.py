@@ -53,6 +53,10 @@ class RunAccount:
         # Those of the run, and rounds that were completed before this process.
         self._evaluations: Optional[RunEvaluations] = None
         self._completed = 0
+        # Of the ledger that this process found: how many lines it had, those that are made again,
+        # and how many evaluations of a model the others are.
+        self._num_taken_over, self._over = 0, 0
+        self._again: list[Release] = []
         self.accountant = self._accountant(noise_multiplier)
         self._pool = ThreadPoolExecutor(1, "privacy-accountant")
         self._ahead: dict[tuple[int, int], Future[Report]] = {}
@@ -114,17 +118,11 @@ class RunAccount:
         runs = self._evaluations
         if runs is None or runs.ledger is None:
             return 0
-        released = runs.ledger.releases
-        to_come = {r.round_num for r in released if self._is_to_come(r)}
-        counted = [r for r in released if r.round_num <= rounds or not self._is_to_come(r)]
-        due = runs.num_due(self._completed, rounds) - sum(r <= rounds for r in to_come)
-        return sum(r.num_models for r in counted) + due * self._num_models
-
-    def _is_to_come(self, release: Release) -> bool:
-        """Returns whether a release is one of those that this process makes, or made again."""
-        assert self._evaluations is not None
-        planned = self._evaluations.evaluated(release.round_num)
-        return release.round_num > self._completed and release.evaluated == planned
+        again = [release for release in self._again if release.round_num <= rounds]
+        counted = again + runs.ledger.releases[self._num_taken_over :]
+        made = {r.round_num for r in counted if r.round_num > self._completed}
+        due = runs.num_due(self._completed, rounds) - len(made)
+        return self._over + sum(r.num_models for r in counted) + due * self._num_models
 
     def go_on_from(
         self, rounds: int, noise_multiplier: float, evaluations: Optional[RunEvaluations]
@@ -139,6 +137,18 @@ class RunAccount:
         self._evaluations, self._completed = evaluations, rounds
         self._ahead = {}
         self.accountant = self._accountant(noise_multiplier)
+        if evaluations is None or evaluations.ledger is None:
+            return
+
+        def is_made_again(release: Release) -> bool:
+            planned = evaluations.evaluated(release.round_num)
+            return release.round_num > rounds and release.evaluated == planned
+
+        taken_over = evaluations.ledger.releases
+        self._num_taken_over = len(taken_over)
+        self._again = [release for release in taken_over if is_made_again(release)]
+        of_again = sum(release.num_models for release in self._again)
+        self._over = sum(release.num_models for release in taken_over) - of_again
 
     def check_plan(self, earlier: Optional[tuple[int, int]]) -> None:
         """Refuses other evaluations than those that `--evaluation_target_epsilon` was for.

@@ -1,0 +1,258 @@
+"""Inputs that never end, nest, unpack or claim too much: one line, and the flag that mends it."""
+
+import gzip
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.importing.harness import read, refused
+from tff_agnostic.importing.columns.images import claimed_pixels
+
+_MB = 10**6
+_TABLE = {
+    "client_column": "who",
+    "domain_name": "d",
+    "feature_columns": ("x",),
+    "label_column": "y",
+}
+_TEXT = {"client_column": "who", "domain_name": "d", "text_column": "text"}
+_NPZ = {"client_column": "who", "domain_name": "d"}
+_POSTS = '<posts><row Id="1" PostTypeId="1" OwnerUserId="1" Body="{}" /></posts>'
+
+
+def _written(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+# format -> (name, content with a long record in place of {}, options)
+_LONG: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "csv": ("a.csv", 'who,text\nu,"{}"\n', _TEXT),
+    "jsonl": ("a.jsonl", '{{"who": "u", "text": "{}"}}\n', _TEXT),
+    "leaf": (
+        "a.json",
+        '{{"user_data": {{"u": {{"x": ["{}"], "y": ["b"]}}}}}}',
+        {"domain_name": "d"},
+    ),
+    "plays": ("a.txt", "HE:\n{}\n", {}),
+    "stackexchange": ("Posts.xml", _POSTS, {}),
+}
+
+
+@pytest.mark.parametrize("format_", list(_LONG))
+def test_a_long_record(tmp_path, format_):
+    name, content, options = _LONG[format_]
+    # A megabyte is read ahead.
+    path = _written(tmp_path / name, content.format("word " * (4 * _MB // 5)))
+    assert refused(format_, path, max_record_mb=1, **options) == (
+        f"{path}: expected records of at most 1 MB (--max_record_mb), found a larger one"
+    )
+    examples, _ = read(format_, path, max_record_mb=5, **options)
+    assert examples
+
+
+def test_a_record_of_many_lines(tmp_path):
+    path = _written(tmp_path / "a.csv", "who,text\n" + '"\n",' * _MB)
+    assert "(--max_record_mb)" in refused("csv", path, max_record_mb=1, **_TEXT)
+
+
+def test_a_bomb_of_gzip(tmp_path):
+    path = tmp_path / "Posts.xml.gz"
+    path.write_bytes(gzip.compress(b"<posts>" + b" " * (12 * _MB) + b"</posts>"))
+    size = path.stat().st_size
+    message = refused("stackexchange", path)
+    assert message.startswith(
+        f"{path}: expected at most 200 times its size when unpacked (--max_unpacked_ratio), found "
+    )
+    assert message.endswith(f" MB in {size / _MB:.3g} MB")
+    assert refused("stackexchange", path, max_unpacked_mb=5) == (
+        f"{path}: expected at most 5 MB when unpacked (--max_unpacked_mb), found more"
+    )
+    assert read("stackexchange", path, max_unpacked_ratio=2000)[0] == []
+
+
+def _npz(path: Path, rows: int, columns: int) -> Path:
+    np.savez_compressed(
+        path, x=np.zeros([rows, columns], np.float32), y=np.zeros(rows, int), who=np.arange(rows)
+    )
+    return path
+
+
+def test_a_bomb_of_arrays(tmp_path):
+    path = _npz(tmp_path / "a.npz", 12, 250_000)
+    assert "(--max_unpacked_ratio), found 12 MB in 0.0" in refused("npz", path, **_NPZ)
+    assert "(--max_unpacked_mb)" in refused("npz", path, max_unpacked_mb=5, **_NPZ)
+    examples, _ = read("npz", path, max_unpacked_ratio=2000, **_NPZ)
+    assert [len(e.record.features["x"]) for e in examples] == [250_000] * 12
+
+
+def test_a_row_that_an_array_claims(tmp_path):
+    path = _npz(tmp_path / "a.npz", 2, 300_000)
+    assert "(--max_record_mb)" in refused("npz", path, max_record_mb=1, **_NPZ)
+    path = tmp_path / "claimed.npz"
+    header = {"descr": "<f4", "fortran_order": False, "shape": (2, 2**50)}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, shape in (("x", (2, 2**50)), ("y", (2,)), ("who", (2,))):
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array_header_1_0(file, {**header, "shape": shape})
+                file.write(bytes(8))
+    assert "(--max_record_mb)" in refused("npz", path, **_NPZ)
+
+
+def test_a_text_that_is_in_all_rows(tmp_path):
+    """The file says it once."""
+    rows = 40
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * _MB])
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"who": ["u"] * rows, "text": texts}), path, store_schema=False)
+    assert "(--max_unpacked_ratio)" in refused("parquet", path, **_TEXT)
+
+
+def test_a_list_of_equal_numbers(tmp_path):
+    zeros = pa.ListArray.from_arrays(
+        pa.array([0, 4 * _MB], pa.int32()), pa.array(np.zeros(4 * _MB))
+    )
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"who": ["u"], "x": zeros, "y": [0]}), path)
+    assert "(--max_unpacked_ratio), found 32 MB in " in refused("parquet", path, **_TABLE)
+
+
+@pytest.mark.parametrize(
+    ("format_", "name", "options"),
+    [
+        *((format_, name, options) for format_, (name, _, options) in _LONG.items()),
+        ("parquet", "a.parquet", _TABLE),
+        ("npz", "a.npz", _NPZ),
+        ("idx", "train-images-idx3-ubyte", {}),
+        ("text_folders", "a.txt", {"domain_name": "d"}),
+    ],
+)
+def test_a_pipe_or_device_is_no_input(tmp_path, format_, name, options):
+    path = tmp_path / name
+    os.mkfifo(path)
+    (tmp_path / name.replace("images", "labels").replace("idx3", "idx1")).touch()
+    expected = f"{path}: expected a file, found a pipe, a socket or a device"
+    assert refused(format_, path, **options) == expected
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert refused(format_, path, **options) == expected
+
+
+def test_links_in_a_folder_of_texts(tmp_path):
+    folder = tmp_path / "texts" / "d"
+    folder.mkdir(parents=True)
+    _written(folder / "a.txt", "some words .")
+    (folder / "up").symlink_to("..")
+    assert len(read("text_folders", folder.parent)[0]) == 1
+    (folder / "b.txt").symlink_to("/dev/zero")
+    message = f"{folder / 'b.txt'}: expected a file, found a pipe, a socket or a device"
+    assert refused("text_folders", folder.parent) == message
+    (folder / "b.txt").unlink()
+    (folder / "b.txt").symlink_to("b.txt")
+    assert "b.txt: expected a file, cannot read it (Too many" in refused(
+        "text_folders", folder.parent
+    )
+
+
+def test_a_sparse_text(tmp_path):
+    path = _written(tmp_path / "a.txt", "some words .\n")
+    os.truncate(path, 1 << 40)
+    expected = f"{path}: expected text, found a NUL character"
+    assert refused("text_folders", path, domain_name="d") == expected
+
+
+@pytest.mark.parametrize("opening", ["[", '{"x":'])
+def test_json_that_is_nested_100_000_deep(tmp_path, opening):
+    path = _written(tmp_path / "a.json", '{"user_data": {"u": {"x": ' + opening * 100_000)
+    assert refused("leaf", path, domain_name="d") == (
+        f"{path}: expected LEAF's JSON, found lists and objects nested over 32 deep"
+    )
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_brackets_in_texts_nest_nothing(tmp_path, shift):
+    """Also where a block ends in a text, or in an escape in it."""
+    text = " " * shift + 'a [{\\" ' * 40_000
+    users = {f"u{k}": {"x": [text], "y": [""]} for k in range(2)}
+    path = _written(tmp_path / "a.json", json.dumps({"user_data": users}))
+    assert len(read("leaf", path, domain_name="d", tokenizer="spaces")[0]) == 2
+
+
+def test_rows_within_rows(tmp_path):
+    path = _written(tmp_path / "Posts.xml", "<posts><row><a/></row></posts>")
+    assert refused("stackexchange", path) == (
+        f"{path}: expected the Posts.xml of a Stack Exchange dump, found <a> within <row>"
+    )
+
+
+def _png(width: int, height: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height)
+
+
+def _gif(width: int, height: int, pictures: int = 1, screen: int = 1) -> bytes:
+    head = b"GIF89a" + struct.pack("<HHBBB", screen, screen, 0x80, 0, 0) + bytes(6)
+    picture = b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x4c\x01\x00"
+    return head + b"!\xf9\x04\x00\x00\x00\x00\x00" + picture * pictures + b";"
+
+
+def _jpeg(width: int, height: int) -> bytes:
+    # A segment in which another size stands, fill bytes, and a mark without a segment.
+    hidden = b"\xff\xe0" + struct.pack(">H", 13) + b"\xff\xc0\x00\x11\x08\x00\x01\x00\x01\x03\x01"
+    return (
+        b"\xff\xd8"
+        + hidden
+        + b"\xff\x01\xff\xff\xc2\x00\x11\x08"
+        + struct.pack(">HH", height, width)
+    )
+
+
+def _bmp(width: int, height: int) -> bytes:
+    return b"BM" + bytes(16) + struct.pack("<ii", width, -height)
+
+
+@pytest.mark.parametrize("make", [_png, _gif, _jpeg, _bmp])
+def test_the_pixels_that_an_image_claims(tmp_path, make):
+    assert claimed_pixels(make(300, 7)) == 2100
+    content = make(65535, 65535)
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"who": ["u"], "img": [content], "y": [0]}), path)
+    options = {**_TABLE, "feature_columns": (), "image_columns": ("img",)}
+    assert refused("parquet", path, **options) == (
+        "a.parquet row 1: expected an image of at most 16777216 pixels in img (--max_pixels), "
+        "found 4294836225"
+    )
+    _, log = read("parquet", path, skip_bad=True, **options)
+    assert log.skipped == {"image that is too large": 1}
+
+
+def test_all_pictures_of_an_animation_count():
+    assert claimed_pixels(_gif(20, 10, pictures=3)) == 600
+    assert claimed_pixels(_gif(2, 2, pictures=3, screen=100)) == 30_000
+    # Cut off in the third.
+    assert claimed_pixels(_gif(20, 10, pictures=3)[:-3]) == 600
+
+
+@pytest.mark.parametrize("start", [b"\x89PNG", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"", b"text"])
+def test_what_claims_nothing_is_no_image(start):
+    assert claimed_pixels(start) is None
+
+
+def test_an_image_of_idx(tmp_path):
+    def head(*sizes: int) -> bytes:
+        return bytes([0, 0, 8, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes)
+
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(head(1, 3, 3) + bytes(9))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(head(1) + bytes(1))
+    assert refused("idx", tmp_path, max_pixels=8) == (
+        f"{path}: expected images of 1 to 8 pixels (--max_pixels), found 3 x 3"
+    )
+    assert len(read("idx", tmp_path, max_pixels=9)[0]) == 1
