@@ -92,7 +92,7 @@ def test_everyone_answers_whatever_the_coins_say(call: Caller, tmp_path, answeri
     """No round has fewer clients than answer: how many took part is in no number."""
     flags = (f"--answering_clients={answering}", f"--privacy_min_clients={answering}")
     run = f"--output_dir={tmp_path / 'run'}"
-    outcome = call(train, *_DISTRIBUTED, *flags, "--rounds=6", "--noise_multiplier=0.01", run)
+    outcome = call(train, *_DISTRIBUTED, *flags, "--rounds=6", "--noise_multiplier=0.02", run)
     assert outcome.status == 0, outcome
     rows = _rows(tmp_path / "run")
     assert [row["too_few_clients"] for row in rows] == ["0"] * 6

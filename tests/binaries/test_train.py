@@ -182,7 +182,7 @@ def test_every_flag_can_be_given():
     assert defined_flags(train) == {*others, *_settings()}
     # All but what makes the table.
     missing = _settings() - defined_flags(reproduce)
-    assert missing == {"algorithm", "target_domain"}
+    assert missing == {"algorithm", "target_domain", "trust"}
 
 
 def test_flags_of_commands_that_are_no_settings_are_known():
