@@ -37,7 +37,7 @@ FLAGS_OF_BINARIES = frozenset(
         *("min_separation", "distributed_noise", "privacy_dimension"),
         *("plan", "server_state", "kind", "population", "iterations", "over_selection"),
         *("rounds_between", "training_population", "training_task_id", "every_iterations"),
-        *("grid", "grid_algorithm", "grid_points", "measure", "max_hours"),
+        *("grid", "grid_algorithm", "grid_points", "measure", "max_hours", "max_memory_gb"),
         *("client_graph", "max_clients_per_round", "require_odp_ops"),
         *("search", "objective", "hours", "repeats", "sampler", "pruner", "prune_after"),
     )
