@@ -88,17 +88,20 @@ def watched() -> Iterator[None]:
     if os.getppid() != parent:
         os._exit(_FAILURE_STATUS)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    watched_process = os.getpid()
     try:
         yield
     except SystemExit as e:
-        _report(report, e.code if isinstance(e.code, int) else int(e.code is not None))
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+        _report(report, status, watched_process)
         raise
-    _report(report, 0)
+    _report(report, 0, watched_process)
 
 
-def _report(report: int, status: int) -> None:
-    # With its own number: a process that it has forked may come to the same end.
-    os.write(report, b"%d %d\n" % (os.getpid(), status))
+def _report(report: int, status: int, watched_process: int) -> None:
+    # A process that the command has forked may come to the same end, with nobody left to tell.
+    if os.getpid() == watched_process:
+        os.write(report, b"%d" % status)
 
 
 def _end_as(child: int, reports: int) -> NoReturn:
@@ -116,23 +119,21 @@ def _end_as(child: int, reports: int) -> NoReturn:
     if code < 0:
         _end_by(-code)
     if code == 0:
-        code = _reported(child, reports)
+        code = _reported(reports)
         if code < 0:
             os.write(2, _NOT_DONE)
             code = _FAILURE_STATUS
     os._exit(code)
 
 
-def _reported(child: int, reports: int) -> int:
-    """Returns the status that a child has reported, which has ended; -1 if it has reported none."""
+def _reported(reports: int) -> int:
+    """Returns the status that the child reported before it ended; -1 if it reported none."""
     # What it started may still have the other end.
     os.set_blocking(reports, False)
     try:
-        lines = os.read(reports, 1 << 16).decode().splitlines()
+        return int(os.read(reports, 16) or -1)
     except BlockingIOError:
         return -1
-    found = dict(line.split() for line in lines)
-    return int(found.get(str(child), -1))
 
 
 def _end_by(number: int) -> None:

@@ -101,7 +101,7 @@ def test_pickled_objects_are_refused_without_running_them(tmp_path):
 
 def test_a_missing_file_and_a_folder(tmp_path):
     assert _read_error(tmp_path / "a.npz").endswith("found none")
-    assert _read_error(tmp_path).endswith("cannot read it: Is a directory")
+    assert _read_error(tmp_path).endswith("cannot read it (Is a directory)")
 
 
 def test_every_npz_file_of_a_folder_is_a_client(tmp_path):

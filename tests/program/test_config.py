@@ -119,6 +119,12 @@ def test_numbers_below_their_range(flag):
     elif "at_least" in metadata:
         assert _error(flag, -0.5) == f"--{flag}: expected at least 0.0, found -0.5"
         _made(flag, 0.0)
+    elif "zero_or_at_least" in metadata:
+        least = metadata["zero_or_at_least"]
+        for wrong in (-0.5, least / 2):
+            expected = f"--{flag}: expected 0 or at least {least}, found {wrong}"
+            assert _error(flag, wrong) == expected
+        _made(flag, least)
     else:
         _made(flag, -0.5)
 
