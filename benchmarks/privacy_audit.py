@@ -30,6 +30,7 @@ from tff_agnostic.privacy.sampling import (
 from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.program.private.attacked_rounds import Role
 from tff_agnostic.program.private.privacy_audit import Audit, Audited, audit
+from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _STEPS, _VALUES = 2.0**14, 16
 _ALL, _THIRD, _SIXTH = PoissonCohorts(6, 6), PoissonCohorts(6, 2), PoissonCohorts(6, 1)
@@ -146,6 +147,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--runs", type=int, default=2000, help="with the client, and without it")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     settings = parser.parse_args(argv)
+    end_quietly()
     rows, failed = [], []
     for seed, (name, mode) in enumerate(MODES.items()):
         if name not in settings.modes:

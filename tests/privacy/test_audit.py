@@ -26,14 +26,15 @@ def test_the_covariance_of_tree_noise_is_that_of_the_noise(restart_every):
     np.testing.assert_array_equal(drawn @ drawn.T, noise_covariance(participations, rounds))
 
 
-_SECRET = "distributed, 2 of 6, a secret"
+# Runs that the usual tests play of a mode.
+_FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is claimed": 1000}
 
 
-@pytest.mark.parametrize("name", usually([_SECRET], MODES))
+@pytest.mark.parametrize("name", usually(_FEWER, MODES))
 def test_whole_rounds_of_every_mode(name):
     """Controls claim too little, on purpose: they are found. See `benchmarks.privacy_audit`."""
     mode = MODES[name]
-    found = mode.audited(runs=600 if name == _SECRET else 2000, seed=1)
+    found = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
     assert found.is_refuted == mode.is_control
     assert found.findings.noisy_sums.epsilon > 0.2
     # An account takes this much for granted, so it must not be less that is attacked.
