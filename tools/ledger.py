@@ -39,6 +39,10 @@ _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date
 _TIME_COLUMNS = re.compile(r"seconds|time")
 
 
+# How what a command prints begins that has failed.
+_FAILED = "exit status"
+
+
 class Entry(NamedTuple):
     """One line of the ledger.
 
@@ -101,6 +105,12 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
     "secure": _SECURE,
     "central": {**_BOUNDS, "privacy": "central", "noise_multiplier": 0.8, "clipping": "adaptive"},
     "joint": {**_BOUNDS, "privacy": "central", "noise_multiplier": 0.8, "joint_clipping": True},
+    "central_chacha": {
+        **_BOUNDS,
+        "privacy": "central",
+        "noise_multiplier": 0.8,
+        "noise_generator": "secure",
+    },
     "central_secure": {**_BOUNDS, **_SECURE, "privacy": "central", "noise_multiplier": 0.8},
     "tree": {
         **_BOUNDS,
@@ -119,12 +129,20 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
         "cohort_sampling": "poisson",
         "secure_min_clients": 1,
     },
+    "distributed_chacha": {
+        **_BOUNDS,
+        **_SECURE,
+        "privacy": "distributed",
+        "noise_multiplier": 0.8,
+        "noise_generator": "secure",
+    },
 }
 _MODES = ("vectorised", "streamed")
-_PRIVATE = {"privacy": "central", "noise_multiplier": 0.8, **_BOUNDS}
+_PRIVATE_TREE = {**_ALGORITHMS["agnostic_fed_avg"], **_SUMS["tree"]}
 
 _TOY_FLAGS = tuple(f"--{name}={value}" for name, value in _TOY.items())
 _COMMANDS = (
+    Entry("train", {}, ("train", *_TOY_FLAGS, "--algorithm=agnostic_fed_avg", "--output_dir=run")),
     Entry("evaluate", {}, ("evaluate", "--checkpoint=run", "--training_clients"), "train/delta_fl"),
     Entry("report", {}, ("report", "--run=run"), "train/agnostic_fed_avg"),
     Entry(
@@ -174,6 +192,20 @@ _COMMANDS = (
         ),
     ),
     Entry(
+        "base_predictors",
+        {},
+        ("base_predictors", "--data=texts.sqlite", "--output=more_predictors.npz"),
+    ),
+    Entry(
+        "reproduce",
+        {},
+        (
+            *("reproduce", "--experiment=adult", "--data_dir=adult", "--trials=1", "--rounds=2"),
+            *("--evaluate_every=1", "--clients_per_round=2", "--adult_num_clients=6"),
+            *("--adult_num_test_clients=4", "--output_dir=reproduced"),
+        ),
+    ),
+    Entry(
         "import_data",
         {},
         (
@@ -191,27 +223,39 @@ _COMMANDS = (
     ),
     *(
         Entry(
-            f"export/{profile}",
+            f"export/{name}",
             {},
-            ("export", "--checkpoint=run", f"--profile={profile}", *more),
+            ("export", "--checkpoint=run", *flags, f"--output_dir=plan_{name}"),
             of,
         )
-        for profile, of, more in (
-            ("daf", "train/agnostic_fed_avg", ("--output_dir=plan_daf",)),
-            ("secure", "train/agnostic_fed_avg_secure", ("--output_dir=plan_secure",)),
+        for name, of, flags in (
+            ("daf", "train/agnostic_fed_avg", ("--profile=daf", "--clients_dir=clients")),
+            ("secure", "train/agnostic_fed_avg_secure", ("--profile=secure",)),
+            ("private", "train/agnostic_fed_avg_tree", ("--profile=daf",)),
+            ("evaluation", "train/agnostic_fed_avg", ("--kind=evaluation",)),
+            ("private_evaluation", "train/agnostic_fed_avg_tree", ("--kind=evaluation",)),
+            ("family", "train/delta_fl_lagged", ("--profile=daf",)),
+            ("ensemble", "train/fed_boost", ("--profile=daf",)),
         )
     ),
+    Entry("run_plan/verify", {}, ("run_plan", "--plan=plan_daf", "--verify"), "export/daf"),
     Entry(
-        "export/evaluation",
+        "run_plan/rounds",
         {},
-        ("export", "--checkpoint=run", "--kind=evaluation", "--output_dir=plan_evaluation"),
-        "train/agnostic_fed_avg",
+        (
+            *("run_plan", "--plan=plan_daf", "--clients=clients"),
+            *("--cohorts=clients/cohorts.txt", "--rounds=2", "--output=after"),
+        ),
+        "export/daf",
     ),
     Entry(
-        "export/run_plan",
+        "import_state",
         {},
-        ("run_plan", "--plan=plan_daf", "--verify"),
-        "export/daf",
+        (
+            *("import_state", "--plan=plan_daf", "--server_state=after/server_state.ckpt"),
+            "--output_dir=back",
+        ),
+        "run_plan/rounds",
     ),
 )
 
@@ -229,10 +273,14 @@ def entries() -> Iterator[Entry]:
             more = {"num_workers": 1} if runtime == "ray" else {}
             with_runtime = {**settings, "algorithm": algorithm, "runtime": runtime, **more}
             yield Entry(f"round/{algorithm}/{runtime}", with_runtime)
-    for algorithm in ("agnostic_fed_avg", "delta_fl"):
+    for algorithm in ("agnostic_fed_avg", "delta_fl", "fed_boost"):
         yield Entry(f"train/{algorithm}", {**_ALGORITHMS[algorithm], "algorithm": algorithm})
+    lagged = {**_ALGORITHMS["delta_fl"], "algorithm": "delta_fl", "threshold": "lagged"}
+    yield Entry("train/delta_fl_lagged", lagged)
     secure = {**_ALGORITHMS["agnostic_fed_avg"], **_SECURE, "algorithm": "agnostic_fed_avg"}
     yield Entry("train/agnostic_fed_avg_secure", secure)
+    tree = {**_PRIVATE_TREE, "algorithm": "agnostic_fed_avg"}
+    yield Entry("train/agnostic_fed_avg_tree", tree)
     yield from _COMMANDS
 
 
@@ -265,6 +313,15 @@ def _make_inputs(checkout: Path, folder: Path) -> None:
         words = " ".join(f"w{(k * i * i) % (3 if k % 2 else 7)}" for i in range(1, 13))
         texts.append(f"u{k},{'ab'[k % 2]},{split},{words}")
         rows += [f"u{k % 9},{'ab'[k % 2]},{i / 7:.3f},{k / 5:.3f},{(i + k) % 2}" for i in range(4)]
+    adult = folder / "adult"
+    adult.mkdir()
+    people = [
+        f"{25 + k}, Private, {k}, {education}, 13, Divorced, Sales, Husband, White, Male, 0, 0, "
+        f"{20 + k % 30}, United-States, {'<=50K' if k % 3 else '>50K'}"
+        for k, education in enumerate(("Bachelors", "Doctorate", "Masters") * 8)
+    ]
+    (adult / "adult.data").write_text("\n".join(people))
+    (adult / "adult.test").write_text("\n".join(f"{row}." for row in people))
     (folder / "texts.csv").write_text("\n".join(texts) + "\n")
     (folder / "rows.csv").write_text("\n".join(rows) + "\n")
     columns = ("--client_column=user", "--domain_column=country", "--split_column=split")
@@ -278,7 +335,7 @@ def _run(checkout: Path, folder: Path, *command: str) -> str:
         [str(checkout / "run"), *command], cwd=folder, capture_output=True, text=True, check=False
     )
     if found.returncode:
-        return f"exit status {found.returncode}: {found.stderr.strip().splitlines()[-1:]}"
+        return f"{_FAILED} {found.returncode}: {found.stderr.strip().splitlines()[-1:]}"
     return found.stdout
 
 
@@ -306,7 +363,7 @@ def train_all() -> None:
     from tff_agnostic.errors import UserError
 
     for number, (name, arguments) in enumerate(tasks := json.load(sys.stdin), 1):
-        print(f"{number}/{len(tasks)} {name}", file=sys.stderr)
+        print(f"{number}/{len(tasks)} {Path(name).name}", file=sys.stderr)
         folder = Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
@@ -321,14 +378,15 @@ def train_all() -> None:
 def _called(checkout: Path, folder: Path, entry: Entry) -> dict[str, str]:
     own = _folder_of(_owner(entry), folder)
     own.mkdir(parents=True, exist_ok=True)
-    for name in ("rows.csv", "texts.sqlite", "predictors.npz"):
+    for name in ("rows.csv", "texts.sqlite", "predictors.npz", "adult"):
         if not (own / name).exists():
             (own / name).symlink_to(folder / name)
     before = _hashes(own, folder)
     printed = _run(checkout, own, *entry.command)
+    print(f"{entry.name}: {printed if printed.startswith(_FAILED) else 'done'}", file=sys.stderr)
     after = _hashes(own, folder)
     changed = {name: value for name, value in after.items() if before.get(name) != value}
-    if entry.command[0] in ("evaluate", "run_plan") or printed.startswith("exit status"):
+    if entry.command[0] in ("evaluate", "run_plan", "privacy") or printed.startswith(_FAILED):
         changed["printed"] = _digest(printed.replace(str(folder), "FOLDER").encode())
     return changed
 
