@@ -172,7 +172,8 @@ _COMMANDS = (
         {},
         (
             *("tune", "--task=digits", "--digits_heldout_share=0.2", "--algorithms=fed_avg"),
-            *("--num_trials=3", "--rounds=2", "--evaluate_every=1", "--output_dir=tuned"),
+            *("--trials=3", "--rounds=2", "--evaluate_every=1", "--output_dir=tuned"),
+            "--search=client_learning_rate=log:0.01..1",
         ),
     ),
     Entry(
@@ -180,7 +181,7 @@ _COMMANDS = (
         {},
         (
             *("frontier", *_TOY_FLAGS, "--algorithms=agnostic_fed_avg", "--trials=1"),
-            *("--grid=3", "--output_dir=frontier"),
+            *("--grid_points=2", "--output_dir=frontier"),
         ),
     ),
     Entry(
