@@ -42,6 +42,10 @@ _SETTINGS = [
         ["--toy_regression_num_clients=0"],
         "--toy_regression_num_clients: expected 1 to 1000, the number of points, found 0",
     ),
+    (
+        ["--client_epochs=2000000000"],
+        "--client_epochs: expected at most 100000, found 2000000000",
+    ),
     (["--toy_regression_spread=nan"], "--toy_regression_spread: expected a finite number, found n"),
     (
         ["--initial_domain_weights=0.5,0.7,-0.2,0,0"],
