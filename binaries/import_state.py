@@ -3,7 +3,6 @@
 Example: ./run import_state --plan=export --server_state=after/server_state.ckpt --output_dir=back
 """
 
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,8 +87,10 @@ def main(argv: Sequence[str]) -> None:
     export = _opened(plan)
     manifest = read_json(plan / "manifest.json")
     limits = Limits(max_memory_gb=flags.FLAGS.max_memory_gb)
-    if not 0 < limits.max_memory_gb < math.inf:
-        raise UserError(f"--max_memory_gb: expected a number above 0, found {limits.max_memory_gb}")
+    try:
+        limits.check()
+    except PlanError as e:
+        raise UserError(str(e)) from e
     tensors = read_server_state(export, server_state, limits, flags.FLAGS.trust)
     task_name = manifest["task"]
     options = given_task_options(task_name)

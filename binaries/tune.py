@@ -16,6 +16,7 @@ from tff_agnostic.program.comparing.loaded_tasks import LoadedTasks
 from tff_agnostic.program.interrupts import Interrupted, StopRequest
 from tff_agnostic.program.output_folder import output_folder
 from tff_agnostic.program.specs.flags import (
+    data,
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
@@ -30,7 +31,7 @@ from tff_agnostic.program.tuning.search import Search
 from tff_agnostic.program.tuning.studies import Studies
 from tff_agnostic.program.tuning.trial_run import TrialRunner
 from tff_agnostic.runtimes.registry import RUNTIMES
-from tff_agnostic.tasks.heldout import check_heldout
+from tff_agnostic.tasks.heldout import check_heldout, check_store
 
 _RUNS = Path("runs")
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
     del argv
     arms, seeds, budget = tuning_flags.searched_arms(), tuning_flags.seeds(), tuning_flags.budget()
     first = next(iter(arms.values()))
+    check_store(data())
     load_task = LoadedTasks()
     task = load_task(first.spec({}, seeds[0]))
     check_heldout(task, first.task)

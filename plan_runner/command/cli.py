@@ -262,11 +262,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         if values[name].present:
             mode = "with" if values.verify else "without"
             raise PlanError(f"--{name} has no effect {mode} --verify")
-    for field in dataclasses.fields(Limits):
-        found = values[field.name].value
-        # NaN is not, either.
-        if not found > 0:
-            raise PlanError(f"--{field.name}: expected a number above 0, found {found}")
+    _limits(values).check()
     if values.verify:
         return
     if not values.clients:
@@ -285,5 +281,8 @@ def _request(values: flags.FlagValues) -> Request:
         for name in (field.name for field in dataclasses.fields(Request))
         if name in values
     }
-    limits = {field.name: getattr(values, field.name) for field in dataclasses.fields(Limits)}
-    return Request(**{**given, "clients": values.clients or "", "limits": Limits(**limits)})
+    return Request(**{**given, "clients": values.clients or "", "limits": _limits(values)})
+
+
+def _limits(values: flags.FlagValues) -> Limits:
+    return Limits(**{f.name: getattr(values, f.name) for f in dataclasses.fields(Limits)})

@@ -5,6 +5,9 @@ import dataclasses
 from plan_runner.errors import PlanError
 from plan_runner.isolation.bounds import Bounds
 
+# More than a kernel counts in bytes is no limit that it can be told, and no machine has so much.
+_MOST_MEMORY_GB = 1e6
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -29,6 +32,22 @@ class Limits:
     def bounds(self) -> Bounds:
         """Those of the process."""
         return Bounds(self.max_memory_gb, self.max_round_seconds)
+
+    def check(self) -> None:
+        """Checks that each limit is one.
+
+        Raises:
+            PlanError: Naming the flag of the first that is none.
+        """
+        for field in dataclasses.fields(self):
+            found = getattr(self, field.name)
+            # NaN is not, either.
+            if not found > 0:
+                raise PlanError(f"--{field.name}: expected a number above 0, found {found}")
+        if self.max_memory_gb > _MOST_MEMORY_GB:
+            raise PlanError(
+                f"--max_memory_gb: expected at most {_MOST_MEMORY_GB:g}, found {self.max_memory_gb}"
+            )
 
     def check_manifest(self, size: int, where: str) -> None:
         """Checks the size of a manifest, before it is read.

@@ -1,6 +1,7 @@
 """Runs that cannot start or go on: one line, status 2, and nothing is half-written."""
 
 import errno
+import json
 import os
 import shlex
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from binaries import compare, evaluate, train
+from binaries import compare, evaluate, export, save_model, train
 from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
 from tests.program.harness import as_nobody
 from tff_agnostic.saving.checkpoints import newest_checkpoint
@@ -40,6 +41,10 @@ _SETTINGS = [
     (
         ["--toy_regression_num_clients=0"],
         "--toy_regression_num_clients: expected 1 to 1000, the number of points, found 0",
+    ),
+    (
+        ["--client_epochs=2000000000"],
+        "--client_epochs: expected at most 100000, found 2000000000",
     ),
     (["--toy_regression_spread=nan"], "--toy_regression_spread: expected a finite number, found n"),
     (
@@ -257,6 +262,57 @@ def test_only_damaged_checkpoints(call, folder, whole):
     assert message.startswith("error: every checkpoint is damaged; the oldest is run/checkpoints/")
     assert "Traceback" not in outcome.err
     assert tree(folder) == before
+
+
+# Everything that goes by config.json, and the checkpoints beside it.
+_READERS = {
+    "train": (train, "--output_dir=run", "--resume"),
+    "evaluate": (evaluate, "--checkpoint=run"),
+    "one file": (evaluate, "--checkpoint=run/checkpoints/round_00000006.npz"),
+    "save_model": (save_model, "--checkpoint=run", "--output_dir=saved"),
+    "export": (export, "--checkpoint=run", "--output_dir=export"),
+}
+_MENDED = "put back what was changed there, or the checkpoints of that run"
+
+
+@pytest.mark.parametrize("reader", _READERS)
+def test_a_config_that_was_edited_since(call, folder, whole, reader):
+    shutil.copytree(whole, folder / "run")
+    config = folder / "run" / "config.json"
+    flags = json.loads(config.read_text())
+    config.write_text(json.dumps({**flags, "seed": 7, "client_learning_rate": 0.5}))
+    there = f"--seed=0, --client_learning_rate={flags['client_learning_rate']}"
+    message = call.refused(folder, *_READERS[reader])
+    # Of one file the folder is worked out.
+    assert message.removeprefix(f"{folder}/") == (
+        f"run/config.json: expected {there}, with which run/checkpoints/round_00000006.npz was "
+        f"trained, found --seed=7, --client_learning_rate=0.5: {_MENDED}"
+    )
+
+
+def test_checkpoints_of_another_run_of_equal_shapes(call, folder, whole):
+    outcome = call(train, *_RUN, "--seed=3", "--window=2", "--output_dir=other")
+    assert outcome.status == 0, outcome
+    shutil.copytree(whole, folder / "run")
+    shutil.rmtree(folder / "run" / "checkpoints")
+    shutil.copytree(folder / "other" / "checkpoints", folder / "run" / "checkpoints")
+    message = call.refused(folder, train, "--output_dir=run", "--resume", "--rounds=9")
+    assert message == (
+        "run/config.json: expected --seed=3, --window=2, with which "
+        "run/checkpoints/round_00000006.npz was trained, found --seed=0, --window=50: "
+        f"{_MENDED}"
+    )
+    # On purpose, and said so.
+    started = "--initial_model=run/checkpoints/round_00000006.npz"
+    assert call(train, *_RUN, started, "--output_dir=started").status == 0
+
+
+def test_what_may_change_may_be_edited(call, folder, whole):
+    shutil.copytree(whole, folder / "run")
+    config = folder / "run" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "checkpoint_every": 3}))
+    outcome = call(train, "--output_dir=run", "--resume", "--rounds=7")
+    assert outcome.status == 0, outcome
 
 
 def test_a_full_disk_at_a_checkpoint(call, folder, whole, monkeypatch):

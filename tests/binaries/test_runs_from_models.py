@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from binaries import evaluate, export, save_model, train
 from tests.binaries.harness import TOY, Outcome
+from tests.selection import usually
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 
@@ -100,14 +102,39 @@ def test_a_damaged_newest_checkpoint_of_the_run_is_passed_over(call, folder):
     assert message.startswith("--initial_model: every checkpoint is damaged; the oldest is ")
 
 
-def test_a_file_with_code_is_trusted_in_each_command_anew(call, folder):
-    """A run keeps a copy of the file, and nothing that says that it is trusted."""
-    mark, layers = folder / "mark", tf.keras.layers
+def _save_with_code(path: Path, mark: Path) -> None:
+    """Writes a model for digits whose Lambda layer makes a folder wherever it is loaded."""
+    layers = tf.keras.layers
     code = f"lambda x: [__import__('pathlib').Path({str(mark)!r}).mkdir(exist_ok=True), x][1]"
     inputs = tf.keras.Input([64])
-    model = tf.keras.Model(inputs, layers.Dense(10)(layers.Lambda(eval(code))(inputs)))
-    model.save(folder / "code.h5")
+    tf.keras.Model(inputs, layers.Dense(10)(layers.Lambda(eval(code))(inputs))).save(path)
     mark.rmdir()
+
+
+@pytest.mark.parametrize("name", usually(["code.h5"], ["code.h5", "code.keras"]))
+def test_predictors_with_code_are_trusted_in_each_command_anew(call, folder, name):
+    mark = folder / "mark"
+    _save_with_code(folder / name, mark)
+    mixes = ("--task=digits", "--algorithm=fed_boost", f"--base_predictors={name}", "--rounds=1")
+    for command, *arguments in (
+        (train, *mixes, "--clients_per_round=2", "--output_dir=run"),
+        (evaluate, "--checkpoint=run"),
+        (save_model, "--checkpoint=run", "--format=saved_model", "--output_dir=saved"),
+    ):
+        message = call.refused(folder, command, *arguments)
+        assert message.startswith(f"--base_predictors: {folder / name}: ")
+        assert "--trust" in message
+        assert not mark.exists()
+        outcome = call(command, *arguments, "--trust")
+        assert outcome.status == 0, outcome
+        assert mark.exists()
+        mark.rmdir()
+
+
+def test_a_file_with_code_is_trusted_in_each_command_anew(call, folder):
+    """A run keeps a copy of the file, and nothing that says that it is trusted."""
+    mark = folder / "mark"
+    _save_with_code(folder / "code.h5", mark)
 
     def run(*arguments: str) -> Outcome:
         if mark.exists():

@@ -11,6 +11,7 @@ from absl.testing import flagsaver
 
 from binaries import compare, train, tune
 from tests.binaries.harness import Caller, Process, python_module, tree
+from tests.data.stores import image, write_store
 from tests.processes import wait_until
 from tests.program.harness import is_png
 from tests.selection import exhaustive
@@ -206,6 +207,20 @@ def test_a_search_needs_a_split_of_its_own_and_something_to_search(call, folder)
     arguments = ("--task=toy_regression", "--output_dir=search")
     assert "one without: digits, adult" in call.refused(folder, tune, *arguments)
     assert call.refused(folder, tune, *_DATA).startswith("--search: expected what to vary")
+
+
+def test_a_store_without_the_split_is_told_what_mends_it(call, folder):
+    write_store(
+        folder / "s.sqlite",
+        [("train", image("a", "x", 1)), ("test", image("b", "x", 1))],
+        "features",
+    )
+    arguments = ("--task=emnist", "--data=s.sqlite", "--search=batch_size=1..9", "--output_dir=s")
+    assert call.refused(folder, tune, *arguments) == (
+        "--data: expected a store with clients in the split heldout, to choose settings by, found "
+        "the splits test, train in s.sqlite: import the data again with a share for it "
+        "(import_data --split=train:0.8,heldout:0.1,test:0.1)"
+    )
 
 
 def test_an_objective_that_no_run_reports_ends_the_search(call, folder):

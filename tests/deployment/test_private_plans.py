@@ -1,6 +1,7 @@
 """Plans of private runs: the same noise in the plan as in the runtime, and each key where it is."""
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from tests.deployment.kinds import make_request
 from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.deployment import plan_export
+from tff_agnostic.deployment.checkpoint_files import write_checkpoint
 from tff_agnostic.deployment.conformance import synthetic_clients
 from tff_agnostic.deployment.noise import CONFORMANCE_KEY, FleetNoise, with_key
 from tff_agnostic.deployment.plan_export import export
@@ -94,11 +97,42 @@ def kind(request) -> _Kind:
     return _KINDS[request.param]
 
 
+class _Exported(NamedTuple):
+    """An export.
+
+    Attributes:
+        folder: Where it is.
+        readable: Of each tensor file, by its first tensors, whether others could read it when it
+            was there.
+    """
+
+    folder: Path
+    readable: dict[tuple[int, ...], bool]
+
+
 @pytest.fixture(scope="module")
-def folder(kind, tff_runtime, tmp_path_factory):
-    path = tmp_path_factory.mktemp("private") / "export"
-    export(path, _request(kind), tff_runtime)
-    return path
+def exported(kind, tff_runtime, tmp_path_factory) -> _Exported:
+    found = _Exported(tmp_path_factory.mktemp("private") / "export", {})
+
+    def watched(path: Path, tensors: Any) -> None:
+        write_checkpoint(path, tensors)
+        modes = [of.stat().st_mode & 0o077 for of in (path, path.parent)]
+        found.readable[tuple(tensors[_KEY_TENSOR])] = all(modes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_export, "write_checkpoint", watched)
+        export(found.folder, _request(kind), tff_runtime)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(exported) -> Path:
+    return exported.folder
+
+
+def test_the_fleets_key_is_at_no_time_in_a_file_of_others(exported, kind):
+    public = CONFORMANCE_KEY[: kind.key_numbers]
+    assert exported.readable == {kind.fleets_key: False, public: True}
 
 
 def test_conformance_rounds_have_the_noise_of_the_public_key(folder, kind):

@@ -79,6 +79,28 @@ def test_a_bomb_of_gzip(tmp_path):
     assert read("stackexchange", path, max_unpacked_ratio=2000)[0] == []
 
 
+def test_a_bomb_of_gzip_is_left_where_it_begins(tmp_path):
+    """Although the whole file has no more than 8 times its size."""
+    noise = np.random.default_rng(0).bytes(2 * _MB).hex()
+    path = tmp_path / "Posts.xml.gz"
+    start = b"<posts>" + b" " * (11 * _MB)
+    rest = f"<!--{noise}--></posts>".encode()
+    path.write_bytes(gzip.compress(start) + gzip.compress(rest, 1))
+    assert "(--max_unpacked_ratio), found 10 MB in 0.0" in refused("stackexchange", path)
+    assert read("stackexchange", path, max_unpacked_ratio=2000)[0] == []
+
+
+def test_a_bomb_of_images_is_known_by_what_it_claims(tmp_path):
+    """Nothing of it is unpacked: here there is nothing."""
+    images = tmp_path / "train-images-idx3-ubyte.gz"
+    images.write_bytes(gzip.compress(struct.pack(">BBBBIII", 0, 0, 8, 3, 20_000, 28, 28)))
+    labels = tmp_path / "train-labels-idx1-ubyte.gz"
+    labels.write_bytes(gzip.compress(struct.pack(">BBBBI", 0, 0, 8, 1, 20_000)))
+    message = f"{images}: expected at most 200 times its size when unpacked (--max_unpacked_ratio)"
+    assert refused("idx", tmp_path).startswith(message)
+    assert "it is truncated" in refused("idx", tmp_path, max_unpacked_ratio=10**6)
+
+
 def _npz(path: Path, rows: int, columns: int) -> Path:
     np.savez_compressed(
         path, x=np.zeros([rows, columns], np.float32), y=np.zeros(rows, int), who=np.arange(rows)

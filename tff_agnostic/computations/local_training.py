@@ -47,8 +47,18 @@ class LocalTrainingOptions(Settings):
     """
 
     client_learning_rate: float = setting(0.1, "gamma_w of the clients' SGD.", positive=True)
-    client_epochs: int = setting(1, "E, passes over a client's data in a round.", at_least=1)
-    batch_size: int = setting(20, "B, examples of one SGD step.", at_least=1)
+    client_epochs: int = setting(
+        1,
+        "E, passes over a client's data in a round.",
+        at_least=1,
+        # A round is not interrupted, and one of more would not end.
+        at_most=100_000,
+    )
+    batch_size: int = setting(
+        20,
+        "B, examples of one SGD step; a client with fewer takes all of them at once.",
+        at_least=1,
+    )
     batch_normalizer: str = setting(
         "client",
         "What a batch's loss is divided by: the weight of the whole client (as in Ro et al. 2021: "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -36,12 +37,11 @@ from tff_agnostic.deployment.noise import CONFORMANCE_KEY, FleetNoise, noise_fac
 from tff_agnostic.deployment.privacy import privacy_facts
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import OWNER_ONLY
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.tff import TffRuntime
 
 STATE = "server_state.ckpt"
-# Of a state with the key of a fleet's noise: for its owner alone.
-_SECRET_MODE = 0o600
 # Whether a device gets TensorFlow's graph beside TFLite's, by name.
 CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both": True})
 # The file that says how a server is told of the task.
@@ -206,11 +206,16 @@ def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph:
 def _write_state(
     path: Path, state: RunState, plan: CompiledPlan, noise: Optional[FleetNoise]
 ) -> None:
-    if noise is not None:
-        state = with_key(state, noise.key)
-    write_checkpoint(path, named_values(state, plan.tensors.state, SERVER))
-    if noise is not None:
-        path.chmod(_SECRET_MODE)
+    if noise is None:
+        write_checkpoint(path, named_values(state, plan.tensors.state, SERVER))
+        return
+    # TensorFlow makes a file that everybody may read: here in a folder that its owner alone enters.
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as hidden:
+        secret = Path(hidden) / path.name
+        tensors = named_values(with_key(state, noise.key), plan.tensors.state, SERVER)
+        write_checkpoint(secret, tensors)
+        secret.chmod(OWNER_ONLY)
+        secret.replace(path)
 
 
 def _noise_facts(request: ExportRequest, state: RunState) -> dict[str, Any]:

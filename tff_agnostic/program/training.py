@@ -23,6 +23,7 @@ from tff_agnostic.program.run_parts import run_parts
 from tff_agnostic.program.run_results import leave_results
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
+from tff_agnostic.program.specs.trained_with import trained_with
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
@@ -82,6 +83,7 @@ class TrainingRun:
             self.task.model.frozen,
             secret=self._privacy is not None,
             data=self._data,
+            trained_with=trained_with(spec, parts.fingerprint),
         )
 
     def run(
@@ -189,6 +191,7 @@ class TrainingRun:
         if self._privacy is not None:
             self._check_same_releases(checkpoint)
         if checkpoint is not None:
+            self._folder.check_own(checkpoint)
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             print(f"going on after round {checkpoint.round_num}")
         self._history.load(completed_rounds=int(state.round_num))

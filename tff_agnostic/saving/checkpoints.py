@@ -44,12 +44,17 @@ class Checkpoint:
             Keras model, whatever was frozen; None if it was saved by a release in which a state
             began with its only model.
         data: Digest of the examples that it was trained on, where it was saved with one; else "".
+        trained_with: What it is to be told by that it is of another run, in parts by their names;
+            nothing where it was saved without.
+        file: Where it was read from.
     """
 
     round_num: int
     leaves: tuple[np.ndarray, ...]
     model_arrays: Optional[Mapping[str, tuple[np.ndarray, ...]]] = None
     data: str = ""
+    trained_with: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    file: Optional[Path] = None
 
     def restore(self, template: Any, where: str) -> Any:
         """Returns the state in the structure of `template`.
@@ -112,6 +117,8 @@ class CheckpointFolder:
             was saved outlasts a power cut.
         data: Digest of the examples that states are trained on; in secret files only, as it tells
             of every example.
+        trained_with: What tells its states from those of other runs, as JSON holds it; equal runs
+            have equal ones.
     """
 
     def __init__(
@@ -121,12 +128,14 @@ class CheckpointFolder:
         frozen: Sequence[int] = (),
         secret: bool = False,
         data: str = "",
+        trained_with: Optional[Mapping[str, Mapping[str, Any]]] = None,
     ) -> None:
         self._folder = folder
         self._keep = keep
         self._frozen = frozen
         self._secret = secret
         self._data = data
+        self._trained_with = trained_with or {}
 
     def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:
         """Saves a state, then removes what is older than the newest `keep`.
@@ -145,7 +154,8 @@ class CheckpointFolder:
         # In memory first: on a full disk NumPy's zip file would write again when it is collected.
         content = io.BytesIO()
         in_keras = {name: as_in_keras(weights, self._frozen) for name, weights in models.items()}
-        np.savez(content, **_arrays(round_num, state, in_keras, self._data))
+        beside = {"data": self._data, "trained_with": self._trained_with}
+        np.savez(content, **_arrays(round_num, state, in_keras, beside))
         saved = self._folder / f"round_{round_num:08d}.npz"
         _make_way(saved)
         with atomic_file(saved, owner_only=self._secret) as file:
@@ -195,9 +205,12 @@ class CheckpointFolder:
 
 
 def _arrays(
-    round_num: int, state: Any, models: Mapping[str, ModelWeights], data: str
+    round_num: int, state: Any, models: Mapping[str, ModelWeights], beside: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Returns what a file holds: the header, the state, and what models have beside the state."""
+    """Returns what a file holds: the header, the state, and what models have beside the state.
+
+    What the header has `beside` these is left out where it is empty.
+    """
     leaves = tf.nest.flatten(state)
     arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     # What is a part of the state is not stored twice.
@@ -210,8 +223,7 @@ def _arrays(
             arrays.setdefault(name, np.asarray(leaf))
             names_of[model].append(name)
     header = {"format": _FORMAT, "round": round_num, "leaves": len(leaves), "models": names_of}
-    if data:
-        header["data"] = data
+    header.update((name, value) for name, value in beside.items() if value)
     return {_HEADER: np.array(json.dumps(header)), **arrays}
 
 
@@ -244,6 +256,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             for model, names in header.get("models", {}).items()
         }
         data = str(header.get("data", ""))
+        trained_with = {k: dict(part) for k, part in header.get("trained_with", {}).items()}
     except (
         ArithmeticError,
         AttributeError,
@@ -256,10 +269,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if round_num < 0:
         raise UserError(f"{path}: expected a checkpoint, found one of round {round_num}")
     if file_format == _FORMAT_OF_ONE_MODEL:
-        return Checkpoint(round_num, leaves)
+        return Checkpoint(round_num, leaves, file=path)
     if file_format != _FORMAT:
         raise UserError(f"{path}: expected checkpoint format 1 or {_FORMAT}, found {file_format}")
-    return Checkpoint(round_num, leaves, models, data)
+    return Checkpoint(round_num, leaves, models, data, trained_with, path)
 
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Optional
 
+from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.stored import SplitOptions
@@ -48,6 +50,27 @@ def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def what_decides_the_split(name: str) -> frozenset[str]:
     """Returns the fields of a task's options that say whom it is evaluated on."""
     return frozenset((*_wanted(name), *_OF_STORES, _DIVISION))
+
+
+def check_store(path: Optional[Path]) -> None:
+    """Checks, before anything is loaded, that a store has somebody to choose settings by.
+
+    Args:
+        path: The store; None where there is none.
+
+    Raises:
+        UserError: If it cannot be read, or nobody is in its held-out split.
+    """
+    if path is None:
+        return
+    splits = Store(path).splits()
+    if HELDOUT_SPLIT not in splits:
+        raise UserError(
+            f"--data: expected a store with clients in the split {HELDOUT_SPLIT}, to choose "
+            f"settings by, found the splits {', '.join(splits) or '(none)'} in {path}: import the "
+            "data again with a share for it (import_data "
+            f"--split=train:0.8,{HELDOUT_SPLIT}:0.1,test:0.1)"
+        )
 
 
 def check_heldout(task: Task, name: str) -> None:

@@ -232,6 +232,14 @@ def test_an_unknown_flag_is_one_line(capsys):
             ["--plan=x", "--verify", "--max_memory_gb=nan"],
             "--max_memory_gb: expected a number above 0, found nan",
         ),
+        (
+            ["--plan=x", "--verify", "--max_memory_gb=inf"],
+            "--max_memory_gb: expected at most 1e+06, found inf",
+        ),
+        (
+            ["--plan=x", "--verify", "--max_memory_gb=1e30"],
+            "--max_memory_gb: expected at most 1e+06, found 1e+30",
+        ),
         (["--plan=x", "more"], "expected flags only, found 'more'"),
         (
             ["--plan=x", "--clients=y", "--output=z", "--seed=1"],

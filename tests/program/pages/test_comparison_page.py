@@ -1,7 +1,9 @@
 """The page of a comparison: its numbers, and what an algorithm gains and costs."""
 
+import functools
 import json
 import math
+import operator
 import shlex
 from pathlib import Path
 
@@ -178,6 +180,32 @@ def test_what_is_no_comparison_is_one_line(tmp_path):
     write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": of_one}})
     with pytest.raises(UserError, match=r"trial_00/result.json: expected the result of a complete"):
         read_comparison(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("fed_avg", "a", "loss", "mean"), -7.0),
+        (("fed_avg", "(overall)", "loss", "std"), -7.0),
+        (("fed_avg", "(worst)", "loss", "trials", 1), 1e30),
+        (("fed_avg", "(over clients)", "p90", "loss", "mean"), "a lot"),
+        (("fed_avg", "(difference)", "accuracy", "mean"), None),
+    ],
+)
+def test_numbers_that_the_trials_do_not_have_are_one_line(tmp_path, keys, value):
+    folder = _compared(tmp_path, {"fed_avg": {}})
+    content = json.loads((folder / "compare.json").read_text())
+    *above, last = keys
+    of = functools.reduce(operator.getitem, above, content)
+    expected, of[last] = of[last], value
+    write_json(folder / "compare.json", content)
+    with pytest.raises(UserError) as error:
+        read_comparison(folder)
+    assert str(error.value) == (
+        f"{folder}/compare.json: {': '.join(map(str, keys))}: expected {expected}, which is worked "
+        f"out from the trials that are there, found {value!r}: compare --resume writes the file "
+        "again"
+    )
 
 
 def test_a_comparison_whose_trials_go_on_is_one_line(tmp_path):

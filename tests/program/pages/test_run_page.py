@@ -251,6 +251,18 @@ def test_what_is_no_run_is_one_line_and_leaves_no_report(tmp_path):
         ({"not_counted": ["d" * 5000]}, "expected domains that it has the numbers of, found 'ddd"),
         ({"privacy": {**PRIVACY, "epsilon": -3.0}}, "privacy: epsilon: expected a number of at le"),
         ({"privacy": {**PRIVACY, "delta": 2.0}}, "privacy: delta: expected a number of at least 0"),
+        (
+            {"worst_min_examples": -4},
+            "worst_min_examples: expected a number of at least 1, found -4",
+        ),
+        (
+            {"interval_level": 95},
+            "interval_level: expected a number of at least 0 and at most 1, f",
+        ),
+        (
+            {"client_values": {"loss": {"histogram": {"value": [1], "clients": [-1]}}}},
+            "client_values: loss: histogram: clients: expected a number of at least 0, found -1",
+        ),
         ({"privacy": 3}, "expected the result of a run, found something else"),
         ({"clients": {"evaluated": float("nan")}}, "expected finite numbers, found NaN"),
     ],

@@ -147,6 +147,8 @@ def _blocks(
                 f"{images_path}: expected images of 1 to {options.max_pixels} pixels "
                 f"(--max_pixels), found {shape[1]} x {shape[2]}"
             )
+        images.check_claimed(count * image_size)
+        labels.check_claimed(count)
         block = max(1, min(_BLOCK, _MAX_BLOCK // image_size))
         for start in range(0, count, block):
             size = min(block, count - start)

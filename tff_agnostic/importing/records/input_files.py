@@ -15,6 +15,9 @@ from tff_agnostic.importing.records.options import FREE_MB, MB, ImportOptions
 from tff_agnostic.importing.records.reading import ReadLog
 
 _BUFFER = 1 << 20
+# Of a compressed file. What was read of it decides how much it may have unpacked to by then: a
+# large piece would let a bomb go on for long.
+_PACKED_BUFFER = 1 << 15
 
 
 class InputFile(io.BufferedReader):
@@ -34,6 +37,17 @@ class InputFile(io.BufferedReader):
         self._limited = _Limited(path, packed, is_gzip, options, log)
         super().__init__(self._limited, _BUFFER)
 
+    def check_claimed(self, size: int) -> None:
+        """Checks what the file says that it holds, before any of it is read.
+
+        Args:
+            size: Its bytes when unpacked.
+
+        Raises:
+            UserError: If they are more than a compressed file of its size may have.
+        """
+        self._limited.check_claimed(size)
+
     def end_record(self) -> None:
         """Says that a record has been read: what follows is another one."""
         self._limited.of_record = 0
@@ -49,9 +63,14 @@ class _Limited(io.RawIOBase):
         self._options = options
         self._unpacked = 0
         self._is_gzip = is_gzip
+        self._packed_size = os.fstat(packed.fileno()).st_size
         self._file: Any = self._packed
         if is_gzip:
-            self._file = gzip.GzipFile(fileobj=io.BufferedReader(self._packed, _BUFFER))
+            self._file = gzip.GzipFile(fileobj=io.BufferedReader(self._packed, _PACKED_BUFFER))
+
+    def check_claimed(self, size: int) -> None:
+        if self._is_gzip:
+            check_unpacked(self._path, self._packed_size, size, self._options)
 
     def readable(self) -> bool:
         return True

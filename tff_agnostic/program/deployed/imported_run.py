@@ -10,6 +10,7 @@ from tff_agnostic.program.reporting.column import ROUND
 from tff_agnostic.program.specs.run_algorithm import build_algorithm
 from tff_agnostic.program.specs.run_folder import RunFolder
 from tff_agnostic.program.specs.run_spec import RunSpec
+from tff_agnostic.program.specs.trained_with import trained_with
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import Task
 
@@ -47,5 +48,7 @@ class ImportedRun:
         rows = "".join(f"{number}\n" for number in (ROUND, *range(1, completed + 1)))
         write_text(folder.metrics, rows)
         models: Mapping[str, ModelWeights] = self._algorithm.models(state.algorithm)
-        CheckpointFolder(folder.checkpoints, keep=1).save(completed, state, models)
+        kept = trained_with(self._spec, self.fingerprint)
+        checkpoints = CheckpointFolder(folder.checkpoints, keep=1, trained_with=kept)
+        checkpoints.save(completed, state, models)
         folder.write_config(self._spec, self.fingerprint, {})

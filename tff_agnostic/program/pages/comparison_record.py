@@ -1,7 +1,8 @@
 """A comparison as its folder tells of it: compare.json, and what the trials left."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -103,6 +104,39 @@ def _check_same_trials(folder: Path, content: Mapping[str, Any], comparison: Com
                 f"{folder / COMPARE}: expected the results of the trials of {row} that are there, "
                 "found others: let the comparison go on to its end (--resume) first"
             )
+    wrong = next(_different(content, comparison.to_json(), ()), None)
+    if wrong is not None:
+        keys, expected, found = wrong
+        raise UserError(
+            f"{folder / COMPARE}: {': '.join(keys):.200}: expected {expected}, which is worked out "
+            f"from the trials that are there, found {found!r:.100}: compare --resume writes the "
+            "file again"
+        )
+
+
+def _different(
+    found: Any, expected: Any, keys: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yields (keys, expected, found) of values that differ; what only one of them has does not.
+
+    An earlier release wrote less.
+    """
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in expected:
+            if key in found:
+                yield from _different(found[key], expected[key], (*keys, key))
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for k, (one, other) in enumerate(zip(found, expected)):
+            yield from _different(one, other, (*keys, str(k)))
+    elif not _is_same(found, expected):
+        yield keys, expected, found
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
+        # Another NumPy may add up in another order.
+        return math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(found == expected)
 
 
 def _trials(domains: Mapping[str, Any]) -> dict[str, Any]:

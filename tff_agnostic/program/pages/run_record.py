@@ -191,6 +191,10 @@ def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, Mea
     numbers.check_all(result.get("difference"), "difference")
     numbers.check_all(result.get("domain_weights"), "domain_weights", least=0)
     numbers.check_all(result.get("clients"), "clients", least=0)
+    numbers.check(result.get("worst_min_examples"), "worst_min_examples", least=1)
+    for name in ("superquantile_share", "interval_level"):
+        numbers.check(result.get(name), name, 0, 1)
+    _check_client_values(numbers, result.get("client_values") or {}, 0 if is_exact else None)
     private = result.get("privacy") or {}
     numbers.check(private.get("epsilon"), "privacy: epsilon", least=0)
     numbers.check(private.get("delta"), "privacy: delta", 0, 1)
@@ -200,6 +204,16 @@ def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, Mea
             raise UserError(
                 f"{path}: expected domains that it has the numbers of, found {name!r:.100}"
             )
+
+
+def _check_client_values(
+    numbers: "_Numbers", values: Mapping[str, Any], least: Optional[float]
+) -> None:
+    for measure, of in values.items():
+        for part, counts in (("histogram", ("clients",)), ("by_size", ("examples", "clients"))):
+            for name, found in of[part].items():
+                where = f"client_values: {measure}: {part}: {name}"
+                numbers.check_all(found, where, least if name in counts else None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,10 +69,16 @@ def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
     return _shown(spec, spec.flags())
 
 
-def _shown(spec: RunSpec, flags: Mapping[str, Any]) -> dict[str, Any]:
+def path_flags(spec: RunSpec) -> set[str]:
+    """Returns the flags of a run that say where files lie."""
     paths = {*_PLACES}
     paths.update(option_flag(spec.task, f) for f in path_fields(TASKS[spec.task].options))
     paths.update(flag_of(f) for part in (spec.config, spec.algorithm) for f in path_fields(part))
+    return paths
+
+
+def _shown(spec: RunSpec, flags: Mapping[str, Any]) -> dict[str, Any]:
+    paths = path_flags(spec)
     named = {name: _names(value) if name in paths else value for name, value in flags.items()}
     return {**named, "algorithm": algorithm_label(spec.config.algorithm)}
 

@@ -31,7 +31,8 @@ from tff_agnostic.program.specs.made_of import (
     write_made_of,
 )
 from tff_agnostic.program.specs.run_spec import FORMAT, RunSpec, from_flags
-from tff_agnostic.saving.checkpoints import CHECKPOINTS
+from tff_agnostic.program.specs.trained_with import check_trained_with
+from tff_agnostic.saving.checkpoints import CHECKPOINTS, Checkpoint
 from tff_agnostic.settings import flag_of
 
 # In config.json: how rounds were executed, as far as it can change last bits.
@@ -124,6 +125,18 @@ class RunFolder:
                     f"({there.get(name)}), found another one ({fingerprint.get(name)})"
                     + (f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else "")
                 )
+
+    def check_own(self, checkpoint: Checkpoint) -> None:
+        """Checks that a checkpoint was trained with what config.json and fingerprint.json say.
+
+        Raises:
+            UserError: If one of them was edited since, or the checkpoint is of another run.
+        """
+        if self.config.exists():
+            known = read_json(self.fingerprint) if self.fingerprint.exists() else {}
+            check_trained_with(
+                checkpoint, (self.config, self._read_config()), (self.fingerprint, known)
+            )
 
     def write_config(
         self, spec: RunSpec, fingerprint: Mapping[str, str], execution: Mapping[str, Any]

@@ -14,11 +14,12 @@ def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
     Prints what has to be known of the privacy that the run claims, if anything.
 
     Raises:
-        UserError: If there is none, or it is damaged.
+        UserError: If there is none, it is damaged, or it is not of the run that its folder says.
     """
     is_folder = path.is_dir()
     folder = RunFolder(path if is_folder else path.absolute().parent.parent)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
+    folder.check_own(checkpoint)
     warning = folder.epsilon_warning()
     if warning is not None:
         print(f"note: {warning}")

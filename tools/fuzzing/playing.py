@@ -1,0 +1,124 @@
+"""The process that plays mutants: each of them once, in the sandbox, while strace watches."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from plan_runner.clients.kernel import Kernel, give_kernel
+from plan_runner.command.request import Request
+from plan_runner.errors import PlanError
+from plan_runner.files.limits import Limits
+from plan_runner.isolation.bounds import Listener
+
+LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=20.0)
+# Begins the name of the folder that says, to who reads strace's log, which mutant is played.
+MARK = "/fuzz"
+# What the process tries before the first mutant, to see that it is watched.
+WATCHED = 3
+_CHECKS = (
+    *("profiles.daf.check_graph", "profiles.secure.check_graph"),
+    *("clients.client_graph.check_graph", "clients.tflite_beside.check_tflite"),
+)
+
+
+def is_checked(number: int) -> bool:
+    """Returns whether a mutant is played with the check of graphs."""
+    return number % 2 == 0
+
+
+def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
+    """Plays mutants of these numbers; tells how each ended."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    give_kernel(Kernel(*payload["kernel"]))
+    # All that TensorFlow loads by itself is loaded before somebody watches.
+    warm = _copied(payload["exports"][0], scratch / "warm")
+    if _end_of(warm, scratch) != "played":
+        raise ValueError("expected an export that is verified")
+    # TensorFlow is imported in the sandbox only.
+    from fuzzing.mutations import Mutation
+
+    listener.line(f"watch {os.getpid()} {scratch}")
+    while "TracerPid:\t0" in Path("/proc/self/status").read_text():
+        time.sleep(0.01)
+    # Whoever watches has to see these.
+    attempts: tuple[Callable[[], Any], ...] = (
+        Path(payload["canary"]).touch,
+        os.fork,
+        socket.socket,
+    )
+    for attempt in attempts:
+        try:
+            attempt()
+        except PermissionError:
+            continue
+        raise ValueError("expected a sandbox, found none")
+    for number in range(*payload["numbers"]):
+        listener.step(f"mutant {number}")
+        listener.line(f"mutant {number}")
+        with contextlib.suppress(OSError):
+            os.rmdir(f"{MARK}/{number}")
+        rng = random.Random(f"{payload['seed']} {number}")
+        folder = _copied(rng.choice(payload["exports"]), scratch / "mutant")
+        Mutation(rng, payload["canary"], is_checked(number)).apply(folder)
+        with contextlib.ExitStack() as stack:
+            if not is_checked(number):
+                for name in _CHECKS:
+                    stack.enter_context(mock.patch(f"plan_runner.{name}", lambda *given: None))
+            end = _end_of(folder, scratch)
+            listener.line(f"end {end.partition(':')[0]}")
+            if ":" in end:
+                listener.line(f"note mutant {number}: {end}")
+        shutil.rmtree(folder)
+    return 0
+
+
+def _end_of(folder: Path, scratch: Path) -> str:
+    """Verifies an export; returns how that ends."""
+    from plan_runner.command.play import play
+
+    try:
+        # With other numbers: those expected are of more clients.
+        play(Request(str(folder), verify=True, limits=LIMITS), _Nobody(), scratch)
+        return "played"
+    except PlanError as e:
+        return "refused" if "is refused" in str(e) or "which is fed" in str(e) else "not played"
+    # One line for a user; its kind is told.
+    except Exception as e:
+        frame = traceback.extract_tb(e.__traceback__)[-1]
+        return f"{type(e).__name__}: {e} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+class _Nobody:
+    def step(self, name: str) -> None:
+        """Has nothing to do."""
+
+    def line(self, text: str) -> None:
+        """Has nothing to do."""
+
+    def results(self, folder: Path) -> None:
+        """Has nothing to do."""
+
+
+def _copied(export: str, folder: Path) -> Path:
+    """Copies an export's files, not their modes and times; leaves a round of one client."""
+    for path in Path(export).rglob("*"):
+        if path.is_file():
+            copy = folder / path.relative_to(export)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    conformance = manifest["conformance"]
+    kept = {**conformance, "rounds": 1, "clients": conformance["clients"][:1]}
+    kept["expected"] = conformance["expected"][:1]
+    path.write_text(json.dumps({**manifest, "conformance": kept}))
+    return folder

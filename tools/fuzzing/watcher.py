@@ -1,0 +1,133 @@
+"""What strace sees of the process that plays mutants, and which of it is a find."""
+
+import collections
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+from fuzzing.playing import MARK
+
+# What strace prints; all that names a path, and all that makes or reaches something else.
+_TRACED = (
+    "open,openat,openat2,creat,truncate,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
+    "rmdir,link,linkat,symlink,symlinkat,mknod,mknodat,chmod,fchmod,fchmodat,chown,fchown,lchown,"
+    "fchownat,utime,utimes,utimensat,setxattr,lsetxattr,fsetxattr,execve,execveat,fork,vfork,clone,"
+    "clone3,kill,tgkill,tkill,ptrace,process_vm_readv,process_vm_writev,socket,socketpair,connect,"
+    "bind,sendto,io_uring_setup,memfd_create,mount,unshare,setns,bpf,shmget,keyctl,userfaultfd"
+)
+_LINE = re.compile(r"\d+ +(\w+)\((.*)\) += (-?\d+|\?)")
+_HALF = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>")
+_REST = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
+# A path, and before it the folder of the descriptor that it begins at.
+_PATH = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
+_OPENS = ("open", "openat", "creat", "openat2")
+_SIGNALS = ("kill", "tgkill", "tkill")
+_WRITING = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC")
+# What TensorFlow does by itself: names of its threads, and files of the system that may be missing.
+_USUAL = re.compile(r"/dev/null$|/proc/self/task/\d+/comm$|/proc/self/comm$|/etc/inputrc$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Find:
+    """Something that a mutant tried or did.
+
+    Attributes:
+        mutant: Its number.
+        call: The system call, as strace prints it.
+        done: Whether it succeeded.
+    """
+
+    mutant: int
+    call: str
+    done: bool
+
+
+class Tally:
+    """What has been seen so far."""
+
+    def __init__(self) -> None:
+        self.finds: list[Find] = []
+        self.ends: collections.Counter[str] = collections.Counter()
+
+    def __str__(self) -> str:
+        ends = ", ".join(f"{count} {name}" for name, count in self.ends.most_common())
+        return f"{len(self.finds)} finds; {ends}"
+
+
+class Watcher:
+    """A `bounds.Listener` that has strace watch the process once that asks for it."""
+
+    def __init__(self, log: Path, tally: Tally) -> None:
+        self._log, self._tally = log, tally
+        self._strace: Optional[subprocess.Popen[bytes]] = None
+        self.number, self.scratch = -1, ""
+
+    def step(self, name: str) -> None:
+        """Has nothing to do."""
+
+    def line(self, text: str) -> None:
+        """Begins to watch, or notes the mutant that is played or has ended."""
+        kind, _, rest = text.partition(" ")
+        if kind == "watch":
+            pid, _, self.scratch = rest.partition(" ")
+            command = ["strace", "-f", "-qq", "-y", "-s", "300", "-e", f"trace={_TRACED}"]
+            self._strace = subprocess.Popen([*command, "-o", str(self._log), "-p", pid])
+        elif kind == "mutant":
+            self.number = int(rest)
+        elif kind == "end":
+            self._tally.ends[rest] += 1
+        else:
+            print(text, flush=True)
+
+    def results(self, folder: Path) -> None:
+        """Removes them."""
+        shutil.rmtree(folder)
+
+    def close(self) -> None:
+        """Waits for strace, whose log is whole then."""
+        if self._strace is not None:
+            # It ends with what it watches.
+            self._strace.wait()
+
+
+def judged(log: Path, scratch: str) -> Iterator[Find]:
+    """Yields the calls in strace's log that would reach something else."""
+    number, halves = -1, {}
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
+        if half := _HALF.match(line):
+            halves[half[1]] = f"{half[1]} {half[2]}({half[3]}"
+            continue
+        if rest := _REST.match(line):
+            line = halves.pop(rest[1], "") + rest[2]
+        call = _LINE.match(line)
+        if call is None:
+            continue
+        name, given, result = call.groups()
+        paths = [os.path.join(*found) for found in _PATH.findall(given)]
+        if name == "rmdir" and paths and paths[0].startswith(f"{MARK}/"):
+            number = int(paths[0].rpartition("/")[2])
+            continue
+        done = not result.startswith("-")
+        if _is_foreign(name, given, paths, done, scratch):
+            yield Find(number, line, done)
+
+
+def _is_foreign(name: str, given: str, paths: list[str], done: bool, scratch: str) -> bool:
+    if name in ("clone", "clone3"):
+        return "CLONE_THREAD" not in given
+    if name in _SIGNALS:
+        # Its own, when TensorFlow ends it; the sandbox knows no other.
+        return done and name == "kill" and not given.startswith(str(os.getpid()))
+    inside = bool(paths) and all(
+        (path.startswith(f"{scratch}/") and "/../" not in path) or _USUAL.search(path)
+        for path in paths
+    )
+    if name in _OPENS:
+        # What is read elsewhere and may be is TensorFlow's own.
+        return not inside and bool(_WRITING.search(given) or name == "creat" or not done)
+    return not inside
