@@ -12,6 +12,9 @@ from plan_runner.errors import PlanError
 STATE = "server_state.ckpt"
 METRICS = "metrics.jsonl"
 
+# The state of a plan with noise holds its key.
+_OWNER_ONLY = 0o600
+
 
 @contextlib.contextmanager
 def results_folder(folder: Path) -> Iterator[None]:
@@ -54,6 +57,8 @@ def publish(results: Path, folder: Path) -> None:
             for name in names:
                 shutil.copyfile(results / name, Path(partial) / name)
                 _sync(Path(partial) / name)
+            # Before it is where others see it: only the owner sees the folder of the copies.
+            (Path(partial) / STATE).chmod(_OWNER_ONLY)
             for name in names:
                 os.replace(Path(partial) / name, folder / name)
     except OSError as e:

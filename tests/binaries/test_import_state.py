@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,11 @@ def _assert_close(found, expected, names) -> None:
             np.testing.assert_array_equal(one, other, err_msg=name)
         else:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_state_is_readable_by_its_owner_only(loop):
+    """That of a plan with noise holds its key."""
+    assert stat.S_IMODE((loop / "after" / "server_state.ckpt").stat().st_mode) == 0o600
 
 
 def test_what_was_imported_is_what_the_server_had(loop):

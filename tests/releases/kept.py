@@ -48,7 +48,10 @@ SEARCHES: Mapping[str, tuple[str, ...]] = {
         "--search=client_learning_rate=log:0.01..1",
     ),
     "compare": ("compare", *_TOY, "--algorithms=fed_avg,agnostic_fed_avg", "--trials=2"),
-    "frontier": (*("frontier", *_TOY, "--algorithms=agnostic_fed_avg", "--trials=1", "--grid_points=2"),),
+    "frontier": (
+        *("frontier", *_TOY, "--algorithms=agnostic_fed_avg", "--trials=1"),
+        "--grid_points=2",
+    ),
 }
 EXPORTS: Mapping[str, tuple[str, ...]] = {
     "export": ("export", f"--checkpoint={_PLACE}/private_tree"),
