@@ -87,7 +87,7 @@ def _make(kept: Path) -> None:
     for pattern in ("*.png", "*.html", "*.lock", "*.tfevents.*", "*.keras"):
         for path in kept.rglob(pattern):
             path.unlink()
-    for path in kept.rglob("*.json"):
+    for path in (*kept.rglob("*.json"), *kept.rglob("*.md")):
         path.write_text(path.read_text().replace(f"{kept}/", f"{_PLACE}/"))
 
 
