@@ -1,0 +1,37 @@
+"""Command: `python -m tools.moves check` or `python -m tools.moves apply`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.moves import check, layout
+from tools.moves.code import Mover
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.moves", description=__doc__)
+    parser.add_argument("command", choices=("check", "apply"))
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout")
+    parser.add_argument("--only", choices=("core", "outer"), help="one half of the map")
+    given = parser.parse_args()
+    moves = layout.load(only=given.only)
+    tree = check.tree_of(given.root)
+    mover = Mover(tree, moves)
+    found = list(check.problems(mover, tree, moves))
+    print(check.report(mover, tree, moves))
+    print("\n".join(f"joined: {line}" for line in dict.fromkeys(mover.joined)))
+    found += dict.fromkeys(mover.problems)
+    if found:
+        print("\n".join(found), file=sys.stderr)
+        print(f"{len(found)} lines of problems", file=sys.stderr)
+        return 1
+    if given.command == "apply":
+        from tools.moves.apply import apply
+
+        apply(given.root, tree, moves, mover)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Names of modules and files in texts: strings, comments, pages, notebooks, settings of tools."""
+
+import functools
+import io
+import re
+import tokenize
+from collections.abc import Callable, Mapping
+
+from tools.moves.layout import PACKAGES, TOPS, Layout, dotted, folder_of
+from tools.moves.names import Module, Target, Tree
+
+_TOP = "|".join(TOPS)
+_IMPORT = rf"(?P<indent>[ \t]*)from (?P<module>(?:{_TOP})(?:\.\w+)*) import (?P<names>\([^()]*\)|\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)"
+_DOTTED = rf"(?<![\w./-])(?P<dotted>(?:{_TOP})(?:\.\w+)+)(?!\w|/|\()"
+_CALLED = rf"(?<![\w./-])(?P<called>(?:{_TOP})(?:\.\w+)+)(?=\()"
+_FILE = r"(?<![\w.])(?P<file>(?:[\w-]+/)*\w+\.py)(?![\w.]*\w)"
+_FOLDER = r"(?<![\w./-])(?P<folder>(?:\w+/)+)(?![\w.*{\[<])"
+_EVERY = re.compile("|".join([_IMPORT, _DOTTED, _CALLED, _FILE, _FOLDER]))
+_OBJECT = re.compile(r"`(\w+(?:\.\w+)+)(?=[`(])")
+# What paths in comments and pages are relative to.
+_BASES = ("", "tff_agnostic/", "plan_runner/", "tff_agnostic/computations/", "tests/")
+
+
+class Texts:
+    """Rewrites texts."""
+
+    def __init__(self, tree: Tree, layout: Layout) -> None:
+        self._tree, self._layout = tree, layout
+        self.unclear: list[str] = []
+
+    def rewritten(self, text: str, path: str) -> str:
+        """Returns a text of a file with all names as they are after the moves."""
+        return _EVERY.sub(functools.partial(self._replaced, path=path), text)
+
+    def page(self, text: str, path: str, code: Callable[[str], str]) -> str:
+        """Returns a Markdown page, whose blocks of Python `code` rewrites."""
+        parts = re.split(r"(^ *```python\n.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
+        for i, part in enumerate(parts):
+            if i % 2:
+                first, _, rest = part.partition("\n")
+                body, _, last = rest.rpartition("\n")
+                parts[i] = "\n".join([first, code(body), last])
+            else:
+                parts[i] = _OBJECT.sub(self._object, self.rewritten(part, path))
+        return "".join(parts)
+
+    def edits(self, module: Module) -> list[tuple[int, int, str]]:
+        """Returns the edits of a module's strings and comments."""
+        found = []
+        lines = module.source.encode().split(b"\n")
+        texts = module.source.split("\n")
+        for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
+            if token.type in (tokenize.STRING, tokenize.COMMENT):
+                new = self.rewritten(token.string, module.path)
+                if new != token.string:
+                    (row, column), (end_row, end_column) = token.start, token.end
+                    start = module.position(row, len(texts[row - 1][:column].encode()))
+                    end = module.position(end_row, len(texts[end_row - 1][:end_column].encode()))
+                    found.append((start, end, new))
+        del lines
+        return found
+
+    def name(self, full: str) -> str:
+        """Returns a dotted name as it is after the moves."""
+        parts = full.split(".")
+        for length in range(len(parts), 0, -1):
+            path = self._tree.file_of(".".join(parts[:length]))
+            if path is None:
+                continue
+            rest = parts[length:]
+            if not rest:
+                return dotted(self._layout.place_of(path))
+            home, new = self.home(path, rest[0])
+            return ".".join([dotted(home), new, *rest[1:]])
+        return full
+
+    def home(self, path: str, name: str) -> tuple[str, str]:
+        """Returns the new file and name of what a module's name stands for."""
+        bound = self._tree.bindings(path)
+        target = bound.get(name)
+        if target is None or target == Target(path, name):
+            return self._layout.home(path, name), self._layout.new_name(path, name)
+        place = self._layout.place_of(path)
+        if target.own and target.name:
+            if self._layout.home(target.module, target.name) == place:
+                return place, self._layout.new_name(target.module, target.name)
+        return place, name
+
+    def folders(self) -> Mapping[str, str]:
+        """Returns new folders of those that move as a whole."""
+        return self._folders
+
+    @functools.cached_property
+    def _folders(self) -> Mapping[str, str]:
+        to: dict[str, set[str]] = {}
+        for path in self._tree.modules:
+            if path.split("/")[0] in PACKAGES or self._layout.moved_test(path):
+                if not path.endswith("__init__.py"):
+                    to.setdefault(folder_of(path), set()).add(folder_of(self._layout.place_of(path)))
+        return {old: new for old, (new, *others) in _items(to) if not others and new != old}
+
+    def _replaced(self, match: re.Match[str], path: str) -> str:
+        if match["module"]:
+            return self._import(match)
+        if match["dotted"] or match["called"]:
+            return self.name(match["dotted"] or match["called"])
+        if match["file"]:
+            return self._file(match["file"], path)
+        return self._folder(match["folder"])
+
+    def _import(self, match: re.Match[str]) -> str:
+        names = [n.strip() for n in match["names"].strip("()").split(",") if n.strip()]
+        lines: dict[str, list[str]] = {}
+        for name in names:
+            original, _, alias = name.partition(" as ")
+            target = self._tree.resolve(match["module"], original)
+            if target is None:
+                lines.setdefault(match["module"], []).append(name)
+            elif not target.name:
+                place = dotted(self._layout.place_of(target.module))
+                parent, _, last = place.rpartition(".")
+                bound = alias or original
+                lines.setdefault(parent, []).append(last if last == bound else f"{last} as {bound}")
+            else:
+                home, new = self.home(target.module, target.name)
+                bound = alias or original
+                text = new if new == bound else f"{new} as {bound}"
+                lines.setdefault(dotted(home), []).append(text)
+        if list(lines) == [match["module"]] and lines[match["module"]] == names:
+            return match.group()
+        separator = "\n" if match["indent"] or "\n" in match.string else "; "
+        return separator.join(
+            f"{match['indent']}from {module} import {', '.join(sorted(imported))}"
+            for module, imported in sorted(lines.items())
+        )
+
+    def _file(self, name: str, path: str) -> str:
+        for base in (*_BASES, folder_of(path) + "/"):
+            old = base + name
+            if old in self._tree.modules and ("/" in name or base == folder_of(path) + "/"):
+                new = self._layout.place_of(old)
+                if new == old:
+                    return name
+                if "/" not in name:
+                    same = folder_of(new) == folder_of(self._layout.place_of(path))
+                    return new.rsplit("/", 1)[1] if same else new
+                return new if not base else new.removeprefix(base.split("/")[0] + "/")
+        return name
+
+    def _folder(self, name: str) -> str:
+        for base in _BASES:
+            new = self._folders.get(base + name.rstrip("/"))
+            if new:
+                return (new if not base else new.removeprefix(base.split("/")[0] + "/")) + "/"
+        return name
+
+    def _object(self, match: re.Match[str]) -> str:
+        name = match[1]
+        for base in ("tff_agnostic.computations.", "tff_agnostic."):
+            first = base + ".".join(name.split(".")[:-1])
+            file = self._tree.file_of(first)
+            if file and name.split(".")[-1] in self._tree.bindings(file):
+                new = self.name(base + name)
+                for start in ("tff_agnostic.computations.", "tff_agnostic."):
+                    if new.startswith(start):
+                        return "`" + new.removeprefix(start)
+        return match.group()
+
+
+def _items(sets: Mapping[str, set[str]]) -> list[tuple[str, list[str]]]:
+    return [(key, sorted(values)) for key, values in sets.items()]
