@@ -149,9 +149,22 @@ class Mover:
             if chunk not in left_out:
                 pieces.append(self._piece(modules[chunk.module], chunk, uses, names, place.path))
         docstring = self._docstring(place)
-        comments = [c for s in place.sources for c in self._tree.modules[s].comments_of_imports]
-        self.problems += [f"{place.path}: lost comment of an import: {c}" for c in comments]
-        return "\n".join([docstring, *sorted(names.statements()), "", *pieces]) + "\n"
+        comments: dict[str, list[str]] = {}
+        for source in place.sources:
+            module = self._tree.modules[source]
+            for node in module.imports:
+                if node.lineno in module.import_comments:
+                    (first, *_) = self._tree.imported(module, node).values()
+                    home = first.module if not first.own else self._layout.place_of(first.module)
+                    comments[home] = module.import_comments[node.lineno]
+            if module.last_comments:
+                self.problems.append(f"{place.path}: lost comments at the end of {source}")
+        imports = []
+        for statement, home in sorted(names.statements()):
+            imports += [*comments.pop(home, []), statement]
+        lost = [f"{place.path}: lost comment of an import: {c}" for c in comments.values()]
+        self.problems += lost
+        return "\n".join([docstring, *imports, "", *pieces]) + "\n"
 
     def _is_same(self, one: Chunk, other: Chunk) -> bool:
         """Returns whether two statements are equal, and mean the same."""
@@ -348,6 +361,15 @@ class Mover:
         edits += self._text_edits(module, edits, 0, len(module.bytes))
         return _applied(module.bytes, 0, len(module.bytes), edits)
 
+    def rewritten_block(self, module: Module) -> str:
+        """Returns a block of Python on a page with what moved under its new names."""
+        path, self._tree.modules[module.path] = module.path, module
+        self._tree.forget(path)
+        text = self.rewritten(module)
+        del self._tree.modules[path]
+        self._tree.forget(path)
+        return text
+
     def _text_edits(self, module: Module, edits: Sequence[Edit], start: int, end: int) -> list[Edit]:
         """Returns the edits of strings and comments in a part that no other edit touches."""
         return [
@@ -435,20 +457,20 @@ class _Names:
         called = self._called[self._key(symbol)]
         return f"{called}.{symbol.name}" if whole else called
 
-    def statements(self) -> list[str]:
-        """Returns the imports, a line each."""
+    def statements(self) -> list[tuple[str, str]]:
+        """Returns the imports, a line each, and what each is of."""
         found = []
         for (home, name), called in self._called.items():
             if not home.endswith(".py"):
                 original = home.split(" ")[-1]
                 # `import a.b` binds a.
                 same = called == (original.split(".")[0] if home.startswith("import ") else original)
-                found.append(home if same else f"{home} as {called}")
+                found.append((home if same else f"{home} as {called}", home))
             elif name:
                 text = name if name == called else f"{name} as {called}"
-                found.append(f"from {dotted(home)} import {text}")
+                found.append((f"from {dotted(home)} import {text}", home))
             else:
-                found.append(_import_of_module(home, called))
+                found.append((_import_of_module(home, called), home))
         return found
 
 

@@ -85,7 +85,9 @@ class Module:
             self._starts.append(self._starts[-1] + len(line) + 1)
         self.imports: list[Union[ast.Import, ast.ImportFrom]] = []
         self.chunks: list[Chunk] = []
-        self.comments_of_imports: list[str] = []
+        # Comments above imports, by the position of the import; and those at a module's end.
+        self.import_comments: dict[int, list[str]] = {}
+        self.last_comments: list[str] = []
         self._split()
         self.definitions = {name: chunk for chunk in self.chunks for name in chunk.names}
 
@@ -120,14 +122,16 @@ class Module:
                 start += 1
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 self.imports.append(node)
-                self.comments_of_imports += [c for c in lines[start - 1 : first - 1] if c.strip()]
+                comments = [c for c in lines[start - 1 : first - 1] if c.strip()]
+                if comments:
+                    self.import_comments[node.lineno] = comments
             else:
                 names = tuple(_bound_at_top(node))
                 self.chunks.append(Chunk(self.path, names, start, node.end_lineno or 0, node))
             last = node.end_lineno or 0
         if self.chunks and any(line.strip() for line in lines[last:]):
             # Kept where the module stays whole; a joined one would lose them.
-            self.comments_of_imports += [line for line in lines[last:] if line.strip()]
+            self.last_comments += [line for line in lines[last:] if line.strip()]
 
     @functools.cached_property
     def uses(self) -> list[Use]:
@@ -194,6 +198,10 @@ class Tree:
                 found.update({name: Target(path, name) for name in module.definitions})
                 self._bindings[path] = found
         return self._bindings[path]
+
+    def forget(self, path: str) -> None:
+        """Forgets what the names of a module that is not of the checkout stand for."""
+        self._bindings.pop(path, None)
 
     @functools.cached_property
     def _bindings(self) -> dict[str, dict[str, Target]]:
