@@ -10,11 +10,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tools.moves.code import MoveError, Mover
-from tools.moves.layout import HERE, PACKAGES, Layout, dotted, folder_of, tomllib, tracked
+from tools.moves.layout import HERE, PACKAGES, Layout, folder_of, tomllib, tracked
 from tools.moves.names import Module, Tree
 
 # Other texts than Python's that name modules or files.
-_TEXTS = (".md", ".toml", ".sh", ".cff", ".bzl", ".flags", ".awk", ".ipynb", ".cc", ".proto", ".cfg")
+_TEXTS = (
+    ".md",
+    ".toml",
+    ".sh",
+    ".cff",
+    ".bzl",
+    ".flags",
+    ".awk",
+    ".ipynb",
+    ".cc",
+    ".proto",
+    ".cfg",
+)
 # What tells of the past stays as it was told.
 _LEFT_ALONE = ("CHANGELOG.md", "requirements.lock", "tests/releases/0.1.0/")
 _DEPS = re.compile(r"deps = \[.*?\]", re.DOTALL)
@@ -107,7 +119,11 @@ def _text(path: str, text: str, mover: Mover) -> str:
         before = json.dumps(content)
         for cell in content["cells"]:
             source = "".join(cell["source"])
-            new = code(source) if cell["cell_type"] == "code" else mover.texts.page(source, path, code)
+            new = (
+                code(source)
+                if cell["cell_type"] == "code"
+                else mover.texts.page(source, path, code)
+            )
             if new != source:
                 cell["source"] = new.splitlines(keepends=True)
         if json.dumps(content) == before:
@@ -136,11 +152,6 @@ def _packages(root: Path, layout: Layout) -> None:
     listed = "".join(f'  "{name}",\n' for name in sorted(names))
     path = root / "pyproject.toml"
     text = re.sub(r"(?<=\npackages = \[\n).*?(?=^\])", listed, path.read_text(), flags=re.S | re.M)
-    for old, new in layout.files.items():
-        if dotted(folder_of(old)) != dotted(folder_of(new)):
-            text = text.replace(
-                f'"{folder_of(old).replace("/", ".")}" = [', f'"{folder_of(new).replace("/", ".")}" = ['
-            )
     path.write_text(text)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a map before it is applied: complete, without circles, and with arrows that point down."""
+"""Checks of a map before it is applied: complete, without circles, and all arrows pointing down."""
 
 import ast
 from collections import Counter, defaultdict
@@ -94,7 +94,9 @@ def problems(mover: Mover, tree: Tree, layout: Layout) -> Iterator[str]:
     for one, others in graph.items():
         for other, names in others.items():
             if folder_of(one) != folder_of(other):
-                folders[folder_of(one)][folder_of(other)] |= {f"{one} -> {other}: {n}" for n in names}
+                arrow = f"{one} -> {other}"
+                between = folders[folder_of(one)][folder_of(other)]
+                between |= {f"{arrow}: {name}" for name in names}
     rank = {folder: i for i, level in enumerate(layout.order) for folder in level}
     for one, to in folders.items():
         for folder, names in to.items():

@@ -101,7 +101,7 @@ class Mover:
         if target.name:
             home, new = self.texts.home(target.module, target.name)
             plain = use.name == target.name and (not renamed or target.module == module.path)
-            return Symbol(home, new, False, use.name if not renamed else renamed, plain, own=True)
+            return Symbol(home, new, False, renamed or use.name, plain, own=True)
         attribute = use.attribute or use.patched
         plain = use.name == dotted(target.module).rpartition(".")[2]
         if not attribute or (use.patched and attribute not in self._tree.bindings(target.module)):
@@ -145,9 +145,11 @@ class Mover:
             names.add(symbol, use, module)
         self.problems += names.settle()
         pieces = []
-        for chunk in chunks:
-            if chunk not in left_out:
-                pieces.append(self._piece(modules[chunk.module], chunk, uses, names, place.path))
+        kept = [chunk for chunk in chunks if chunk not in left_out]
+        for chunk, following in zip(kept, [*kept[1:], None]):
+            piece = self._piece(modules[chunk.module], chunk, uses, names, place.path)
+            together = following and _is_constant(chunk) and _is_constant(following)
+            pieces.append(piece.rstrip("\n") if together else piece)
         docstring = self._docstring(place)
         comments: dict[str, list[str]] = {}
         for source in place.sources:
@@ -241,12 +243,12 @@ class Mover:
         targets = self._tree.imported(module, node)
         if not any(target.own for target in targets.values()):
             return None
-        statements = []
+        found: dict[str, list[str]] = {}
         for bound, target in targets.items():
             if not target.own:
-                name = target.module.split(" ")[-1]
-                text = target.module if name == bound else f"{target.module} as {bound}"
-                statements.append(text)
+                start, _, name = target.module.rpartition(" ")
+                text = name if name == bound or start == "import" else f"{name} as {bound}"
+                found.setdefault(start, []).append(text)
             elif target.name:
                 home, new = self.texts.home(target.module, target.name)
                 if home == place:
@@ -254,12 +256,13 @@ class Mover:
                         self.problems.append(f"{module.path}: {bound} within a function is renamed")
                     continue
                 text = new if new == bound else f"{new} as {bound}"
-                statements.append(f"from {dotted(home)} import {text}")
+                found.setdefault(f"from {dotted(home)} import", []).append(text)
             else:
                 into = homes.get(bound) or {self._layout.place_of(target.module): bound}
                 for home, name in into.items():
-                    statements.append(_import_of_module(home, name))
-        return statements
+                    start, _, text = _import_of_module(home, name).partition("import ")
+                    found.setdefault(f"{start}import", []).append(text)
+        return [f"{start} {', '.join(names)}" for start, names in found.items()]
 
     def _docstring(self, place: Place) -> str:
         texts = [self._tree.modules[source].docstring for source in place.sources]
@@ -292,7 +295,8 @@ class Mover:
                 symbol = self.symbol(module, use)
                 if symbol and symbol.own and symbol.home == path and symbol.name in by_name:
                     other = by_name[symbol.name]
-                    inside[chunk].append(other)
+                    if not use.quoted:
+                        inside[chunk].append(other)
                     if use.eager and other is not chunk:
                         needed[chunk].append((other, use.called))
         ordered: dict[Chunk, None] = {}
@@ -311,11 +315,7 @@ class Mover:
             ordered.setdefault(chunk)
 
         def is_constant(chunk: Chunk) -> bool:
-            return (
-                isinstance(chunk.node, (ast.Assign, ast.AnnAssign))
-                and all(map(_CONSTANT.match, chunk.names))
-                and all(is_constant(other) for other, _ in needed[chunk])
-            )
+            return _is_constant(chunk) and all(is_constant(other) for other, _ in needed[chunk])
 
         for chunk in chunks:
             if len({c.module for c in chunks}) > 1 and is_constant(chunk):
@@ -353,11 +353,15 @@ class Mover:
         for node in ast.walk(module.tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 statements = self._import_statements(module, node, None, homes)
-                if statements is not None:
-                    new = f"\n{' ' * node.col_offset}".join(statements)
-                    before = ast.unparse(node)
-                    if "\n".join(_single(module.path, before)) != "\n".join(statements):
-                        edits.append((*module.span(node), new))
+                if statements is not None and statements != [ast.unparse(node)]:
+                    start, end = module.span(node)
+                    # Whatever keeps the linter quiet is of each of them.
+                    rest = module.bytes[
+                        end : module.line_start((node.end_lineno or 0) + 1)
+                    ].decode()
+                    comment = rest.rstrip() if "noqa" in rest else ""
+                    new = f"{comment}\n{' ' * node.col_offset}".join(statements)
+                    edits.append((start, end, new))
         edits += self._text_edits(module, edits, 0, len(module.bytes))
         return _applied(module.bytes, 0, len(module.bytes), edits)
 
@@ -370,7 +374,9 @@ class Mover:
         self._tree.forget(path)
         return text
 
-    def _text_edits(self, module: Module, edits: Sequence[Edit], start: int, end: int) -> list[Edit]:
+    def _text_edits(
+        self, module: Module, edits: Sequence[Edit], start: int, end: int
+    ) -> list[Edit]:
         """Returns the edits of strings and comments in a part that no other edit touches."""
         return [
             edit
@@ -392,6 +398,11 @@ class Mover:
                 called = _longer(home)
             found[home] = called
         return found
+
+
+def _is_constant(chunk: Chunk) -> bool:
+    is_value = isinstance(chunk.node, (ast.Assign, ast.AnnAssign))
+    return is_value and all(map(_CONSTANT.match, chunk.names))
 
 
 class _Names:
@@ -435,7 +446,10 @@ class _Names:
             if name in hidden:
                 problems.append(f"{self._path}: {name} is a function's own name where it is used")
         for key, wanted in self._wanted.items():
-            choices = [*wanted, *([_longer(key[0])] if key[0].endswith(".py") and not key[1] else [])]
+            choices = [
+                *wanted,
+                *([_longer(key[0])] if key[0].endswith(".py") and not key[1] else []),
+            ]
             for name in choices:
                 free = name not in self._defined and taken.get(name, key) == key
                 if free and name not in self._hidden[key]:
@@ -444,9 +458,10 @@ class _Names:
                     break
             else:
                 self._called[key] = wanted[0]
+                other = taken.get(wanted[0]) or "a name of the module or a function"
                 problems.append(
-                    f"{self._path}: {wanted[0]}, imported by {self._used_in[key]} "
-                    f"from {key}, meets {taken.get(wanted[0]) or 'a name of the module or a function'}"
+                    f"{self._path}: {wanted[0]}, imported by {self._used_in[key]} from {key}, "
+                    f"meets {other}"
                 )
         return problems
 
@@ -464,7 +479,9 @@ class _Names:
             if not home.endswith(".py"):
                 original = home.split(" ")[-1]
                 # `import a.b` binds a.
-                same = called == (original.split(".")[0] if home.startswith("import ") else original)
+                same = called == (
+                    original.split(".")[0] if home.startswith("import ") else original
+                )
                 found.append((home if same else f"{home} as {called}", home))
             elif name:
                 text = name if name == called else f"{name} as {called}"
@@ -483,13 +500,6 @@ def _import_of_module(home: str, called: str) -> str:
 
 def _longer(home: str) -> str:
     return "_".join(dotted(home).split(".")[-2:])
-
-
-def _single(path: str, statement: str) -> list[str]:
-    """Returns an import as statements of one name each."""
-    start, _, names = statement.partition("import ")
-    del path
-    return [f"{start}import {name}" for name in names.split(", ")]
 
 
 def _exported(module: Module, chunk: Chunk) -> list[Use]:

@@ -134,7 +134,7 @@ def tracked(root: Path, ending: str = "") -> list[str]:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True
     ).stdout
-    return [path for path in listed.split("\0") if path.endswith(ending) and (root / path).exists()]
+    return [p for p in listed.split("\0") if p and p.endswith(ending) and (root / p).is_file()]
 
 
 def dotted(path: str) -> str:

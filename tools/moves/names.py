@@ -56,7 +56,8 @@ class Use:
         hidden: Names that functions around the use have of their own.
         eager: Whether it is used while the module is imported.
         called: Whether it is called then.
-        in_string: Whether it is within an f-string or a quoted annotation.
+        in_string: The f-string or the quoted annotation that it is in; None if it is in none.
+        quoted: Whether that is an annotation, which needs nothing before it is asked for.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Use:
     eager: bool
     called: bool
     in_string: Optional[tuple[int, int]]
+    quoted: bool = False
 
 
 class Module:
@@ -312,7 +314,7 @@ class _Uses(ast.NodeVisitor):
             self.visit(part)
         self._scopes.pop()
 
-    def visit_FunctionDef(self, node: Union[ast.FunctionDef, ast.AsyncFunctionDef]) -> None:  # noqa: N802, D102
+    def visit_FunctionDef(self, node: Union[ast.FunctionDef, ast.AsyncFunctionDef]) -> None:
         for part in [*node.decorator_list, *node.args.defaults, *node.args.kw_defaults]:
             if part:
                 self.visit(part)
@@ -325,9 +327,9 @@ class _Uses(ast.NodeVisitor):
         self._within(node, node.body)
         self._lazy -= 1
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+    visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_Lambda(self, node: ast.Lambda) -> None:  # noqa: N802, D102
+    def visit_Lambda(self, node: ast.Lambda) -> None:
         for part in [*node.args.defaults, *node.args.kw_defaults]:
             if part:
                 self.visit(part)
@@ -335,7 +337,7 @@ class _Uses(ast.NodeVisitor):
         self._within(node, [node.body])
         self._lazy -= 1
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802, D102
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for part in [*node.decorator_list, *node.bases, *node.keywords]:
             self.visit(part)
         self._within(node, node.body, is_class=True)
@@ -347,9 +349,9 @@ class _Uses(ast.NodeVisitor):
         parts = [getattr(node, field) for field in ("elt", "key", "value") if hasattr(node, field)]
         self._within(node, [*rest, *parts])
 
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension  # noqa: N815
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802, D102
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.visit(node.target)
         self._annotation(node.annotation)
         if node.value:
@@ -360,7 +362,7 @@ class _Uses(ast.NodeVisitor):
         self.visit(node)
         self._quoted -= 1
 
-    def visit_Subscript(self, node: ast.Subscript) -> None:  # noqa: N802, D102
+    def visit_Subscript(self, node: ast.Subscript) -> None:
         self.visit(node.value)
         # Types in quotes, as in Sequence["Model"]; keys of dictionaries are none of ours' names.
         typed = isinstance(node.value, ast.Name) and node.value.id[:1].isupper()
@@ -368,13 +370,13 @@ class _Uses(ast.NodeVisitor):
         self.visit(node.slice)
         self._quoted -= typed
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:  # noqa: N802, D102
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         outer, self._in_string = self._in_string, self._in_string or self._module.span(node)
         quoted, self._quoted = self._quoted, 0
         self.generic_visit(node)
         self._in_string, self._quoted = outer, quoted
 
-    def visit_Constant(self, node: ast.Constant) -> None:  # noqa: N802, D102
+    def visit_Constant(self, node: ast.Constant) -> None:
         if not self._quoted or not isinstance(node.value, str):
             return
         try:
@@ -386,10 +388,10 @@ class _Uses(ast.NodeVisitor):
             if isinstance(name, ast.Name) and name.id not in hidden:
                 span = self._module.span(node)
                 self.found.append(
-                    Use(name.id, *span, "", 0, "", (0, 0), hidden, False, False, in_string=span)
+                    Use(name.id, *span, "", 0, "", (0, 0), hidden, False, False, span, quoted=True)
                 )
 
-    def visit_Name(self, node: ast.Name) -> None:  # noqa: N802, D102
+    def visit_Name(self, node: ast.Name) -> None:
         hidden = self._hidden()
         if node.id in hidden:
             return

@@ -10,7 +10,12 @@ from tools.moves.layout import PACKAGES, TOPS, Layout, dotted, folder_of
 from tools.moves.names import Module, Target, Tree
 
 _TOP = "|".join(TOPS)
-_IMPORT = rf"(?P<indent>[ \t]*)from (?P<module>(?:{_TOP})(?:\.\w+)*) import (?P<names>\([^()]*\)|\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)"
+_NAMES = r"\([^()]*\)|\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*"
+_IMPORT = rf"(?P<indent>[ \t]*)from (?P<module>(?:{_TOP})(?:\.\w+)*) import (?P<names>{_NAMES})"
+# Imports that follow each other, a line or more each.
+_BLOCK = re.compile(rf"(?:^[ \t]*from (?:{_TOP})[\w.]* import (?:{_NAMES})\n)+", re.MULTILINE)
+_ONE = re.compile(rf"(?P<indent>[ \t]*)from (?P<module>[\w.]+) import (?P<names>{_NAMES})\n")
+_WIDTH = 100
 _DOTTED = rf"(?<![\w./-])(?P<dotted>(?:{_TOP})(?:\.\w+)+)(?!\w|/|\()"
 _CALLED = rf"(?<![\w./-])(?P<called>(?:{_TOP})(?:\.\w+)+)(?=\()"
 _FILE = r"(?<![\w.])(?P<file>(?:[\w-]+/)*\w+\.py)(?![\w.]*\w)"
@@ -30,7 +35,8 @@ class Texts:
 
     def rewritten(self, text: str, path: str) -> str:
         """Returns a text of a file with all names as they are after the moves."""
-        return _EVERY.sub(functools.partial(self._replaced, path=path), text)
+        new = _EVERY.sub(functools.partial(self._replaced, path=path), text)
+        return new if new == text else _BLOCK.sub(_sorted_block, new)
 
     def page(self, text: str, path: str, code: Callable[[str], str]) -> str:
         """Returns a Markdown page, whose blocks of Python `code` rewrites."""
@@ -81,9 +87,9 @@ class Texts:
         if target is None or target == Target(path, name):
             return self._layout.home(path, name), self._layout.new_name(path, name)
         place = self._layout.place_of(path)
-        if target.own and target.name:
-            if self._layout.home(target.module, target.name) == place:
-                return place, self._layout.new_name(target.module, target.name)
+        is_a_name = target.own and target.name
+        if is_a_name and self._layout.home(target.module, target.name) == place:
+            return place, self._layout.new_name(target.module, target.name)
         return place, name
 
     def folders(self) -> Mapping[str, str]:
@@ -94,9 +100,9 @@ class Texts:
     def _folders(self) -> Mapping[str, str]:
         to: dict[str, set[str]] = {}
         for path in self._tree.modules:
-            if path.split("/")[0] in PACKAGES or self._layout.moved_test(path):
-                if not path.endswith("__init__.py"):
-                    to.setdefault(folder_of(path), set()).add(folder_of(self._layout.place_of(path)))
+            moves = path.split("/")[0] in PACKAGES or self._layout.moved_test(path)
+            if moves and not path.endswith("__init__.py"):
+                to.setdefault(folder_of(path), set()).add(folder_of(self._layout.place_of(path)))
         return {old: new for old, (new, *others) in _items(to) if not others and new != old}
 
     def _replaced(self, match: re.Match[str], path: str) -> str:
@@ -165,6 +171,26 @@ class Texts:
                     if new.startswith(start):
                         return "`" + new.removeprefix(start)
         return match.group()
+
+
+def _sorted_block(match: re.Match[str]) -> str:
+    """Returns imports that follow each other as the linter wants them."""
+    found: dict[str, set[str]] = {}
+    indent = ""
+    for one in _ONE.finditer(match.group()):
+        indent = one["indent"]
+        names = one["names"].strip("()").split(",")
+        found.setdefault(one["module"], set()).update(n.strip() for n in names if n.strip())
+    lines = []
+    for module, imported in sorted(found.items()):
+        # Constants come before classes, and those before functions.
+        names = sorted(imported, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
+        line = f"{indent}from {module} import {', '.join(names)}"
+        if len(line) > _WIDTH:
+            inner = "".join(f"{indent}    {name},\n" for name in names)
+            line = f"{indent}from {module} import (\n{inner}{indent})"
+        lines.append(line + "\n")
+    return "".join(lines)
 
 
 def _items(sets: Mapping[str, set[str]]) -> list[tuple[str, list[str]]]:
