@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -78,6 +79,21 @@ def apply(root: Path, tree: Tree, layout: Layout, mover: Mover) -> None:
     subprocess.run(fix, cwd=root, check=False)
     subprocess.run([*ruff, "format", "--quiet", *_ruff_folders(root)], cwd=root, check=False)
     _bazel(root)
+    _algorithm_files(root)
+
+
+def _algorithm_files(root: Path) -> None:
+    """Puts what tools/algorithm_files prints into the page that shows it."""
+    printed = subprocess.run(
+        [str(root / "tools" / "algorithm_files")], capture_output=True, text=True, check=True
+    ).stdout
+    page = root / "docs" / "extending.md"
+    text = page.read_text()
+    for block in re.findall(r"^\w+: \d+ lines in .*\n(?: +\w+/.*\n)+", printed, re.MULTILINE):
+        name = block.partition(":")[0]
+        shown = rf"^    {name}: \d+ lines in .*\n(?:      \w+/.*\n)+"
+        text = re.sub(shown, textwrap.indent(block, "    "), text, flags=re.MULTILINE)
+    page.write_text(text)
 
 
 def _code(tree: Tree, layout: Layout, mover: Mover) -> dict[str, str]:
@@ -163,6 +179,10 @@ def _edit(root: Path) -> None:
             continue
         text = path.read_text()
         if text.count(edit["old"]) < 1:
+            if edit["file"].endswith(".md"):
+                # A page may have been written anew; its tests say what of it is wrong.
+                print(f"{edit['file']}: an edit finds no {edit['old'][:60]!r}", file=sys.stderr)
+                continue
             raise MoveError(f"{edit['file']}: an edit finds no {edit['old']!r}")
         path.write_text(text.replace(edit["old"], edit["new"]))
 

@@ -108,7 +108,7 @@ def problems(mover: Mover, tree: Tree, layout: Layout) -> Iterator[str]:
 
 
 def report(mover: Mover, tree: Tree, layout: Layout) -> str:
-    """Returns modules and lines by folder, before and after (before ruff formats what is joined)."""
+    """Returns modules and lines by folder, before and after (unformatted)."""
     before, after = Counter[str](), Counter[str]()
     lines_before, lines_after = Counter[str](), Counter[str]()
     sizes = []

@@ -45,7 +45,9 @@ class Texts:
             if i % 2:
                 first, _, rest = part.partition("\n")
                 body, _, last = rest.rpartition("\n")
-                parts[i] = "\n".join([first, code(body), last])
+                new = code(body)
+                new = new if new == body else _BLOCK.sub(_sorted_block, new + "\n")[:-1]
+                parts[i] = "\n".join([first, new, last])
             else:
                 parts[i] = _OBJECT.sub(self._object, self.rewritten(part, path))
         return "".join(parts)
@@ -150,27 +152,46 @@ class Texts:
                 if "/" not in name:
                     same = folder_of(new) == folder_of(self._layout.place_of(path))
                     return new.rsplit("/", 1)[1] if same else new
-                return new if not base else new.removeprefix(base.split("/")[0] + "/")
+                return _relative(new, base)
         return name
 
     def _folder(self, name: str) -> str:
         for base in _BASES:
             new = self._folders.get(base + name.rstrip("/"))
-            if new:
-                return (new if not base else new.removeprefix(base.split("/")[0] + "/")) + "/"
+            # A folder whose modules lie at the top now is none.
+            if new and new not in TOPS:
+                return _relative(new, base) + "/"
         return name
 
     def _object(self, match: re.Match[str]) -> str:
         name = match[1]
-        for base in ("tff_agnostic.computations.", "tff_agnostic."):
-            first = base + ".".join(name.split(".")[:-1])
-            file = self._tree.file_of(first)
-            if file and name.split(".")[-1] in self._tree.bindings(file):
-                new = self.name(base + name)
-                for start in ("tff_agnostic.computations.", "tff_agnostic."):
-                    if new.startswith(start):
-                        return "`" + new.removeprefix(start)
+        bases = ("tff_agnostic.computations.", "tff_agnostic.")
+        for base in bases:
+            if not self._is_there(base + name):
+                continue
+            new = self.name(base + name)
+            if new == base + name:
+                return match.group()
+            for start in (base, *bases):
+                if new.startswith(start):
+                    return "`" + new.removeprefix(start)
         return match.group()
+
+    def _is_there(self, full: str) -> bool:
+        """Returns whether a dotted name leads to something that a module has at its top."""
+        parts = full.split(".")
+        for length in range(len(parts) - 1, 0, -1):
+            file = self._tree.file_of(".".join(parts[:length]))
+            if file is not None:
+                return parts[length] in self._tree.bindings(file)
+        return False
+
+
+def _relative(new: str, base: str) -> str:
+    """Returns a path as it was given: from a folder, if something of the folder is left."""
+    start = base.split("/")[0] + "/"
+    short = new.removeprefix(start) if base else new
+    return short if "/" in short else new
 
 
 def _sorted_block(match: re.Match[str]) -> str:
