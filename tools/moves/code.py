@@ -189,8 +189,8 @@ class Mover:
     ) -> str:
         edits: list[Edit] = []
         start, end = module.line_start(chunk.start), module.line_start(chunk.end + 1) - 1
-        for owner, used_in, use, symbol in uses:
-            if used_in is chunk and owner is module:
+        for _, used_in, use, symbol in uses:
+            if used_in is chunk:
                 whole = symbol.through and bool(use.attribute)
                 edits += _edits_of(module, use, whole, names.text(symbol, whole), edits)
         edits += self._name_edits(module, chunk)

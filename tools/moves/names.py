@@ -1,6 +1,7 @@
 """What names in a module mean: its definitions, its imports, and every use of them."""
 
 import ast
+import bisect
 import dataclasses
 import functools
 import re
@@ -137,13 +138,18 @@ class Module:
 
     @functools.cached_property
     def uses(self) -> list[Use]:
-        """Every use of a name that no function has of its own."""
-        return list(_Uses(self).found)
+        """Every use of a name that no function has of its own, in order."""
+        return sorted(_Uses(self).found, key=lambda use: use.start)
+
+    @functools.cached_property
+    def _use_starts(self) -> list[int]:
+        return [use.start for use in self.uses]
 
     def uses_in(self, chunk: Chunk) -> list[Use]:
         """Returns the uses of a chunk."""
         start, end = self.line_start(chunk.start), self.line_start(chunk.end + 1)
-        return [use for use in self.uses if start <= use.start < end]
+        starts = self._use_starts
+        return self.uses[bisect.bisect_left(starts, start) : bisect.bisect_left(starts, end)]
 
     @functools.cached_property
     def all_local_names(self) -> frozenset[str]:

@@ -18,7 +18,7 @@ _ONE = re.compile(rf"(?P<indent>[ \t]*)from (?P<module>[\w.]+) import (?P<names>
 _WIDTH = 100
 _DOTTED = rf"(?<![\w./-])(?P<dotted>(?:{_TOP})(?:\.\w+)+)(?!\w|/|\()"
 _CALLED = rf"(?<![\w./-])(?P<called>(?:{_TOP})(?:\.\w+)+)(?=\()"
-_FILE = r"(?<![\w.])(?P<file>(?:[\w-]+/)*\w+\.py)(?![\w.]*\w)"
+_FILE = r"(?<![\w.])(?P<file>(?:[\w-]+/)*\w+\.(?:py|cc|css|html\.j2))(?![\w.]*\w)"
 _FOLDER = r"(?<![\w./-])(?P<folder>(?:\w+/)+)(?![\w.*{\[<])"
 _EVERY = re.compile("|".join([_IMPORT, _DOTTED, _CALLED, _FILE, _FOLDER]))
 _OBJECT = re.compile(r"`(\w+(?:\.\w+)+)(?=[`(])")
@@ -31,7 +31,7 @@ class Texts:
 
     def __init__(self, tree: Tree, layout: Layout) -> None:
         self._tree, self._layout = tree, layout
-        self.unclear: list[str] = []
+        self._edits: dict[Module, list[tuple[int, int, str]]] = {}
 
     def rewritten(self, text: str, path: str) -> str:
         """Returns a text of a file with all names as they are after the moves."""
@@ -54,8 +54,12 @@ class Texts:
 
     def edits(self, module: Module) -> list[tuple[int, int, str]]:
         """Returns the edits of a module's strings and comments."""
+        if module not in self._edits:
+            self._edits[module] = self._found_edits(module)
+        return self._edits[module]
+
+    def _found_edits(self, module: Module) -> list[tuple[int, int, str]]:
         found = []
-        lines = module.source.encode().split(b"\n")
         texts = module.source.split("\n")
         for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
             if token.type in (tokenize.STRING, tokenize.COMMENT):
@@ -65,7 +69,6 @@ class Texts:
                     start = module.position(row, len(texts[row - 1][:column].encode()))
                     end = module.position(end_row, len(texts[end_row - 1][:end_column].encode()))
                     found.append((start, end, new))
-        del lines
         return found
 
     def name(self, full: str) -> str:
@@ -145,6 +148,12 @@ class Texts:
     def _file(self, name: str, path: str) -> str:
         for base in (*_BASES, folder_of(path) + "/"):
             old = base + name
+            if old in self._layout.files:
+                return _relative(self._layout.files[old], base)
+            # Pages name the package's own modules without their folder.
+            bare = path.endswith(".md") and "/" not in name and base == "tff_agnostic/"
+            if bare and self._layout.place_of(old) != old:
+                return self._layout.place_of(old)
             if old in self._tree.modules and ("/" in name or base == folder_of(path) + "/"):
                 new = self._layout.place_of(old)
                 if new == old:
