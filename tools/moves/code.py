@@ -11,7 +11,7 @@ from tools.moves.layout import Layout, Place, dotted
 from tools.moves.names import Chunk, Module, Target, Tree, Use, replaced_in_string
 from tools.moves.texts import Texts
 
-_CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*$")
+_CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*$|__version__$")
 
 Edit = tuple[int, int, str]
 
@@ -265,8 +265,11 @@ class Mover:
         return [f"{start} {', '.join(names)}" for start, names in found.items()]
 
     def _docstring(self, place: Place) -> str:
-        texts = [self._tree.modules[source].docstring for source in place.sources]
-        own = [textwrap.dedent("    " + text).strip() for text in texts if text]
+        sources = place.sources
+        if place.path.endswith("__init__.py"):
+            # What else a package file said was of a folder that is gone.
+            sources = sources[:1] if not place.tells else ()
+        texts = [self._tree.modules[source].docstring for source in sources]
         own = [self.texts.rewritten(_dedented(text), place.path) for text in texts if text]
         first = place.tells or (own[0].split("\n")[0] if own else "")
         bodies = []
