@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tools.moves.code import MoveError, Mover
-from tools.moves.layout import HERE, PACKAGES, Layout, folder_of, tomllib, tracked
+from tools.moves.layout import HERE, PACKAGES, Layout, folder_of, toml, tracked
 from tools.moves.names import Module, Tree
 
 # Other texts than Python's that name modules or files.
@@ -45,10 +45,10 @@ def apply(root: Path, tree: Tree, layout: Layout, mover: Mover) -> None:
     Raises:
         MoveError: If the checkout has changes, or an edit of edits.toml finds nothing.
     """
-    changed = subprocess.run(
+    status = subprocess.run(
         ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True
     ).stdout
-    changed = [line for line in changed.splitlines() if not line[3:].startswith("tools/moves/")]
+    changed = [line for line in status.splitlines() if not line[3:].startswith("tools/moves/")]
     if changed:
         raise MoveError(f"expected a checkout without changes, found {len(changed)}")
     texts = {
@@ -173,7 +173,7 @@ def _packages(root: Path, layout: Layout) -> None:
 
 def _edit(root: Path) -> None:
     """Makes the edits that no rule makes."""
-    for edit in tomllib.loads((HERE / "edits.toml").read_text()).get("edits", []):
+    for edit in toml(HERE / "edits.toml").get("edits", []):
         path = root / edit["file"]
         if not path.exists() and edit.get("optional"):
             continue

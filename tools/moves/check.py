@@ -56,7 +56,7 @@ def circles(graph: Mapping[str, Mapping[str, set[str]]]) -> list[list[str]]:
             elif other in stack:
                 low[node] = min(low[node], index[other])
         if low[node] == index[node]:
-            group = []
+            group: list[str] = []
             while not group or group[-1] != node:
                 group.append(stack.pop())
             if len(group) > 1:
@@ -131,8 +131,8 @@ def report(mover: Mover, tree: Tree, layout: Layout) -> str:
             f"{lines_before[folder]} -> {lines_after[folder]}"
         )
     text.append(
-        f"  all: {before.total()} -> {after.total()}, "
-        f"{lines_before.total()} -> {lines_after.total()}"
+        f"  all: {sum(before.values())} -> {sum(after.values())}, "
+        f"{sum(lines_before.values())} -> {sum(lines_after.values())}"
     )
     text += [f"  over 500 lines: {path} {lines}" for lines, path in sorted(sizes) if lines > 500]
     return "\n".join(text)

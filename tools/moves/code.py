@@ -146,7 +146,8 @@ class Mover:
         self.problems += names.settle()
         pieces = []
         kept = [chunk for chunk in chunks if chunk not in left_out]
-        for chunk, following in zip(kept, [*kept[1:], None]):
+        after: list[Optional[Chunk]] = [*kept[1:], None]
+        for chunk, following in zip(kept, after):
             piece = self._piece(modules[chunk.module], chunk, uses, names, place.path)
             together = following and _is_constant(chunk) and _is_constant(following)
             pieces.append(piece.rstrip("\n") if together else piece)
@@ -338,9 +339,9 @@ class Mover:
         taken = (set(bindings) | module.all_local_names) - {
             name for name, target in bindings.items() if target.own and not target.name
         }
-        for name, target in bindings.items():
-            if target.own and not target.name:
-                homes[name] = self._called(module, name, target, taken)
+        for name, imported in bindings.items():
+            if imported.own and not imported.name:
+                homes[name] = self._called(module, name, imported, taken)
         for use in module.uses:
             target = bindings.get(use.name)
             if target is None or not target.own or target.name:

@@ -10,6 +10,7 @@ from typing import Any, Optional
 if sys.version_info >= (3, 11):
     import tomllib
 else:
+    # Of pytest and mypy.
     import tomli as tomllib
 
 HERE = Path(__file__).resolve().parent
@@ -42,7 +43,6 @@ class Layout:
         places: New modules by their files.
         definitions: New module of (module of today, name), where it is not the module's own.
         renames: New name of (module of today, name): only where two meet in one module.
-        first: Definitions that a new module begins with, though other sources come before.
         files: Data files: from, to.
         tests: Test files and folders that move: from, to.
         order: Folders of the package from the lowest up; none imports from a later one.
@@ -87,14 +87,9 @@ class Layout:
         return homes
 
 
-def load(path: Path = HERE / "map.toml", only: Optional[str] = None) -> Layout:
-    """Returns the map.
-
-    Args:
-        path: Its file.
-        only: A half of the map, the rest of which then stays as it is; None for all.
-    """
-    content: dict[str, Any] = tomllib.loads(path.read_text())
+def load(path: Path = HERE / "map.toml") -> Layout:
+    """Returns the map that a file has."""
+    content: dict[str, Any] = toml(path)
     places = {
         new: Place(new, tuple(entry["from"]), entry.get("tells", ""))
         for new, entry in content["modules"].items()
@@ -102,22 +97,6 @@ def load(path: Path = HERE / "map.toml", only: Optional[str] = None) -> Layout:
     tests = dict(content["tests"])
     files = dict(content["files"])
     definitions = {_pair(key): new for key, new in content["definitions"].items()}
-    if only:
-        inside = tuple(content["halves"][only])
-        kept = {new: place for new, place in places.items() if new.startswith(inside)}
-        sources = {old for place in kept.values() for old in place.sources}
-        kept |= {
-            old: Place(old, (old,))
-            for place in places.values()
-            for old in place.sources
-            if old not in sources
-        }
-        places = kept
-        files = {old: new for old, new in files.items() if new.startswith(inside)}
-        definitions = {
-            key: new for key, new in definitions.items() if key[0] in sources and new in places
-        }
-        tests = {old: new for old, new in tests.items() if old in content["halves"]["core_tests"]}
     return Layout(
         places=places,
         definitions=definitions,
@@ -127,6 +106,11 @@ def load(path: Path = HERE / "map.toml", only: Optional[str] = None) -> Layout:
         order=content["order"]["folders"],
         stays=content["order"]["stays"],
     )
+
+
+def toml(path: Path) -> dict[str, Any]:
+    """Returns what a file of this folder holds."""
+    return tomllib.loads(path.read_text())
 
 
 def tracked(root: Path, ending: str = "") -> list[str]:

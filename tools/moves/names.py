@@ -105,8 +105,9 @@ class Module:
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Returns where a node is in the module's bytes."""
-        start = self.position(node.lineno, node.col_offset)  # type: ignore[attr-defined]
-        return start, self.position(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        places = [getattr(node, name) for name in ("lineno", "col_offset")]
+        ends = [getattr(node, name) for name in ("end_lineno", "end_col_offset")]
+        return self.position(*places), self.position(*ends)
 
     def line_start(self, line: int) -> int:
         """Returns where a line begins in the module's bytes."""

@@ -21,6 +21,8 @@ _CALLED = rf"(?<![\w./-])(?P<called>(?:{_TOP})(?:\.\w+)+)(?=\()"
 _FILE = r"(?<![\w.])(?P<file>(?:[\w-]+/)*\w+\.(?:py|cc|css|html\.j2))(?![\w.]*\w)"
 _FOLDER = r"(?<![\w./-])(?P<folder>(?:\w+/)+)(?![\w.*{\[<])"
 _EVERY = re.compile("|".join([_IMPORT, _DOTTED, _CALLED, _FILE, _FOLDER]))
+# A module without its folder, and what it has: `module.name`.
+_SHORT = re.compile(r"`((?:\w+\.)*)(\w+)\.(\w+)(?=[`.(])")
 _OBJECT = re.compile(r"`(\w+(?:\.\w+)+)(?=[`(])")
 # What paths in comments and pages are relative to.
 _BASES = ("", "tff_agnostic/", "plan_runner/", "tff_agnostic/computations/", "tests/")
@@ -36,6 +38,7 @@ class Texts:
     def rewritten(self, text: str, path: str) -> str:
         """Returns a text of a file with all names as they are after the moves."""
         new = _EVERY.sub(functools.partial(self._replaced, path=path), text)
+        new = _SHORT.sub(functools.partial(self._short, path=path), new)
         return new if new == text else _BLOCK.sub(_sorted_block, new)
 
     def page(self, text: str, path: str, code: Callable[[str], str]) -> str:
@@ -172,6 +175,23 @@ class Texts:
                 return _relative(new, base) + "/"
         return name
 
+    def _short(self, match: re.Match[str], path: str) -> str:
+        prefix, stem, name = match.groups()
+        end = f"/{prefix.replace('.', '/')}{stem}.py"
+        # The nearest folder's is meant.
+        found = sorted(
+            (p for p in self._tree.modules if p.endswith(end) and name in self._tree.bindings(p)),
+            key=lambda p: (folder_of(p) != folder_of(path), p),
+        )
+        found = [p for p in found if p.split("/")[0] in PACKAGES]
+        if not found or path.endswith(".md") or (len(found) > 1 and not _beside(found[0], path)):
+            return match.group()
+        home, new = self.home(found[0], name)
+        if home == self._layout.place_of(path):
+            return f"`{new}"
+        place = dotted(home).split(".")
+        return "`" + ".".join([*place[-1 - prefix.count(".") :], new])
+
     def _object(self, match: re.Match[str]) -> str:
         name = match[1]
         bases = ("tff_agnostic.computations.", "tff_agnostic.")
@@ -194,6 +214,10 @@ class Texts:
             if file is not None:
                 return parts[length] in self._tree.bindings(file)
         return False
+
+
+def _beside(one: str, other: str) -> bool:
+    return folder_of(one) == folder_of(other)
 
 
 def _relative(new: str, base: str) -> str:
