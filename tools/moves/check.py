@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tools.moves.code import Mover
 from tools.moves.layout import PACKAGES, Layout, folder_of, tracked, unknown
@@ -37,6 +37,47 @@ def arrows(mover: Mover, tree: Tree, layout: Layout) -> Arrows:
                         if home != place.path:
                             found[place.path][home].add(f"{source}: {target.name}")
     return found
+
+
+def heavier(mover: Mover, tree: Tree, layout: Layout, graph: Arrows) -> Iterator[str]:
+    """Yields modules that have to be imported without something heavy, and would not be."""
+    after: dict[str, set[str]] = defaultdict(set)
+    for place in layout.places.values():
+        after[place.path] |= set(graph.get(place.path, ()))
+        for chunk in mover.chunks_of(place):
+            module = tree.modules[chunk.module]
+            symbols = [mover.symbol(module, use) for use in module.uses_in(chunk)]
+            after[place.path] |= {_external(s.home) for s in symbols if s and not s.own}
+    for path in layout.edited:
+        after[path] -= {"tensorflow", "tensorflow_federated"}
+    for heavy, paths in layout.without.items():
+        for path in paths:
+            if path not in layout.places:
+                yield f"{path}: in the map's list of what needs no {heavy}, and not there"
+            chain = _chain(after, path, layout.places, heavy)
+            if chain:
+                yield f"{path} needs {heavy} now: {' -> '.join(chain)}"
+
+
+def _external(statement: str) -> str:
+    return statement.split(" ")[1].split(".")[0]
+
+
+def _chain(
+    graph: Mapping[str, set[str]], start: str, known: Collection[str], heavy: str
+) -> list[str]:
+    """Returns by way of which modules importing a module imports something heavy."""
+    chains = {start: [start]}
+    rest = [start]
+    while rest:
+        path = rest.pop(0)
+        parts = path.split("/")
+        packages = ["/".join([*parts[:i], "__init__.py"]) for i in range(1, len(parts))]
+        for other in [*graph.get(path, ()), *(p for p in packages if p in known)]:
+            if other not in chains:
+                chains[other] = [*chains[path], other]
+                rest.append(other)
+    return chains.get(heavy, [])
 
 
 def circles(graph: Mapping[str, Mapping[str, set[str]]]) -> list[list[str]]:
@@ -90,6 +131,7 @@ def problems(mover: Mover, tree: Tree, layout: Layout) -> Iterator[str]:
             for other in group:
                 for name in sorted(graph.get(one, {}).get(other, ()))[:4]:
                     yield f"    {one} -> {other}: {name}"
+    yield from heavier(mover, tree, layout, graph)
     folders: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for one, others in graph.items():
         for other, names in others.items():

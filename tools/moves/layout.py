@@ -47,6 +47,8 @@ class Layout:
         tests: Test files and folders that move: from, to.
         order: Folders of the package from the lowest up; none imports from a later one.
         stays: Paths that the map may not move.
+        without: New modules that are imported without a package, by the package.
+        edited: New modules of which an edit takes away what they import of such packages.
     """
 
     places: Mapping[str, Place]
@@ -56,6 +58,8 @@ class Layout:
     tests: Mapping[str, str]
     order: Sequence[Sequence[str]]
     stays: Sequence[str]
+    without: Mapping[str, Sequence[str]]
+    edited: Sequence[str]
 
     def place_of(self, module: str) -> str:
         """Returns the new file of a module, of a test, or of what does not move."""
@@ -105,6 +109,8 @@ def load(path: Path = HERE / "map.toml") -> Layout:
         tests=tests,
         order=content["order"]["folders"],
         stays=content["order"]["stays"],
+        without=content.get("without", {}),
+        edited=content["order"].get("edited", ()),
     )
 
 

@@ -152,6 +152,8 @@ class Texts:
         for base in (*_BASES, folder_of(path) + "/"):
             old = base + name
             if old in self._layout.files:
+                if "/" not in name:
+                    return name
                 return _relative(self._layout.files[old], base)
             # Pages name the package's own modules without their folder.
             bare = path.endswith(".md") and "/" not in name and base == "tff_agnostic/"
