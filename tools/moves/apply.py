@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from tools.moves.code import MoveError, Mover
@@ -58,13 +58,13 @@ def apply(root: Path, tree: Tree, layout: Layout, mover: Mover) -> None:
     }
     new = _code(tree, layout, mover)
     for path, text in texts.items():
-        new[layout.moved_test(path) or path] = _text(path, text, mover)
+        new[layout.files.get(path) or layout.moved_test(path) or path] = _text(path, text, mover)
     for path in set(tree.modules) - set(new):
         (root / path).unlink()
     for path in texts:
         if path not in new:
             (root / path).unlink()
-    for old, to in _other_moves(root, layout):
+    for old, to in _other_moves(root, layout, new):
         (root / to).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(root / old, root / to)
     for path, text in new.items():
@@ -77,7 +77,8 @@ def apply(root: Path, tree: Tree, layout: Layout, mover: Mover) -> None:
     ruff = [sys.executable, "-m", "ruff"]
     fix = [*ruff, "check", "--select=I,F401", "--fix", "--quiet", *_ruff_folders(root)]
     subprocess.run(fix, cwd=root, check=False)
-    subprocess.run([*ruff, "format", "--quiet", *_ruff_folders(root)], cwd=root, check=False)
+    # Pages as well: it formats the Python on them.
+    subprocess.run([*ruff, "format", "--quiet", "."], cwd=root, check=False)
     _bazel(root)
     _algorithm_files(root)
 
@@ -148,12 +149,13 @@ def _text(path: str, text: str, mover: Mover) -> str:
     return mover.texts.rewritten(text, path)
 
 
-def _other_moves(root: Path, layout: Layout) -> Iterable[tuple[str, str]]:
+def _other_moves(root: Path, layout: Layout, texts: Collection[str]) -> Iterable[tuple[str, str]]:
     """Yields data files and what of moving test folders is no text: from, to."""
     for old, new in layout.files.items():
-        if not (root / old).exists():
+        if (root / old).exists():
+            yield old, new
+        elif new not in texts:
             raise MoveError(f"{old}: in the map's files, and not there")
-        yield old, new
     for path in tracked(root):
         to = layout.moved_test(path)
         if to and (root / path).exists():
