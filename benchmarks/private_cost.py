@@ -1,4 +1,4 @@
-"""Times private rounds beside rounds without noise, for each kind of noise.
+"""Times private rounds beside rounds without noise, for each kind of noise and each generator.
 
     .venv/bin/python -m benchmarks.private_cost
 
@@ -8,6 +8,7 @@ seconds, which other work on the machine changes less.
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Optional
@@ -16,16 +17,23 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms.registry import ALGORITHMS
 from tff_agnostic.algorithms.spec import Problem
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.functional import Examples
+from tff_agnostic.program.private.run_keys import noise_key
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 _PLAIN, _SECURE = "plain", "secure"
-_NOISE_MULTIPLIER, _KEY = 0.5, (1, 2)
+# What sums with noise stand on, and what they are compared with.
+_WITHOUT_NOISE = {
+    **{name: name for name in (_PLAIN, _SECURE)},
+    **{"central": _PLAIN, "tree": _PLAIN, "distributed": _SECURE},
+}
+_NOISE_MULTIPLIER = 0.5
 _DOMAINS, _WARM = 2, 2
 
 
@@ -48,17 +56,18 @@ def _sides(settings: argparse.Namespace) -> dict[str, Aggregation]:
         _PLAIN: PlainSum(),
         _SECURE: SecureSum(SecureSumOptions(**limits)),
     }
-    facts = NoiseFacts(float(settings.clients), _KEY, _NOISE_MULTIPLIER, settings.clients)
-    for name in settings.noise:
+    for name, generator in itertools.product(settings.noise, settings.noise_generator):
         spec = PRIVACIES[name]
         assert spec.build is not None
-        options = spec.options(noise_multiplier=_NOISE_MULTIPLIER, **limits)
-        sides[name] = spec.build(name, sides[_without_noise(name)], options, facts)
+        options = spec.options(
+            noise_multiplier=_NOISE_MULTIPLIER, noise_generator=generator, noise_seed=1, **limits
+        )
+        facts = NoiseFacts(
+            float(settings.clients), noise_key(options), _NOISE_MULTIPLIER, settings.clients
+        )
+        inner = sides[_WITHOUT_NOISE[name]]
+        sides[f"{name}, {generator}"] = spec.build(name, inner, options, facts)
     return sides
-
-
-def _without_noise(name: str) -> str:
-    return _SECURE if name == "distributed" else _PLAIN
 
 
 def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> dict[str, np.ndarray]:
@@ -86,6 +95,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     kinds = [name for name, spec in PRIVACIES.items() if spec.build is not None]
     parser = argparse.ArgumentParser(prog="private_cost", description=__doc__)
     parser.add_argument("--noise", nargs="+", choices=kinds, default=kinds)
+    generators = list(NOISE_GENERATORS)
+    parser.add_argument("--noise_generator", nargs="+", choices=generators, default=generators)
     parser.add_argument("--algorithm", default="fed_avg", choices=list(ALGORITHMS))
     parser.add_argument("--features", type=int, default=784, help="of an example")
     parser.add_argument("--classes", type=int, default=10)
@@ -98,7 +109,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     }
     rows = []
     for name, (seconds, used) in medians.items():
-        beside = _without_noise(name) if name in settings.noise else name
+        beside = _WITHOUT_NOISE[name.split(",")[0]]
         ratios = [f"{ratio:.2f}" for ratio in (seconds, used) / medians[beside]]
         rows.append([name, f"{seconds:.3f}", beside, *ratios])
     columns = ["sums", "seconds a round", "beside", "seconds", "processor seconds"]

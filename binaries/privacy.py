@@ -1,25 +1,36 @@
-"""Tells epsilon of settings, noise for an epsilon, or rounds for a budget, without training.
+"""Prints epsilon of settings, noise for an epsilon, or rounds for a budget, without training.
 
 Example: ./run privacy --clients=100000 --clients_per_round=1000 --rounds=500 --target_epsilon=4
+
+With --audit it also attacks rounds of these settings, and compares what the attack proves with the
+epsilon that is claimed.
 """
 
-from collections.abc import Sequence
+import importlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from tff_agnostic.files import make_folder, write_json, write_text
-from tff_agnostic.privacy.options import PRIVACIES, AccountingOptions
+from tff_agnostic.privacy.options import PRIVACIES, AccountingOptions, AuditOptions
 from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.private.privacy_answers import answer
+from tff_agnostic.program.private.privacy_answers import Answer, answer
 from tff_agnostic.program.private.privacy_figure import figure
 from tff_agnostic.program.reporting.image import save
 from tff_agnostic.setting_flags import Setting, define, given_values, path_flag, settings_in
 from tff_agnostic.settings import check_effective
 
+# Other answers need no TensorFlow, which takes seconds to import.
+_MAY_AUDIT = re.compile("--?(audit|flagfile)")
+
 
 def define_flags() -> None:
     """Defines the flags of this binary."""
-    for setting in settings_in(AccountingOptions):
+    for setting in [*settings_in(AccountingOptions), *settings_in(AuditOptions)]:
         define(setting, _help(setting))
     flags.DEFINE_string(
         "output_dir",
@@ -29,11 +40,17 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Prints the answer, what it rests on, and epsilon of other rounds and noise."""
+    """Prints the answer, what it rests on, and epsilon of other rounds and noise.
+
+    An audit that refutes the claim ends with status 1.
+    """
     del argv
     given = given_values(settings_in(AccountingOptions))
     options = AccountingOptions(**given)
     check_effective(options, given)
+    of_audit = given_values(settings_in(AuditOptions))
+    auditing = AuditOptions(**of_audit)
+    check_effective(auditing, of_audit)
     found = answer(options)
     print(found.sentence)
     print(f"\n{found.table()}")
@@ -41,14 +58,28 @@ def main(argv: Sequence[str]) -> None:
     if note is not None:
         print(f"\nnote: {note}")
     print(f"\n{found.neighbours().table()}")
+    audited = None
+    if auditing.audit:
+        # Imported here, with TensorFlow.
+        from tff_agnostic.program.private.privacy_audit import audit_of_answer
+
+        audited = audit_of_answer(found, auditing)
+        print(f"\n{audited.sentence}\n\n{audited.table()}")
     folder = path_flag("output_dir")
-    if folder is None:
-        return
+    if folder is not None:
+        facts = found.to_json()
+        _write(folder, found, facts if audited is None else {**facts, "audit": audited.to_json()})
+    if audited is not None and audited.is_refuted:
+        print(f"error: {audited.sentence}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _write(folder: Path, found: Answer, facts: Mapping[str, Any]) -> None:
     make_folder(folder)
     curves = found.curves()
     files = [folder / f"privacy.{ending}" for ending in ("json", "csv", "png")]
     json_file, csv_file, image = files
-    write_json(json_file, found.to_json())
+    write_json(json_file, facts)
     write_text(csv_file, curves.to_csv())
     save(figure(curves, found.statement), image)
     print(f"\nfiles: {', '.join(map(str, files))}")
@@ -67,6 +98,9 @@ def _help(setting: Setting) -> str:
 
 def entry_point() -> None:
     """Runs this binary."""
+    if any(_MAY_AUDIT.match(argument) for argument in sys.argv):
+        # Keras is of no use if TensorFlow is first imported when absl's app runs.
+        importlib.import_module("tensorflow")
     run_app(define_flags, main)
 
 

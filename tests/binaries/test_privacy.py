@@ -1,14 +1,18 @@
 """`privacy`: three questions, what it writes, and what it refuses."""
 
 import csv
+import dataclasses
 import json
 import re
+from typing import Any
 
 import pytest
 
 from binaries import privacy
 from tests.binaries.harness import Caller
 from tests.program.harness import is_png
+from tff_agnostic.privacy.statement import PrivacyStatement
+from tff_agnostic.program.private import privacy_answers
 
 _WRITERS = ("--clients=539", "--clients_per_round=50", "--delta=1e-3")
 _TREE = ("--privacy=tree", "--clients=1000000", "--delta=1e-10", "--rounds=2000")
@@ -93,6 +97,32 @@ def test_what_it_writes(call, tmp_path):
     assert is_png((tmp_path / "out" / "privacy.png").read_bytes())
 
 
+def test_an_audit_ends_with_an_error_where_more_is_proved_than_is_claimed(
+    call, tmp_path, monkeypatch
+):
+    """The account is made to claim 2.4 times too little; what is proved is below the right one."""
+    right, stated = 5.4297, privacy_answers._statement
+
+    def too_small(*of: Any) -> PrivacyStatement:
+        found = stated(*of)
+        return dataclasses.replace(found, epsilon=found.epsilon / 2.4)
+
+    monkeypatch.setattr(privacy_answers, "_statement", too_small)
+    settings = ["--clients=6", "--clients_per_round=6", "--rounds=4", "--delta=0.02"]
+    outcome = call(
+        privacy, *settings, "--noise_multiplier=1", "--audit", f"--output_dir={tmp_path / 'out'}"
+    )
+    assert outcome.status == 1
+    assert "error: the claim is wrong: the attack needs an epsilon of at least " in outcome.err
+    found = json.loads((tmp_path / "out" / "privacy.json").read_text())["audit"]
+    assert found["is_refuted"]
+    assert found["claimed"] == pytest.approx(right / 2.4, rel=1e-4)
+    assert found["claimed"] < found["from_noisy_sums"] < right
+    assert (found["runs"], found["rounds"], found["shows_participation"]) == (1000, 4, False)
+    # One over the noise multiplier of the rounds.
+    assert found["shift"] == pytest.approx(1.0, rel=1e-3)
+
+
 _TWO = ("--rounds=120", "--noise_multiplier=1")
 
 
@@ -173,6 +203,21 @@ _TWO = ("--rounds=120", "--noise_multiplier=1")
                 *("--target_epsilon=0.0001", "--rounds=500"),
             ],
             "--target_epsilon: expected one that some noise reaches, found 0.0001: ",
+        ),
+        ([*_WRITERS, *_TWO, "--audit_runs=500"], "--audit_runs has no effect with --audit=False"),
+        (
+            [
+                *_WRITERS,
+                *_TWO,
+                "--privacy=distributed",
+                "--distributed_noise=discrete_gaussian",
+                "--audit",
+            ],
+            "--audit: expected --distributed_noise=skellam, which rounds have, found ",
+        ),
+        (
+            [*_WRITERS, *_TWO, *_QUICK, "--audit", "--audit_runs=100000000"],
+            "--audit: expected at most 1,000,000,000 draws for cohorts, found ",
         ),
         (
             [*_WRITERS, *_TWO, *_QUICK, "--output_dir="],

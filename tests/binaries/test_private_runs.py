@@ -72,6 +72,9 @@ def test_what_was_spent_is_said_everywhere(call: Caller, tmp_path, kind):
     assert promised["unit"] == "client"
     assert "domain_counts" in promised["split"]
     assert promised["not_covered"]
+    assert promised["noise_generator"].startswith("Philox")
+    card = json.loads((tmp_path / "run" / "model" / "model_card.json").read_text())
+    assert card["result"]["privacy"] == promised
     total = sum(z**-2 for z in promised["split"].values()) ** -0.5
     assert total == pytest.approx(promised["noise_multiplier"])
     line = next(text for text in outcome.out.splitlines() if text.startswith("private training: "))
@@ -109,10 +112,11 @@ def test_a_folder_whose_epsilon_was_too_small_says_so(call: Caller, tmp_path, mo
     for name, changed in (("config", {"format": 6}), ("result", {})):
         path = tmp_path / "run" / f"{name}.json"
         found = {**json.loads(path.read_text()), **changed}
-        for flag in ("secret_participation", "answering_clients"):
+        for flag in ("secret_participation", "answering_clients", "noise_generator"):
             found.pop(flag, None)
         if name == "result":
             found["privacy"]["epsilon"] = 1.25
+            assert found["privacy"].pop("noise_generator").startswith("Philox")
         path.write_text(json.dumps(found))
     note = f"note: epsilon is {right['epsilon']:.4g} and not 1.25, as an earlier release wrote: it "
     assert note in call(evaluate, "--checkpoint=run").out

@@ -159,6 +159,30 @@ class AccountingOptions(Settings):
         return COHORT_SAMPLINGS[self.cohort_sampling](self.clients, self.clients_per_round)
 
 
+@dataclasses.dataclass(frozen=True)
+class AuditOptions(Settings):
+    """Settings of an audit by attack."""
+
+    audit: bool = setting(
+        False,
+        "Attack rounds with these settings as well, and compare what the attack proves with the "
+        "epsilon that is claimed.",
+    )
+    audit_runs: int = setting(
+        1000,
+        "Runs that an audit plays with the attacked client, and as many without it: the more, the "
+        "more it can prove.",
+        at_least=100,
+        only_with=("audit", (True,)),
+    )
+    audit_seed: int = setting(
+        0,
+        "What the keys of an audit's runs are drawn with.",
+        at_least=0,
+        only_with=("audit", (True,)),
+    )
+
+
 def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
     groups = options.split.noise_multipliers(noise_multiplier)
     return CentralNoise(effective_noise_multiplier(groups.values()), options.sampling())

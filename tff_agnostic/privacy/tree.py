@@ -112,6 +112,30 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     return float(max(np.max(options.sums) for options in known))
 
 
+def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
+    """Returns the covariance of the noise of rounds [T, T], in variances of a node's.
+
+    A round's noise is that of the nodes that cover its tree up to it, less that of the round
+    before. What two prefixes share are the nodes of the leading bits in which their lengths agree.
+
+    Args:
+        participations: Of which it takes when trees begin anew.
+        rounds: T.
+    """
+    per_tree = participations.restart_every or rounds
+    tree, position = np.divmod(np.arange(rounds), per_tree)
+    shared = np.zeros([rounds, rounds])
+    ends = position + 1
+    for h in range(int(per_tree).bit_length()):
+        has_node = (ends >> h) % 2 == 1
+        is_same = (ends >> h)[:, None] == ends >> h
+        shared += has_node[:, None] & is_same
+    shared *= tree[:, None] == tree
+    difference = np.eye(rounds) - np.eye(rounds, k=-1) * (position > 0)[:, None]
+    covariance: np.ndarray = difference @ shared @ difference.T
+    return covariance
+
+
 class _Options(NamedTuple):
     """What can be had with a number of participations, the best sums first.
 

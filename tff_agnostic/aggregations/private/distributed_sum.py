@@ -129,12 +129,14 @@ class DistributedSum(PrivateRelease):
     def client_params(self, state: PrivateState) -> ClientParams:
         """Returns the clip norms, and what simulated noise is made of."""
         # Clients' noise is a table, and their number of bits a constant, of this multiplier alone.
-        tf.debugging.assert_equal(
+        is_same = tf.debugging.assert_equal(
             state.noise_multiplier,
             tf.constant(self.noise_multiplier, tf.float64),
             "a state of clients with other noise",
         )
-        return ClientParams(state.clip_norms, state.noise_key, state.releases)
+        with tf.control_dependencies([is_same]):
+            clip_norms = tf.identity(state.clip_norms)
+        return ClientParams(clip_norms, state.noise_key, state.releases)
 
     def codecs(self, values: Sequence[Any], bounds: Any) -> tuple[IntegerCodec, ...]:
         """Returns how each group of an answer becomes integers.

@@ -128,13 +128,12 @@ class Philox:
             return tf.bitwise.bitwise_xor(release.key, tf.stack([of_client, of_use]))
 
         # One draw for all groups: starting one costs a small group's many times over.
-        sizes, num_words = _numbers_of(codecs)
-        uniforms = tf.random.stateless_uniform([sum(sizes)], seed(0), alg="philox")
+        num_values, num_words = _totals(codecs)
+        uniforms = tf.random.stateless_uniform([num_values], seed(0), alg="philox")
         words = tf.random.stateless_uniform(
-            [sum(num_words)], seed(1), None, None, tf.int64, alg="philox"
+            [num_words], seed(1), None, None, tf.int64, alg="philox"
         )
-        pairs = zip(tf.split(uniforms, sizes), tf.split(words, num_words))
-        return [Draws(*pair) for pair in pairs]
+        return _by_group(codecs, uniforms, words)
 
 
 # Bits of a seed's first number that tell places, and levels of a tree, apart.
@@ -209,14 +208,12 @@ class ChaCha20:
         """Returns draws of one stream: 32 bits for each rounding, then the words of the noise."""
         number = release.number * 2**32 + tf.cast(place, tf.int64)
         nonce = _nonce(_OF_CLIENT, release.exchange, tf.constant(0, tf.int64), number)
-        sizes, num_words = _numbers_of(codecs)
-        bits = chacha20.keystream(release.key, nonce, sum(sizes) + 2 * sum(num_words))
+        num_values, num_words = _totals(codecs)
+        bits = chacha20.keystream(release.key, nonce, num_values + 2 * num_words)
         # 24 bits of each, as many as float32 has room for.
-        of_rounding = tf.bitwise.right_shift(bits[: sum(sizes)], tf.constant(8, tf.uint32))
+        of_rounding = tf.bitwise.right_shift(bits[:num_values], tf.constant(8, tf.uint32))
         uniforms = tf.cast(of_rounding, tf.float32) / 2.0**24
-        words = chacha20.joined_halves(bits[sum(sizes) :])
-        pairs = zip(tf.split(uniforms, sizes), tf.split(words, num_words))
-        return [Draws(*pair) for pair in pairs]
+        return _by_group(codecs, uniforms, chacha20.joined_halves(bits[num_values:]))
 
 
 def _whole_gaussian(key: tf.Tensor, nonce: tf.Tensor, size: int) -> tf.Tensor:
@@ -260,9 +257,16 @@ def key_like(noise_key: Any, content: bytes) -> tuple[int, ...]:
     return generator.key(content[:num_bytes])
 
 
-def _numbers_of(codecs: Sequence[IntegerCodec]) -> tuple[list[int], list[int]]:
-    """Returns how many values, and how many words of noise, each group has."""
-    return [codec.size for codec in codecs], [codec.num_words for codec in codecs]
+def _totals(codecs: Sequence[IntegerCodec]) -> tuple[int, int]:
+    """Returns how many values, and how many words of noise, all groups have together."""
+    return sum(codec.size for codec in codecs), sum(codec.num_words for codec in codecs)
+
+
+def _by_group(codecs: Sequence[IntegerCodec], uniforms: tf.Tensor, words: tf.Tensor) -> list[Draws]:
+    """Cuts the draws of all groups into those of each."""
+    of_rounding = tf.split(uniforms, [codec.size for codec in codecs])
+    of_noise = tf.split(words, [codec.num_words for codec in codecs])
+    return [Draws(*pair) for pair in zip(of_rounding, of_noise)]
 
 
 NOISE_GENERATORS: Registry[NoiseGenerator] = Registry(

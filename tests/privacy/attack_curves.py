@@ -1,0 +1,116 @@
+"""Epsilons that attacks on sums with noise leave: exact ones, apart from the package's accounts.
+
+All other clients send -C, the attacked one +C. What is seen of a round is a mixture of normal
+distributions, with the client and without it. Losses of rounds are added up by FFT.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+from scipy.stats import binom, norm
+
+# Of the values that are seen, in deviations of noise beyond the mixtures, and steps of losses.
+_REACH, _STEP, _SIZE = 9.0, 5e-4, 2**18
+_GRID = 4000
+
+
+class Seen(NamedTuple):
+    """What is seen of a round, in clip norms: what noise is added to.
+
+    Attributes:
+        without: (chance, value) of each case without the client.
+        with_client: With it.
+        deviation: Of the noise.
+        share: With which chance a round is such a one.
+    """
+
+    without: Sequence[tuple[float, float]]
+    with_client: Sequence[tuple[float, float]]
+    deviation: float
+    share: float = 1.0
+
+
+def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -> Seen:
+    """Returns what is seen of a round in which everybody knows that n clients answer.
+
+    The client's noise is there in both cases: without it, it sends zeros.
+    """
+    q = n / clients
+    return Seen(
+        [(1 - q, 0.0), (q, 1.0)], [(1 - q, 0.0), (q, 2.0)], z * (n / expected) ** 0.5, share
+    )
+
+
+def counted_sizes(clients: int, z: float, expected: int, least: int) -> list[Seen]:
+    """Returns the same of Poisson cohorts of all sizes that are looked at."""
+    of_size = binom(clients, expected / clients)
+    sizes = range(max(least, int(of_size.ppf(1e-12))), int(of_size.isf(1e-12)) + 1)
+    return [counted(n, clients, z, expected, float(of_size.pmf(n))) for n in sizes]
+
+
+def coins_known(q: float, z: float) -> list[Seen]:
+    """Returns what is seen by an attacker who knows the coins of all others."""
+    return [Seen([(1.0, 0.0)], [(1 - q, 0.0), (q, 1.0)], z)]
+
+
+def coins_secret(answering: int, expected: int, z: float) -> list[Seen]:
+    """Returns what is seen by one who knows that all others would send -C, but not their coins."""
+    q = expected / answering
+    others = binom(answering - 1, q)
+    taking_part = range(int(others.ppf(1e-12)), int(others.isf(1e-12)) + 1)
+    without = [(float(others.pmf(k)), float(-k)) for k in taking_part]
+    drawn = [(q * chance, mean + 1) for chance, mean in without]
+    return [Seen(without, [((1 - q) * chance, mean) for chance, mean in without] + drawn, z)]
+
+
+def epsilon(rounds_seen: Sequence[Seen], rounds: int, delta: float) -> float:
+    """Returns the least epsilon that is true of an attack on so many rounds, in both directions."""
+    return max(
+        _epsilon(_losses(rounds_seen, is_swapped), rounds, delta) for is_swapped in (False, True)
+    )
+
+
+def _losses(rounds_seen: Sequence[Seen], is_swapped: bool) -> np.ndarray:
+    """Returns the distribution of a round's loss, at multiples of a step around 0."""
+    found = np.zeros(_SIZE)
+    for seen in rounds_seen:
+        means = [mean for _, mean in [*seen.without, *seen.with_client]]
+        reach = _REACH * seen.deviation
+        x, width = np.linspace(min(means) - reach, max(means) + reach, _GRID, retstep=True)
+        logs = [_log_density(x, cases, seen.deviation) for cases in seen[:2]]
+        without, with_client = logs[::-1] if is_swapped else logs
+        weights = seen.share * width * np.exp(with_client)
+        # Between two multiples: the mean stays.
+        place = (with_client - without) / _STEP + _SIZE // 2
+        low = np.floor(place).astype(int)
+        found += np.bincount(low, weights * (low + 1 - place), _SIZE)
+        found += np.bincount(low + 1, weights * (place - low), _SIZE)
+    # A round that is not looked at says nothing.
+    found[_SIZE // 2] += 1 - found.sum()
+    return found
+
+
+def _log_density(
+    x: np.ndarray, cases: Sequence[tuple[float, float]], deviation: float
+) -> np.ndarray:
+    terms = [np.log(chance) + norm.logpdf(x, mean, deviation) for chance, mean in cases]
+    density: np.ndarray = logsumexp(terms, axis=0)
+    return density
+
+
+def _epsilon(losses: np.ndarray, rounds: int, delta: float) -> float:
+    together = np.fft.irfft(np.fft.rfft(np.fft.ifftshift(losses)) ** rounds, _SIZE)
+    total = np.maximum(np.fft.fftshift(together), 0.0)
+    values = (np.arange(_SIZE) - _SIZE // 2) * _STEP
+    # delta(epsilon) = E max(0, 1 - exp(epsilon - loss)) falls.
+    low, high = 0.0, float(values[-1])
+    for _ in range(50):
+        middle = (low + high) / 2
+        above = values > middle
+        if np.sum(total[above] * -np.expm1(middle - values[above])) > delta:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,166 @@
+"""Accounts of clients' noise against attacks on sums, exact and simulated; and what runs prove."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from tests.privacy import attack_curves
+from tests.selection import usually
+from tff_agnostic.privacy import (
+    CountedCohorts,
+    DistributedNoise,
+    FixedSizeCohorts,
+    IntegerGroup,
+    PrivacyAccountant,
+    SecretCohorts,
+)
+from tff_agnostic.privacy.lower_bound import lower_bound, most_that_is_proved
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """Clients that add the noise, of whose N a round has c on average by independent coins.
+
+    Attributes:
+        clients: N.
+        drawn: c.
+        z: The noise multiplier.
+        rounds: How many.
+        delta: The delta that epsilon is for.
+        least: Below how many clients a sum is not looked at, where their number is public.
+        counted: Epsilon that an attack needs where it is, with c clients in each round: by
+            dp-accounting's losses rounded down to multiples of 1e-3, so up to that less a round.
+    """
+
+    clients: int
+    drawn: int
+    z: float
+    rounds: int
+    delta: float
+    least: int
+    counted: float
+
+    @property
+    def rate(self):
+        return self.drawn / self.clients
+
+    def claimed(self, sampling, noise_clients, least):
+        groups = (IntegerGroup(self.z, 2.0**14, 8192),)
+        mechanism = DistributedNoise(groups, "skellam", sampling, noise_clients, least)
+        return PrivacyAccountant([mechanism], self.delta).epsilon(self.rounds)
+
+    @property
+    def claimed_of_secret(self):
+        """Of rounds in which all clients answer, those that are left out with zeros."""
+        secret = SecretCohorts(self.clients, self.clients, self.drawn)
+        return self.claimed(secret, self.clients, self.clients)
+
+    @property
+    def claimed_of_counted(self):
+        counted = CountedCohorts(self.clients, self.drawn, self.least)
+        return self.claimed(counted, self.drawn, self.least)
+
+    @property
+    def wrongly_claimed(self):
+        """Of rounds whose number of clients is public, accounted for as if it were a secret."""
+        return self.claimed(
+            SecretCohorts(self.clients, self.clients, self.drawn), self.drawn, self.least
+        )
+
+
+_FLEETS = [
+    Fleet(100_000, 1000, 0.850, 500, 1e-6, 900, 14.48),
+    Fleet(10_000, 100, 1.0, 1000, 1e-5, 100, 9.32),
+    Fleet(10_000, 100, 1.0, 100, 1e-5, 100, 4.96),
+    Fleet(1000, 100, 1.0, 1, 1e-4, 100, 3.04),
+    Fleet(1000, 100, 1.0, 100, 1e-4, 100, 14.78),
+    Fleet(1000, 100, 2.0, 100, 1e-4, 100, 3.30),
+]
+_SIMULATED = Fleet(10_000, 100, 1.0, 100, 5e-5, 80, 2.604)
+
+
+@pytest.mark.parametrize("fleet", usually([_FLEETS[0], _FLEETS[3]], _FLEETS), ids=str)
+def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
+    of = fleet.rounds, fleet.delta
+    # An attacker who knows the coins of all others sees more than one who does not.
+    coins_known = attack_curves.epsilon(attack_curves.coins_known(fleet.rate, fleet.z), *of)
+    coins_secret = attack_curves.coins_secret(fleet.clients, fleet.drawn, fleet.z)
+    assert 0 < attack_curves.epsilon(coins_secret, *of) < coins_known
+    assert coins_known < fleet.claimed_of_secret < 2 * coins_known
+    # An attacker who counts the clients of a round sees much more.
+    seen = attack_curves.counted(fleet.drawn, fleet.clients, fleet.z, fleet.drawn)
+    counted = attack_curves.epsilon([seen], *of)
+    assert fleet.counted - 0.01 < counted < fleet.counted + 1.1e-3 * fleet.rounds + 0.01
+    assert fleet.wrongly_claimed < counted < fleet.claimed_of_counted
+
+
+def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_counted():
+    fleet, runs = _SIMULATED, 50_000
+    rng = np.random.default_rng(0)
+    secret, counted = np.zeros([2, runs]), np.zeros([2, runs])
+    for _ in range(fleet.rounds):
+        for with_client in (0, 1):
+            # All clients' noise, and the others' coins known.
+            drawn = rng.random(runs) < fleet.rate
+            seen = with_client * drawn + fleet.z * rng.normal(size=runs)
+            secret[with_client] += np.log1p(fleet.rate * np.expm1((seen - 0.5) / fleet.z**2))
+            # The noise of n clients, n known; all others send -C.
+            n = rng.binomial(fleet.clients, fleet.rate, size=runs)
+            rate, deviation = n / fleet.clients, fleet.z * np.sqrt(n / fleet.drawn)
+            drawn = rng.random(runs) < rate
+            seen = (1 + with_client) * drawn + deviation * rng.normal(size=runs)
+            of_one, of_two = (np.expm1((k * seen - k**2 / 2) / deviation**2) for k in (1, 2))
+            ratio = np.log1p(rate * of_two) - np.log1p(rate * of_one)
+            counted[with_client] += np.where(n >= fleet.least, ratio, 0.0)
+    of_secret = lower_bound(*secret, fleet.delta)
+    of_counted = lower_bound(*counted, fleet.delta)
+    assert 0 < of_secret.epsilon < fleet.claimed_of_secret
+    assert fleet.wrongly_claimed < of_counted.epsilon < fleet.claimed_of_counted
+    sizes = attack_curves.counted_sizes(fleet.clients, fleet.z, fleet.drawn, fleet.least)
+    assert of_counted.epsilon < attack_curves.epsilon(sizes, fleet.rounds, fleet.delta)
+
+
+def test_nobody_is_left_out_of_cohorts_of_everybody():
+    fleet = Fleet(100, 100, 1.0, 10, 1e-4, 100, 0.0)
+    all_take_part = fleet.claimed(FixedSizeCohorts(100, 100), 100, 100)
+    assert fleet.claimed_of_counted == pytest.approx(all_take_part)
+
+
+def _epsilon_of_gaussian(shift, delta):
+    def excess(epsilon):
+        with_client = norm.cdf(shift / 2 - epsilon / shift)
+        return with_client - np.exp(epsilon) * norm.cdf(-shift / 2 - epsilon / shift) - delta
+
+    return brentq(excess, 0.0, 100.0)
+
+
+@pytest.mark.parametrize("is_of_absence", [False, True])
+def test_bounds_are_below_what_is_true_and_not_far(is_of_absence):
+    """Of normal numbers; they may be above in one of twenty cases."""
+    rng, shift, delta, runs = np.random.default_rng(1), 1.5, 0.01, 2000
+    true = _epsilon_of_gaussian(shift, delta)
+    found = []
+    for _ in range(40):
+        without, with_client = rng.normal(size=[2, runs])
+        with_client += shift
+        if is_of_absence:
+            # The other way round: low scores tell that the client is not there.
+            without, with_client = -with_client, -without
+        found.append(lower_bound(without, with_client, delta).epsilon)
+    assert np.mean(np.array(found) > true) <= 0.05
+    assert 0.4 * true < np.median(found) < true
+
+
+def test_bounds_of_what_nothing_tells_apart_and_of_what_everything_does():
+    same = np.random.default_rng(2).normal(size=[2, 2000])
+    assert lower_bound(*same, 0.01).epsilon < 0.1
+    assert lower_bound(np.zeros(500), np.zeros(500), 0.01).epsilon == 0.0
+    apart = lower_bound(np.full(1000, -np.inf), np.full(1000, np.inf), 0.01)
+    assert apart.epsilon == pytest.approx(most_that_is_proved(1000, 0.01))
+    # 500 of 500 and 0 of 500, each with 97.5%.
+    largest = 1 - 0.025 ** (1 / 500)
+    assert apart.epsilon == pytest.approx(np.log((1 - largest - 0.01) / largest))
+    assert (apart.hits, apart.false_alarms) == (1.0, 0.0)
