@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from tools.moves import check, layout
-from tools.moves.code import Mover
+from tools.moves.apply import apply
+from tools.moves.code import MoveError, Mover
 
 
 def main() -> int:
@@ -26,9 +27,11 @@ def main() -> int:
         print(f"{len(found)} lines of problems", file=sys.stderr)
         return 1
     if given.command == "apply":
-        from tools.moves.apply import apply
-
-        apply(given.root, tree, moves, mover)
+        try:
+            apply(given.root, tree, moves, mover)
+        except MoveError as e:
+            print(f"error: {e}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -72,7 +72,7 @@ def apply(root: Path, tree: Tree, layout: Layout, mover: Mover) -> None:
         if not (root / path).exists() or (root / path).read_text() != text:
             (root / path).write_text(text)
     _packages(root, layout)
-    _edit(root)
+    lost = _edit(root)
     _remove_empty(root)
     ruff = [sys.executable, "-m", "ruff"]
     fix = [*ruff, "check", "--select=I,F401", "--fix", "--quiet", *_ruff_folders(root)]
@@ -81,6 +81,9 @@ def apply(root: Path, tree: Tree, layout: Layout, mover: Mover) -> None:
     subprocess.run([*ruff, "format", "--quiet", "."], cwd=root, check=False)
     _bazel(root)
     _algorithm_files(root)
+    if lost:
+        # All else is done, so that what is wrong can be looked at.
+        raise MoveError("\n".join(lost))
 
 
 def _algorithm_files(root: Path) -> None:
@@ -173,20 +176,17 @@ def _packages(root: Path, layout: Layout) -> None:
     path.write_text(text)
 
 
-def _edit(root: Path) -> None:
-    """Makes the edits that no rule makes."""
-    for edit in toml(HERE / "edits.toml").get("edits", []):
+def _edit(root: Path) -> list[str]:
+    """Makes the edits that no rule makes; returns those that find nothing."""
+    lost = []
+    for edit in toml(HERE / "edits.toml")["edits"]:
         path = root / edit["file"]
-        if not path.exists() and edit.get("optional"):
-            continue
-        text = path.read_text()
-        if text.count(edit["old"]) < 1:
-            if edit["file"].endswith(".md"):
-                # A page may have been written anew; its tests say what of it is wrong.
-                print(f"{edit['file']}: an edit finds no {edit['old'][:60]!r}", file=sys.stderr)
-                continue
-            raise MoveError(f"{edit['file']}: an edit finds no {edit['old']!r}")
-        path.write_text(text.replace(edit["old"], edit["new"]))
+        text = path.read_text() if path.exists() else ""
+        if edit["old"] in text:
+            path.write_text(text.replace(edit["old"], edit["new"]))
+        else:
+            lost.append(f"{edit['file']}: an edit finds no {edit['old'].strip()[:60]!r}")
+    return lost
 
 
 def _remove_empty(root: Path) -> None:
