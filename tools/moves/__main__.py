@@ -1,10 +1,10 @@
-"""Command: `python -m tools.moves check` or `python -m tools.moves apply`."""
+"""Command: `python -m tools.moves check`, `apply` or `table` (before and now, for CHANGELOG.md)."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from tools.moves import check, layout
+from tools.moves import check, layout, table
 from tools.moves.apply import apply
 from tools.moves.code import MoveError, Mover
 
@@ -12,10 +12,13 @@ from tools.moves.code import MoveError, Mover
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.moves", description=__doc__)
-    parser.add_argument("command", choices=("check", "apply"))
+    parser.add_argument("command", choices=("check", "apply", "table"))
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout")
     given = parser.parse_args()
     moves = layout.load()
+    if given.command == "table":
+        print("\n".join(table.rows(moves)))
+        return 0
     tree = check.tree_of(given.root)
     mover = Mover(tree, moves)
     found = list(check.problems(mover, tree, moves))
