@@ -206,7 +206,8 @@ def _ruff_folders(root: Path) -> list[str]:
 def _bazel(root: Path) -> None:
     """Writes what Bazel's files declare: of each folder of modules, the folders it imports."""
     folders = {folder_of(p.relative_to(root).as_posix()) for p in _modules(root)}
-    for folder in sorted(folders | {"benchmarks/timing"}):
+    beside = {p.parent.relative_to(root).as_posix() for p in root.glob("benchmarks/*/BUILD")}
+    for folder in sorted(folders | beside):
         path = root / folder / "BUILD"
         if not path.exists():
             path.write_text(
@@ -215,7 +216,10 @@ def _bazel(root: Path) -> None:
             )
         needed = _imported(root, folder, folders)
         top = folder.split("/")[0]
-        if folder != top and top in ("tff_agnostic", "plan_runner"):
+        # Importing a module runs the package's own __init__.py, at the least.
+        if folder == "benchmarks/timing":
+            needed.add("tff_agnostic")
+        elif folder not in (top, *beside):
             needed.add(top)
         text = path.read_text()
         deps = "".join(f'        "//{name}",\n' for name in sorted(needed - {folder}))
