@@ -182,7 +182,12 @@ class Texts:
         end = f"/{prefix.replace('.', '/')}{stem}.py"
         # The nearest folder's is meant.
         found = sorted(
-            (p for p in self._tree.modules if p.endswith(end) and name in self._tree.bindings(p)),
+            (
+                # What it imports is another's: `manifest.json` is a file.
+                p
+                for p, module in self._tree.modules.items()
+                if p.endswith(end) and name in module.definitions
+            ),
             key=lambda p: (folder_of(p) != folder_of(path), p),
         )
         found = [p for p in found if p.split("/")[0] in PACKAGES]
