@@ -1,0 +1,1 @@
+"""Moves modules and definitions as `map.toml` says: see docs/development.md."""
