@@ -17,8 +17,8 @@ from typing import Any, Optional
 from tabulate import tabulate
 
 from tff_agnostic.privacy.accountant import PrivacyAccountant
-from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
-from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
+from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import (
     CohortSampling,
     CountedCohorts,
@@ -28,9 +28,9 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.privacy.tree import Participations
-from tff_agnostic.program.private.attacked_rounds import Role
-from tff_agnostic.program.private.privacy_audit import Audit, Audited, audit
 from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.studies.attacked_rounds import Role
+from tff_agnostic.studies.privacy_audit import Audit, Audited, audit
 
 _STEPS, _VALUES = 2.0**14, 16
 _ALL, _THIRD, _SIXTH = PoissonCohorts(6, 6), PoissonCohorts(6, 2), PoissonCohorts(6, 1)

@@ -17,14 +17,14 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
-from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
-from tff_agnostic.aggregations.private.registry import PRIVACIES, NoiseFacts
+from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
-from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.algorithms.spec import Problem
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.computations.algorithm import Problem
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import Examples
-from tff_agnostic.program.private.run_keys import noise_key
+from tff_agnostic.models.model import Examples
+from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 _PLAIN, _SECURE = "plain", "secure"

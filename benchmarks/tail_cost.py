@@ -17,9 +17,9 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.algorithms.spec import Problem
-from tff_agnostic.program.specs.run_spec import resolve
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.computations.algorithm import Problem
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.task import Task
 

@@ -9,21 +9,21 @@ from typing import Optional
 
 from absl import flags
 
+from tff_agnostic.base_predictors.counting import GROUPINGS, outcomes_of, unigram_predictors
+from tff_agnostic.base_predictors.files import write_predictors
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import check_can_be_made, make_folder
-from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.ensembles.counting import GROUPINGS, outcomes_of, unigram_predictors
-from tff_agnostic.program.ensembles.predictor_files import write_predictors
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.registry import Registry
+from tff_agnostic.run.command_line import (
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
-    path_flag,
     run_spec_from_flags,
     runtime_options,
 )
-from tff_agnostic.registry import Registry
+from tff_agnostic.run.process import run_app
 from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.settings import path_flag
 
 _SETTINGS = (
     "seed",

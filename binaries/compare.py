@@ -16,24 +16,19 @@ from tff_agnostic.api.comparisons import (
     run_comparison,
     write_comparison,
 )
-from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparing import comparison_report
-from tff_agnostic.program.comparing.trial_flags import (
-    arms_from_flags,
-    define_trial_flags,
-    trial_specs,
-)
-from tff_agnostic.program.interrupts import Interrupted
-from tff_agnostic.program.output_folder import output_folder
-from tff_agnostic.program.pages.again import write_comparison_report
-from tff_agnostic.program.pages.writing import with_results_kept
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.folders import output_folder
+from tff_agnostic.reports.run_page import with_results_kept
+from tff_agnostic.run.command_line import (
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
-    path_flag,
     runtime_options,
 )
+from tff_agnostic.run.process import Interrupted, resume_command, run_app
+from tff_agnostic.settings import path_flag
+from tff_agnostic.studies import comparison_report
+from tff_agnostic.studies.comparison_page import write_comparison_report
+from tff_agnostic.studies.methods import arms_from_flags, define_trial_flags, trial_specs
 
 
 def define_flags() -> None:

@@ -9,22 +9,18 @@ from typing import Any, Optional
 
 from absl import flags
 
-from tff_agnostic.aggregations.private.options import PrivacyOptions, ServerNoiseOptions
+from tff_agnostic.aggregations.privacy_options import PrivacyOptions, ServerNoiseOptions
 from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
+from tff_agnostic.base_predictors.files import single_predictors
+from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
-from tff_agnostic.lambda_sets import LambdaSet
-from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.ensembles.loading import single_predictors
-from tff_agnostic.program.evaluation.choice import check_choice, choice_table, evaluate_choice
-from tff_agnostic.program.evaluation.evaluator import Evaluator, prepared_evaluation
-from tff_agnostic.program.evaluation.private_evaluation import PrivateEvaluation, evaluation_key
-from tff_agnostic.program.private.run_keys import noise_key
-from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
-from tff_agnostic.program.reporting.evaluation_table import evaluation_table
-from tff_agnostic.program.specs.enough_clients import check_test_clients
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.registry import Registry
+from tff_agnostic.reports.evaluation_table import evaluation_table
+from tff_agnostic.run.build import build_lambda_set
+from tff_agnostic.run.command_line import (
     data,
     data_dir,
     define_run_flags,
@@ -32,15 +28,23 @@ from tff_agnostic.program.specs.flags import (
     define_task_flags,
     given_settings,
     given_task_options,
-    path_flag,
     runtime_options,
 )
-from tff_agnostic.program.specs.run_algorithm import build_lambda_set
-from tff_agnostic.program.specs.run_of_checkpoint import find_checkpoint
-from tff_agnostic.program.specs.run_spec import RunSpec, resolve
-from tff_agnostic.program.specs.setting_paths import path_fields
-from tff_agnostic.registry import Registry
+from tff_agnostic.run.evaluation import (
+    Evaluator,
+    check_choice,
+    choice_table,
+    evaluate_choice,
+    prepared_evaluation,
+)
+from tff_agnostic.run.folder import find_checkpoint
+from tff_agnostic.run.options import path_fields
+from tff_agnostic.run.private_account import noise_key
+from tff_agnostic.run.private_evaluation import PrivateEvaluation, evaluation_key
+from tff_agnostic.run.process import run_app
+from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.settings import path_flag
 from tff_agnostic.tasks.task import DATA, Task
 
 # One of them is given.

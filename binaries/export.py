@@ -12,43 +12,39 @@ from typing import Any, Optional, cast
 
 from absl import flags
 
-from tff_agnostic.aggregations.limits import ClientLimits
-from tff_agnostic.aggregations.private.generators import NOISE_GENERATORS
-from tff_agnostic.aggregations.private.registry import PRIVACIES
+from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
-from tff_agnostic.deployment.folders import check_free
-from tff_agnostic.deployment.kinds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.deployment.plan_export import export
+from tff_agnostic.deployment.export import TaskSettings, check_heeded, export
 from tff_agnostic.deployment.profiles import PROFILES
-from tff_agnostic.deployment.task_message import TaskSettings, check_heeded
+from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.deployed.client_files import write_clients, write_test_clients
-from tff_agnostic.program.deployed.export_summary import summary
-from tff_agnostic.program.deployed.exporting import (
-    OF_SIMULATIONS,
-    DeviceSettings,
-    export_request,
-)
-from tff_agnostic.program.specs.earlier_run import inheriting
-from tff_agnostic.program.specs.enough_clients import check_clients_per_round
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.folders import check_free
+from tff_agnostic.run.command_line import (
     data,
     data_dir,
     define_run_flags,
     define_task_flags,
     given_settings,
     given_task_options,
-    path_flag,
 )
-from tff_agnostic.program.specs.run_of_checkpoint import find_checkpoint
-from tff_agnostic.program.specs.run_spec import RunSpec, resolve
+from tff_agnostic.run.export import (
+    OF_SIMULATIONS,
+    DeviceSettings,
+    export_request,
+    summary,
+    write_clients,
+    write_test_clients,
+)
+from tff_agnostic.run.folder import find_checkpoint
+from tff_agnostic.run.process import run_app
+from tff_agnostic.run.spec import RunSpec, check_clients_per_round, inheriting, resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.tff import TffRuntime
-from tff_agnostic.setting_flags import define, given_values, settings_in
-from tff_agnostic.settings import flag_of
+from tff_agnostic.settings import define, flag_of, given_values, path_flag, settings_in
 from tff_agnostic.tasks.task import DATA
 
 _DEFAULT_TASK = "digits"

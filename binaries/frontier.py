@@ -12,29 +12,16 @@ import numpy as np
 from absl import flags
 
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
+from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json, write_text
-from tff_agnostic.models.measures import Measure, measures_of
-from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparing.comparison import run_trials
-from tff_agnostic.program.comparing.comparison_folder import MAX_TRIALS, check_trials, count_open
-from tff_agnostic.program.comparing.comparison_report import notes, title_of
-from tff_agnostic.program.comparing.trial_flags import (
-    arms_from_flags,
-    define_trial_flags,
-    trial_specs,
-)
-from tff_agnostic.program.frontier import report as reports
-from tff_agnostic.program.frontier.figure import figure
-from tff_agnostic.program.frontier.frontier import Frontier
-from tff_agnostic.program.frontier.mixtures import GRIDS, Mixture, mixtures
-from tff_agnostic.program.frontier.time_limit import check_max_hours, check_time
-from tff_agnostic.program.interrupts import Interrupted, StopRequest
-from tff_agnostic.program.output_folder import output_folder
-from tff_agnostic.program.reporting.image import save
-from tff_agnostic.program.specs.arms import Arm
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.folders import output_folder
+from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.registry import Registry
+from tff_agnostic.reports.figures import save
+from tff_agnostic.run.arms import Arm
+from tff_agnostic.run.build import training_examples
+from tff_agnostic.run.command_line import (
     data,
     data_dir,
     define_run_flags,
@@ -42,13 +29,25 @@ from tff_agnostic.program.specs.flags import (
     define_task_flags,
     given_settings,
     given_task_options,
-    path_flag,
     runtime_options,
 )
-from tff_agnostic.program.specs.run_algorithm import training_examples
-from tff_agnostic.program.specs.run_spec import resolve
-from tff_agnostic.registry import Registry
+from tff_agnostic.run.process import Interrupted, StopRequest, resume_command, run_app
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.settings import path_flag
+from tff_agnostic.studies import frontier_report as reports
+from tff_agnostic.studies.comparison import MAX_TRIALS, check_trials, count_open, run_trials
+from tff_agnostic.studies.comparison_report import notes, title_of
+from tff_agnostic.studies.frontier import (
+    GRIDS,
+    Frontier,
+    Mixture,
+    check_max_hours,
+    check_time,
+    mixtures,
+)
+from tff_agnostic.studies.frontier_report import figure
+from tff_agnostic.studies.methods import arms_from_flags, define_trial_flags, trial_specs
 from tff_agnostic.tasks.task import Task
 
 _RUNS = Path("runs")

@@ -10,18 +10,12 @@ from pathlib import Path
 from absl import flags
 
 from plan_runner.errors import PlanError
-from plan_runner.files.export import Export, open_export
-from plan_runner.files.limits import DEFAULT_LIMITS, Limits
+from plan_runner.export import DEFAULT_LIMITS, Export, Limits, open_export
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
-from tff_agnostic.deployment.folders import check_free, new_folder
-from tff_agnostic.deployment.server_state import ROUND_NUM, read_server_state, state_of
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
-from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.deployed.exporting import OPTIONS
-from tff_agnostic.program.deployed.imported_run import ImportedRun
-from tff_agnostic.program.deployed.run_of_export import check_made_of, run_of_export
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.folders import check_free, new_folder
+from tff_agnostic.run.command_line import (
     data,
     data_dir,
     define_data_flags,
@@ -29,9 +23,19 @@ from tff_agnostic.program.specs.flags import (
     define_task_option_flags,
     given_settings,
     given_task_options,
-    path_flag,
 )
-from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.run.export import OPTIONS
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.import_state import (
+    ROUND_NUM,
+    ImportedRun,
+    check_made_of,
+    read_server_state,
+    run_of_export,
+    state_of,
+)
+from tff_agnostic.run.process import run_app
+from tff_agnostic.settings import path_flag
 
 # What a plan does not depend on, and a run that goes on may want.
 _SETTINGS = (

@@ -17,12 +17,17 @@ from absl import flags
 
 from tff_agnostic.files import make_folder, write_json, write_text
 from tff_agnostic.privacy.options import PRIVACIES, AccountingOptions, AuditOptions
-from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.private.privacy_answers import Answer, answer
-from tff_agnostic.program.private.privacy_figure import figure
-from tff_agnostic.program.reporting.image import save
-from tff_agnostic.setting_flags import Setting, define, given_values, path_flag, settings_in
-from tff_agnostic.settings import check_effective
+from tff_agnostic.reports.figures import save
+from tff_agnostic.run.process import run_app
+from tff_agnostic.settings import (
+    Setting,
+    check_effective,
+    define,
+    given_values,
+    path_flag,
+    settings_in,
+)
+from tff_agnostic.studies.privacy_planning import Answer, answer, figure
 
 # Other answers need no TensorFlow, which takes seconds to import.
 _MAY_AUDIT = re.compile("--?(audit|flagfile)")
@@ -61,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     audited = None
     if auditing.audit:
         # Imported here, with TensorFlow.
-        from tff_agnostic.program.private.privacy_audit import audit_of_answer
+        from tff_agnostic.studies.privacy_audit import audit_of_answer
 
         audited = audit_of_answer(found, auditing)
         print(f"\n{audited.sentence}\n\n{audited.table()}")

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.pages.again import write_report_again
-from tff_agnostic.program.specs.flags import path_flag
+from tff_agnostic.run.process import run_app
+from tff_agnostic.settings import path_flag
+from tff_agnostic.studies.comparison_page import write_report_again
 
 
 def define_flags() -> None:

@@ -15,28 +15,21 @@ from typing import Any, Optional
 from absl import flags
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.experiments import page as pages
-from tff_agnostic.experiments.experiment import PREDICTORS_NAME, Experiment
-from tff_agnostic.experiments.prepare import (
+from tff_agnostic.experiments.experiment import (
+    PREDICTORS_NAME,
     STORE_NAME,
+    Experiment,
     data_lines,
     prepare,
     prepare_predictors,
     store_path,
 )
-from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
-from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparing.comparison import Comparison, run_trials
-from tff_agnostic.program.comparing.comparison_folder import (
-    check_folder,
-    check_trials,
-    trial_folder,
-)
-from tff_agnostic.program.interrupts import Interrupted, StopRequest
-from tff_agnostic.program.output_folder import output_folder
-from tff_agnostic.program.reporting.image import save
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.folders import output_folder
+from tff_agnostic.reports.figures import save
+from tff_agnostic.run.command_line import (
     data,
     data_dir,
     define_data_flags,
@@ -47,11 +40,19 @@ from tff_agnostic.program.specs.flags import (
     given_settings,
     given_task_options,
     overrides,
-    path_flag,
     runtime_options,
 )
-from tff_agnostic.program.specs.run_spec import RunSpec, check_given_somewhere, resolve
+from tff_agnostic.run.process import Interrupted, StopRequest, resume_command, run_app
+from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.settings import path_flag
+from tff_agnostic.studies.comparison import (
+    Comparison,
+    check_folder,
+    check_trials,
+    run_trials,
+    trial_folder,
+)
 
 _RUNS = Path("runs")
 # What stands in the folder beside a comparison's own files.

@@ -5,7 +5,7 @@ Needs TensorFlow only: neither TensorFlow Federated nor this package.
 Example: ./run run_plan --plan=export --verify
 """
 
-from plan_runner.command.cli import run_app
+from plan_runner.cli import run_app
 
 
 def entry_point() -> None:

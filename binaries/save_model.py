@@ -10,19 +10,19 @@ from absl import flags
 
 from tff_agnostic import api
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.cli import run_app
-from tff_agnostic.program.model_card import CARD, saved_lines
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.run.command_line import (
     data,
     data_dir,
     define_data_flags,
     define_run_flags,
     define_task_option_flags,
     given_task_flags,
-    path_flag,
 )
-from tff_agnostic.saving.formats import FORMATS
-from tff_agnostic.saving.tflite_format import NOT_QUANTIZED, QUANTIZATIONS
+from tff_agnostic.run.process import run_app
+from tff_agnostic.run.results import CARD, saved_lines
+from tff_agnostic.saving.save import FORMATS
+from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
+from tff_agnostic.settings import path_flag
 
 
 def define_flags() -> None:

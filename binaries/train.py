@@ -8,22 +8,21 @@ from collections.abc import Sequence
 from absl import flags
 
 from tff_agnostic.api.runs import RUNS, run_name, run_training
-from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.interrupts import Interrupted
-from tff_agnostic.program.output_folder import output_folder
-from tff_agnostic.program.pages.writing import with_results_kept, write_run_report
-from tff_agnostic.program.specs.earlier_run import CHANGEABLE
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.folders import output_folder
+from tff_agnostic.reports.run_page import with_results_kept, write_run_report
+from tff_agnostic.run.command_line import (
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
-    path_flag,
     run_spec_from_flags,
     run_spec_that_goes_on,
     runtime_options,
+    train_command,
 )
-from tff_agnostic.program.specs.run_command import train_command
-from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.process import Interrupted, resume_command, run_app
+from tff_agnostic.run.spec import CHANGEABLE
+from tff_agnostic.settings import path_flag
 
 
 def define_flags() -> None:

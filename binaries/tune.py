@@ -10,28 +10,26 @@ from pathlib import Path
 
 from absl import flags
 
-from tff_agnostic.models.measures import measures_of
-from tff_agnostic.program.cli import resume_command, run_app
-from tff_agnostic.program.comparing.loaded_tasks import LoadedTasks
-from tff_agnostic.program.interrupts import Interrupted, StopRequest
-from tff_agnostic.program.output_folder import output_folder
-from tff_agnostic.program.specs.flags import (
+from tff_agnostic.folders import output_folder
+from tff_agnostic.models.model import measures_of
+from tff_agnostic.run.command_line import (
     data,
     define_run_flags,
     define_runtime_flags,
     define_task_flags,
-    path_flag,
     runtime_options,
 )
-from tff_agnostic.program.tuning import flags as tuning_flags
-from tff_agnostic.program.tuning.folder import check_folder, claim_folder, identity
-from tff_agnostic.program.tuning.objective import parse_objective
-from tff_agnostic.program.tuning.report import report
-from tff_agnostic.program.tuning.search import Search
-from tff_agnostic.program.tuning.studies import Studies
-from tff_agnostic.program.tuning.trial_run import TrialRunner
+from tff_agnostic.run.process import Interrupted, StopRequest, resume_command, run_app
 from tff_agnostic.runtimes.registry import RUNTIMES
-from tff_agnostic.tasks.heldout import check_heldout, check_store
+from tff_agnostic.settings import path_flag
+from tff_agnostic.studies import search_flags as tuning_flags
+from tff_agnostic.studies.comparison import LoadedTasks
+from tff_agnostic.studies.optuna_studies import Studies
+from tff_agnostic.studies.search import Search, TrialRunner
+from tff_agnostic.studies.search_space import parse_objective
+from tff_agnostic.studies.searched_method import check_folder, claim_folder, identity
+from tff_agnostic.studies.tuning_report import report
+from tff_agnostic.tasks.registry import check_heldout, check_store
 
 _RUNS = Path("runs")
 

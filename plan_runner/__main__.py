@@ -18,6 +18,6 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, _end)
     # Read when TensorFlow is first imported, which tells of much that is no concern here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from plan_runner.command.cli import run_app
+    from plan_runner.cli import run_app
 
     run_app()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tff_agnostic.command_line import check_given_once, with_flag_files
 from tff_agnostic.errors import UserError
+from tff_agnostic.run.process import check_given_once, with_flag_files
 
 
 def _texts(*arguments: str) -> list[str]:

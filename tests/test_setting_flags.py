@@ -9,8 +9,15 @@ from absl import flags
 from absl.testing import flagsaver
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.setting_flags import Setting, define, given_values, parsed, settings_in
-from tff_agnostic.settings import Settings, setting
+from tff_agnostic.settings import (
+    Setting,
+    Settings,
+    define,
+    given_values,
+    parsed,
+    setting,
+    settings_in,
+)
 
 
 @dataclasses.dataclass(frozen=True)

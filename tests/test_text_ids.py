@@ -2,7 +2,7 @@
 
 import pytest
 
-from tff_agnostic.data import text_ids as of_data
+from tff_agnostic import text_ids as of_data
 from tff_agnostic.text_ids import TokenIds
 
 

@@ -1,4 +1,4 @@
-"""Which number stands for what in texts: the ids of TFF's Stack Overflow baseline."""
+"""Token ids of TFF's Stack Overflow baseline."""
 
 import dataclasses
 
@@ -47,3 +47,6 @@ class TokenIds:
     def num_ids(self) -> int:
         """How many ids there are: K + 4."""
         return self.vocabulary_size + 4
+
+
+__all__ = ["TokenIds"]

@@ -25,7 +25,7 @@ from google.protobuf import (
 )
 
 from plan_runner.errors import PlanError, reason
-from plan_runner.files.export import CLIENT_ONLY_PLAN, PLAN, open_export
+from plan_runner.export import CLIENT_ONLY_PLAN, PLAN, open_export
 
 _PLANS = "google.internal.federated.plan"
 _TASKS = "google.ondevicepersonalization.federatedcompute.proto"

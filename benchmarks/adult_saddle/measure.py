@@ -20,10 +20,10 @@ from tff_agnostic.algorithms.stochastic_afl import (
     StochasticAflOptions,
     stochastic_afl,
 )
-from tff_agnostic.computations.exchange import Algorithm
-from tff_agnostic.data.partition import even_partition
+from tff_agnostic.computations.algorithm import Algorithm
+from tff_agnostic.data.clients import even_partition
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.program.reporting.image import save
+from tff_agnostic.reports.figures import save
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.adult import Table, read_adult
 

@@ -18,12 +18,12 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.algorithms.spec import Problem
-from tff_agnostic.models.functional import Examples, ModelWeights
-from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
-from tff_agnostic.models.unigram import unigram_model
-from tff_agnostic.runtimes.client_modes import CLIENT_MODES
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.computations.algorithm import Problem
+from tff_agnostic.models.model import Examples, ModelWeights
+from tff_agnostic.models.next_word import unigram_model
+from tff_agnostic.runtimes.client_work import CLIENT_MODES
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 

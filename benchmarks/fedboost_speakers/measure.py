@@ -16,12 +16,11 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.fedboost_synthetic.measure import trained
-from tff_agnostic.computations.boosting.alpha_steps import alpha_steps
-from tff_agnostic.computations.boosting.options import BoostOptions
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
-from tff_agnostic.models.unigram import unigram_model
-from tff_agnostic.program.ensembles.predictor_files import PredictorFile, read_predictors
+from tff_agnostic.base_predictors.files import PredictorFile, read_predictors
+from tff_agnostic.boosting.alpha import BoostOptions, alpha_steps
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
 
 _ESTIMATORS = ("masked", "divided", "centred")
 _SAMPLINGS = ("uniform", "weighted")

@@ -16,13 +16,12 @@ import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
-from tff_agnostic.computations.boosting.alpha_steps import AlphaSteps, alpha_steps
-from tff_agnostic.computations.boosting.estimators import GRADIENT_ESTIMATORS
-from tff_agnostic.computations.boosting.options import BoostOptions
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
-from tff_agnostic.models.mixtures.losses import MIXTURE_LOSSES
-from tff_agnostic.models.unigram import unigram_model
+from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, alpha_steps
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
+from tff_agnostic.boosting.sampling import GRADIENT_ESTIMATORS
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
 
 _ETA = 0.001
 _ESTIMATORS = ("masked", "divided", "unbiased")

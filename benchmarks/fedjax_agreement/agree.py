@@ -35,7 +35,7 @@ from tff_agnostic.algorithms import AgnosticFedAvgOptions  # noqa: E402
 from tff_agnostic.algorithms import Problem as Learned  # noqa: E402
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg  # noqa: E402
 from tff_agnostic.models import logistic_regression  # noqa: E402
-from tff_agnostic.models.functional import ModelWeights  # noqa: E402
+from tff_agnostic.models.model import ModelWeights  # noqa: E402
 from tff_agnostic.runtimes.tff import TffRuntime  # noqa: E402
 
 _TOLERANCE = 1e-5

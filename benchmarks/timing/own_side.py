@@ -8,9 +8,9 @@ from benchmarks.timing.workloads import Workload
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.emnist_cnn import emnist_cnn
-from tff_agnostic.models.functional import Model
-from tff_agnostic.models.next_word_lstm import next_word_lstm
+from tff_agnostic.models.classifiers import emnist_cnn
+from tff_agnostic.models.model import Model
+from tff_agnostic.models.next_word import next_word_lstm
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES

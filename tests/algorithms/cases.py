@@ -9,11 +9,11 @@ import numpy as np
 from tests.algorithms import two_exchanges
 from tests.computations.harness import make_client, random_client
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
+from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.computations import Algorithm
-from tff_agnostic.computations.boosting.options import EnsembleOptions
 from tff_agnostic.models import Model, logistic_regression
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
+from tff_agnostic.models.model import ModelWeights
 
 NUM_DOMAINS = 3
 CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_exchanges.NAME: two_exchanges.ALGORITHM}

@@ -6,7 +6,7 @@ from tests.algorithms.cases import empty_client, spoiled_client
 from tests.computations.harness import random_client
 from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 _ROUNDS = 20
 SECURE = SecureSum(SecureSumOptions(max_examples=20, bits=40, min_clients=1))

@@ -19,10 +19,9 @@ from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
 from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
 from tests.computations.harness import random_client, run_rounds
 from tests.selection import usually
-from tff_agnostic.algorithms.fed_avg_sub import takes_part
+from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.seeds import client_seeds
+from tff_agnostic.computations.clients import client_seeds, group_of_one
 
 _SEED = 7
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")

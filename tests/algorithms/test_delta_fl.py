@@ -20,7 +20,7 @@ from tests.selection import exhaustive, usually
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.emnist_cnn import emnist_cnn
+from tff_agnostic.models.classifiers import emnist_cnn
 
 # Of the smoothed objective.
 _NU = 0.3
@@ -150,7 +150,7 @@ def test_every_level_of_a_family_is_trained_as_if_it_were_alone(streaming_runtim
 @exhaustive
 @pytest.mark.parametrize("threshold", ["survey", "lagged"])
 def test_a_family_of_networks_runs_client_after_client(streaming_runtime, threshold):
-    """Its graph is large enough for TensorFlow to rewrite sums in loops; see `seeds.fold_in`."""
+    """Its graph is large enough for TensorFlow to rewrite sums in loops; see `fold_in`."""
     algorithm = build(
         "delta_fl", model=emnist_cnn(10, 0), conformity=(0.1, 0.5, 0.8, 1.0), threshold=threshold
     )

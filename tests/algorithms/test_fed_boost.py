@@ -13,16 +13,16 @@ from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds
 from tests.selection import exhaustive, usually
 from tff_agnostic.algorithms import ALGORITHMS, Problem
+from tff_agnostic.boosting.alpha import AlphaSteps, alpha_steps
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.boosting.predictor_store import Architecture, SeveralArchitectures
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.boosting.alpha_steps import AlphaSteps, alpha_steps
-from tff_agnostic.computations.client_group import group_of_one, one_client
+from tff_agnostic.computations.clients import group_of_one, one_client
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
 from tff_agnostic.models.keras import fixed_from_keras
-from tff_agnostic.models.mixtures.ensemble import EnsembleModel, ensemble
-from tff_agnostic.models.mixtures.holding import Architecture, SeveralArchitectures
-from tff_agnostic.models.unigram import unigram_model
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
 
 _ROUNDS = 30
 _SEED = 7

@@ -29,14 +29,14 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.selection import usually
-from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import Trait
+from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.boosting.options import EnsembleOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, model_from_keras
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.quantities import flattened, paired
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.report_fields import flattened, paired
 
 
 @pytest.fixture(params=list(CASES))

@@ -11,7 +11,7 @@ from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
 from tests.computations.harness import run_rounds
-from tests.lambda_sets import solvers
+from tests.domain_weights import solvers
 from tests.selection import usually
 from tff_agnostic.computations import PlainSum
 

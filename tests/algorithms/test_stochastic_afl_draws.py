@@ -12,10 +12,10 @@ from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
 from tests.computations.harness import make_client, random_client
 from tests.selection import exhaustive
+from tff_agnostic.algorithms.saddle_point import draw
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.client_group import group_of_one, one_client
-from tff_agnostic.computations.minimax.game_estimates import draw
-from tff_agnostic.computations.minimax.gradient_pass import gradient_pass
+from tff_agnostic.computations.clients import group_of_one, one_client
+from tff_agnostic.computations.local_training import gradient_pass
 from tff_agnostic.models import logistic_regression
 
 

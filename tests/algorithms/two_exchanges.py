@@ -11,36 +11,37 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.limits import Bound, ClientLimits
-from tff_agnostic.algorithms.fed_avg import FedAvgOptions
-from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations.client_group import ClientGroup, PerClient
-from tff_agnostic.computations.client_update import (
-    domain_counts,
-    train_without_domain_pass,
-    zeros_unless,
-)
-from tff_agnostic.computations.domain_pass import domain_pass
-from tff_agnostic.computations.exchange import (
+from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.algorithms.fed_avg import FedAvgOptions, train_without_domain_pass
+from tff_agnostic.computations.algorithm import (
     Algorithm,
+    AlgorithmSpec,
     AnswerAndKept,
     Exchange,
+    Problem,
     Report,
     Sums,
+    Trait,
 )
+from tff_agnostic.computations.client_output import (
+    TrainingBroadcast,
+    TrainingOutput,
+    domain_sums,
+    training_output_bounds,
+    zeros_unless,
+)
+from tff_agnostic.computations.clients import ClientGroup, PerClient
+from tff_agnostic.computations.domain_losses import domain_counts, domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingOptions
-from tff_agnostic.computations.server_update import (
+from tff_agnostic.computations.server import (
     as_tensors,
     average_and_apply,
-    domain_sums,
     initial_training_state,
-    training_output_bounds,
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
-from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.quantities import Quantity
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.report_fields import Quantity
 from tff_agnostic.settings import part_of
 
 NAME = "above_mean"

@@ -10,22 +10,22 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_agnostic.algorithms.fed_avg import FedAvgOptions
-from tff_agnostic.algorithms.spec import AlgorithmSpec
-from tff_agnostic.computations.client_update import train_without_domain_pass
-from tff_agnostic.computations.exchange import Algorithm, Exchange
+from tff_agnostic.algorithms.fed_avg import FedAvgOptions, train_without_domain_pass
+from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec, Exchange
+from tff_agnostic.computations.client_output import (
+    TrainingBroadcast,
+    domain_sums,
+    training_output_bounds,
+)
 from tff_agnostic.computations.local_training import LocalTrainingOptions
-from tff_agnostic.computations.server_update import (
+from tff_agnostic.computations.server import (
     TrainingState,
     average_and_apply,
-    domain_sums,
     initial_training_state,
-    training_output_bounds,
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import TrainingBroadcast
-from tff_agnostic.models.functional import Model
+from tff_agnostic.models.model import Model
 from tff_agnostic.settings import part_of, setting
 
 

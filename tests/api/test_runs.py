@@ -12,7 +12,7 @@ from tests.binaries.harness import TOY, Caller, draw_nothing
 from tff_agnostic import api
 from tff_agnostic.api import comparisons, runs
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.reporting import plots
+from tff_agnostic.reports import run_figures
 
 _TOY: dict[str, Any] = {"toy_regression_num_clients": 8, "clients_per_round": 3}
 
@@ -21,7 +21,7 @@ _TOY: dict[str, Any] = {"toy_regression_num_clients": 8, "clients_per_round": 3}
 def in_a_folder(cohort_runtime, tmp_path, monkeypatch) -> None:
     """The current folder is empty, and the session's runtime runs; nothing is drawn of runs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "draw_run", draw_nothing)
+    monkeypatch.setattr(run_figures, "draw_run", draw_nothing)
     for module in (runs, comparisons):
         running = {"cohort": lambda options: contextlib.nullcontext(cohort_runtime)}
         monkeypatch.setattr(module, "RUNTIMES", running)

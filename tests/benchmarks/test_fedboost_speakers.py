@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.fedboost_speakers.measure import final_loss, loss, main, text_of
-from tff_agnostic.computations.boosting.options import BoostOptions
-from tff_agnostic.program.ensembles.counting import smoothed_scores
-from tff_agnostic.program.ensembles.predictor_files import PredictorFile, write_predictors
+from tff_agnostic.base_predictors.counting import smoothed_scores
+from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
+from tff_agnostic.boosting.alpha import BoostOptions
 
 _COUNTS = np.array([[7, 3, 0, 9], [2, 30, 4, 4], [1, 1, 5, 3]])
 _FILE = PredictorFile(

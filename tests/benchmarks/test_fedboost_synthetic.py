@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fedboost_synthetic.measure import excess, main, point_masses, power_law, trained
-from tff_agnostic.computations.boosting.alpha_steps import alpha_steps
-from tff_agnostic.computations.boosting.options import BoostOptions
+from tff_agnostic.boosting.alpha import BoostOptions, alpha_steps
 
 _Q, _ROUNDS, _ETA = 100, 2000, 0.01
 

@@ -19,12 +19,11 @@ from absl.testing import flagsaver
 from tests.processes import children_of, default_signals, wait_until
 from tff_agnostic.api import comparisons, runs
 from tff_agnostic.files import make_folder
-from tff_agnostic.program.cli import define, exit_status, parse_flags
-from tff_agnostic.program.comparing import comparison_figure
-from tff_agnostic.program.pages import pictures
-from tff_agnostic.program.reporting import plots
+from tff_agnostic.reports import page, run_figures
+from tff_agnostic.run.process import define, exit_status, parse_flags
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.studies import comparison_report
 
 ROOT = Path(__file__).parents[2]
 # Two rounds of the smallest task.
@@ -64,9 +63,9 @@ class Caller:
 
     def __init__(self, running: Optional[Mapping[str, Any]], draws: bool = False) -> None:
         self._running = running
-        self._draw_run = plots.draw_run if draws else draw_nothing
-        self._draw_comparison = comparison_figure.draw_comparison if draws else draw_nothing
-        self._image = pictures.image_address if draws else _no_image
+        self._draw_run = run_figures.draw_run if draws else draw_nothing
+        self._draw_comparison = comparison_report.draw_comparison if draws else draw_nothing
+        self._image = page.image_address if draws else _no_image
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
         """Runs a binary to its end."""
@@ -80,9 +79,9 @@ class Caller:
             mock.patch.object(binary, "RUNTIMES", self._runtimes(), create=True),
             mock.patch.object(runs, "RUNTIMES", self._runtimes()),
             mock.patch.object(comparisons, "RUNTIMES", self._runtimes()),
-            mock.patch.object(plots, "draw_run", self._draw_run),
-            mock.patch.object(comparison_figure, "draw_comparison", self._draw_comparison),
-            mock.patch.object(pictures, "image_address", self._image),
+            mock.patch.object(run_figures, "draw_run", self._draw_run),
+            mock.patch.object(comparison_report, "draw_comparison", self._draw_comparison),
+            mock.patch.object(page, "image_address", self._image),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             _absl_log(err),
@@ -112,7 +111,7 @@ class Caller:
 
 
 def draw_nothing(folder: Path, *what: Any) -> None:
-    """Leaves a folder of plots as it is; for `plots.draw_run` and `draw_comparison`."""
+    """Leaves a folder of plots as it is; for `run_figures.draw_run` and `draw_comparison`."""
     del what
     make_folder(folder)
 

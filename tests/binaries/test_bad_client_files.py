@@ -9,7 +9,7 @@ import pytest
 
 from binaries import compare, train
 from tests.binaries.harness import tree
-from tests.program.harness import AWKWARD_NAMES, is_png
+from tests.run.harness import AWKWARD_NAMES, is_png
 from tests.selection import exhaustive
 
 _FLAGS = (

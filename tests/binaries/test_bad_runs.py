@@ -13,7 +13,7 @@ import pytest
 
 from binaries import compare, evaluate, export, save_model, train
 from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
-from tests.program.harness import as_nobody
+from tests.run.harness import as_nobody
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--keep_checkpoints=3")

@@ -11,7 +11,7 @@ import pytest
 from binaries import base_predictors, compare, evaluate, save_model, train
 from tests.binaries.harness import Caller
 from tests.data.stores import sentence, write_store
-from tff_agnostic.program.reporting.history import read_history
+from tff_agnostic.metrics.metrics_file import read_history
 
 _WORDS = {f"w{k}": 30 - k for k in range(8)}
 _TASK = ("--task=unigram", "--data=texts.sqlite", "--clients_per_round=3", "--rounds=3")

@@ -8,9 +8,9 @@ import pytest
 
 from binaries import compare
 from tests.binaries.harness import TOY, Caller, tree
-from tests.program.harness import is_png
+from tests.run.harness import is_png
 from tff_agnostic.api import comparisons
-from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.run.process import StopRequest
 
 _SHORT = (*TOY, "--rounds=2", "--trials=2", "--evaluate_every=1")
 _DOMAINS = ["center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0"]

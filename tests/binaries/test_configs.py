@@ -7,9 +7,9 @@ from absl.testing import flagsaver
 
 from binaries import compare, train
 from tests.binaries.harness import ROOT
-from tff_agnostic.program.cli import parse_flags
-from tff_agnostic.program.specs.flags import run_spec_from_flags
-from tff_agnostic.program.specs.run_spec import from_flags
+from tff_agnostic.run.command_line import run_spec_from_flags
+from tff_agnostic.run.process import parse_flags
+from tff_agnostic.run.spec import from_flags
 
 _FILES = sorted((ROOT / "configs").glob("*.flags"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from binaries import evaluate, train
 from tests.binaries.harness import TOY, Caller
-from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 

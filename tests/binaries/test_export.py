@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, train
-from plan_runner.graphs.checkpoints import read_checkpoint
+from plan_runner.graph_session import read_checkpoint
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import sentence, write_store
 from tests.plan_runner.harness import call as run_plan
-from tests.program.harness import as_nobody
+from tests.run.harness import as_nobody
 from tests.selection import exhaustive
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 

@@ -8,7 +8,7 @@ import pytest
 
 from binaries import compare, evaluate, export, train
 from tests.binaries.harness import TOY, Caller
-from tff_agnostic.program.reporting.history import read_history
+from tff_agnostic.metrics.metrics_file import read_history
 
 _FAMILY = (*TOY, "--algorithm=delta_fl", "--conformity=0.3,1", "--evaluate_every=1")
 _LEVELS = ("conformity_0.3", "conformity_1")

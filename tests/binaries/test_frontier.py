@@ -8,9 +8,9 @@ import pytest
 
 from binaries import frontier
 from tests.binaries.harness import TOY, Caller, tree
-from tests.program.harness import is_png
+from tests.run.harness import is_png
 from tests.selection import exhaustive
-from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.run.process import StopRequest
 
 # Every client in every round, all of its points in one step of the size that ends at the optimum.
 _EXACT = (

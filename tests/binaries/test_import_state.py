@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, import_state, save_model, train
-from plan_runner.files.export import open_export
-from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
+from plan_runner.export import open_export
+from plan_runner.graph_session import read_checkpoint, write_checkpoint
 from tests.binaries.harness import Caller
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, isolated_here
 from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
-from tff_agnostic.deployment.kinds import EVALUATION
+from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.files import read_json
-from tff_agnostic.program.reporting.history import read_history
+from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 from tff_agnostic.saving.checkpoints import read_checkpoint as read_state
 

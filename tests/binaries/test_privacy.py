@@ -10,9 +10,9 @@ import pytest
 
 from binaries import privacy
 from tests.binaries.harness import Caller
-from tests.program.harness import is_png
-from tff_agnostic.privacy.statement import PrivacyStatement
-from tff_agnostic.program.private import privacy_answers
+from tests.run.harness import is_png
+from tff_agnostic.privacy.accountant import PrivacyStatement
+from tff_agnostic.studies import privacy_planning
 
 _WRITERS = ("--clients=539", "--clients_per_round=50", "--delta=1e-3")
 _TREE = ("--privacy=tree", "--clients=1000000", "--delta=1e-10", "--rounds=2000")
@@ -101,13 +101,13 @@ def test_an_audit_ends_with_an_error_where_more_is_proved_than_is_claimed(
     call, tmp_path, monkeypatch
 ):
     """The account is made to claim 2.4 times too little; what is proved is below the right one."""
-    right, stated = 5.4297, privacy_answers._statement
+    right, stated = 5.4297, privacy_planning._statement
 
     def too_small(*of: Any) -> PrivacyStatement:
         found = stated(*of)
         return dataclasses.replace(found, epsilon=found.epsilon / 2.4)
 
-    monkeypatch.setattr(privacy_answers, "_statement", too_small)
+    monkeypatch.setattr(privacy_planning, "_statement", too_small)
     settings = ["--clients=6", "--clients_per_round=6", "--rounds=4", "--delta=0.02"]
     outcome = call(
         privacy, *settings, "--noise_multiplier=1", "--audit", f"--output_dir={tmp_path / 'out'}"

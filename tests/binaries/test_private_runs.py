@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from binaries import compare, evaluate, export, report, train
-from plan_runner.graphs.checkpoints import read_checkpoint
+from plan_runner.graph_session import read_checkpoint
 from tests.binaries.harness import TOY, Caller, Process, python_module
 from tests.plan_runner.harness import call as run_plan
 from tests.selection import exhaustive, usually

@@ -8,8 +8,8 @@ import pytest
 
 from binaries import compare, report, train
 from tests.binaries.harness import TOY, Caller, tree
-from tests.program.pages.made_up import Reader, at, reads_as
 from tests.releases.old_runs import copy_of
+from tests.reports.made_up import Reader, at, reads_as
 
 
 @pytest.fixture(scope="module")

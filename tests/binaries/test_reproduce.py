@@ -13,10 +13,9 @@ import pytest
 from binaries import reproduce
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
-from tests.program.harness import is_png
-from tff_agnostic.experiments.experiment import ArmsAsPredictors
-from tff_agnostic.experiments.prepare import data_lines
-from tff_agnostic.experiments.registry import EXPERIMENTS
+from tests.run.harness import is_png
+from tff_agnostic.experiments import EXPERIMENTS
+from tff_agnostic.experiments.experiment import ArmsAsPredictors, data_lines
 
 _PERSON = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "

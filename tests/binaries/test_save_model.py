@@ -10,7 +10,7 @@ import tensorflow as tf
 from binaries import save_model, train
 from tests.binaries.harness import TOY
 from tests.saving.harness import ask_plain_tensorflow
-from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _FORMATS = "--format=keras,saved_model,tflite"

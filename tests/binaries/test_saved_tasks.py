@@ -14,8 +14,8 @@ from tests.data.stores import WORDS, image, text_store, write_store
 from tests.plan_runner.harness import call as run_plan
 from tests.saving.harness import ask_plain_tensorflow
 from tests.selection import exhaustive, usually
-from tff_agnostic.data.records import Record
-from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.data.store_format import Record
+from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 from tff_agnostic.tasks.emnist import CENSUS, HIGH_SCHOOL
 

@@ -24,12 +24,11 @@ from binaries import (
     tune,
 )
 from tests.binaries.harness import TOY, Caller, defined_flags
-from tests.program.harness import is_png
-from tff_agnostic.program.reporting.history import read_history
-from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.run_settings import FLAGS_OF_BINARIES
-from tff_agnostic.program.specs.run_spec import resolve
-from tff_agnostic.program.specs.settings_of_runs import settings_of_runs
+from tests.run.harness import is_png
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.run.command_line import FLAGS_OF_BINARIES
+from tff_agnostic.run.options import RunConfig, settings_of_runs
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS

@@ -13,13 +13,12 @@ from binaries import compare, train, tune
 from tests.binaries.harness import Caller, Process, python_module, tree
 from tests.data.stores import image, write_store
 from tests.processes import wait_until
-from tests.program.harness import is_png
+from tests.run.harness import is_png
 from tests.selection import exhaustive
 from tff_agnostic.files import folder_lock
-from tff_agnostic.program.cli import parse_flags
-from tff_agnostic.program.interrupts import StopRequest
-from tff_agnostic.program.reporting.history import read_history
-from tff_agnostic.program.specs.flags import run_spec_from_flags
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.run.command_line import run_spec_from_flags
+from tff_agnostic.run.process import StopRequest, parse_flags
 
 _DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.

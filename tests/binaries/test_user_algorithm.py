@@ -14,7 +14,7 @@ from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, python_module
 from tests.plan_runner.harness import call as run_plan
 from tests.selection import usually
-from tff_agnostic.program.reporting.history import read_history
+from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray import RayRuntime
 from tff_agnostic.saving.checkpoints import newest_checkpoint

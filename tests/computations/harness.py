@@ -6,10 +6,9 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.client_group import group_of_one, one_client
-from tff_agnostic.computations.exchange import Algorithm, RunState
-from tff_agnostic.computations.seeds import client_seeds
-from tff_agnostic.models.functional import Examples, Model, ModelWeights
+from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.computations.clients import client_seeds, group_of_one, one_client
+from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 
 def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.kept_out import ExampleSplit
+from tff_agnostic.computations.clients import group_of_one
+from tff_agnostic.computations.domain_losses import ExampleSplit
 
 SHARE = 0.4
 # The seed of `tests.algorithms.cases`.

@@ -4,7 +4,7 @@ import dataclasses
 
 from tests.algorithms.cases import build
 from tff_agnostic.computations import SecureSum
-from tff_agnostic.computations.aggregated import AggregatedExchange
+from tff_agnostic.computations.round import AggregatedExchange
 from tff_agnostic.models import logistic_regression
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.algorithms.cases import build, cohort
 from tff_agnostic.computations import Algorithm, Bound, PlainSum, SecureSum
-from tff_agnostic.computations.structures import TrainingOutput
+from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.errors import UserError
 
 Change = Callable[[Any], Any]

@@ -11,11 +11,11 @@ from tests.computations.harness import (
 )
 from tests.selection import usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.kept_out import ExampleSplit
-from tff_agnostic.computations.tails.choice import ChoiceOutput, measurement_of_choice
+from tff_agnostic.computations.clients import group_of_one
+from tff_agnostic.computations.domain_losses import ExampleSplit
+from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes import CohortRuntime, RuntimeOptions
 
 _DOMAINS, _MODELS = 3, 3

@@ -5,19 +5,19 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, make_client, random_client
-from tff_agnostic.computations.client_group import (
+from tff_agnostic.computations.clients import (
     batch_positions,
+    client_seeds,
     clients_in_step,
     group_of_many,
     group_of_one,
     one_client,
     one_client_in_fixed_shapes,
 )
-from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.domain_losses import domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.seeds import client_seeds
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 
 def _clients(*sizes: int) -> list[dict[str, np.ndarray]]:

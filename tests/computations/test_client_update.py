@@ -15,13 +15,12 @@ from tests.computations.harness import (
     random_client,
 )
 from tff_agnostic.algorithms.agnostic_fed_avg import AgnosticClient
-from tff_agnostic.computations.client_group import group_of_one, one_client
-from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.client_output import TrainingBroadcast, TrainingOutput
+from tff_agnostic.computations.clients import client_seeds, group_of_one, one_client
+from tff_agnostic.computations.domain_losses import domain_pass
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.seeds import client_seeds
-from tff_agnostic.computations.structures import TrainingBroadcast, TrainingOutput
 from tff_agnostic.models import Metric, Model, logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([1, 2], np.int32)
 _CLIENT_SEED = tf.constant(5, tf.int64)

@@ -10,10 +10,10 @@ from tests.computations.harness import (
     make_client,
     random_client,
 )
-from tff_agnostic.computations.client_group import group_of_one
-from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.clients import group_of_one
+from tff_agnostic.computations.domain_losses import domain_pass
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 
 def _weights(seed: int = 0) -> ModelWeights:

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tests.computations.harness import assert_all_close, make_client, random_client
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.client_group import group_of_one, one_client
-from tff_agnostic.computations.domain_pass import domain_pass
+from tff_agnostic.computations.clients import group_of_one, one_client
+from tff_agnostic.computations.domain_losses import domain_pass
 from tff_agnostic.computations.evaluation import EvaluateClients, EvaluationOutput, measure_grids
-from tff_agnostic.computations.histogram import quantile
+from tff_agnostic.computations.histograms import quantile
 from tff_agnostic.models import Metric, accuracy, logistic_regression, next_word_lstm
-from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.model import Model, ModelWeights
 
 _DOMAINS = 3
 _SECURE = SecureSum(SecureSumOptions(max_examples=300, max_loss=20.0))

@@ -8,9 +8,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.selection import exhaustive
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.models.mixtures.ensemble import ensemble
-from tff_agnostic.models.unigram import unigram_model
+from tff_agnostic.boosting.ensemble import ensemble
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
 
 _Q, _OUTCOMES, _DRAWN = 5, 7, (3, 1)
 _SCORES = np.random.default_rng(0).normal(size=[_Q, _OUTCOMES]).astype(np.float32)

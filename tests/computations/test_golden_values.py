@@ -9,9 +9,9 @@ from tests.computations.harness import EagerTraining, linear_model, make_client
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.client_group import group_of_one
+from tff_agnostic.computations.clients import group_of_one
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 # The loss of an example is x * w: the order of examples does not matter, and shuffling stays on.
 _CLIENT_0 = make_client([1, 2, 4, 3, 6, 1], [1, 0, 0, 0, 2, 2])

@@ -14,13 +14,13 @@ from tests.computations.leaks import Leaky
 from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import Guarantee
 from tff_agnostic.computations import PlainSum, SecureSum
-from tff_agnostic.computations.guarantees import (
+from tff_agnostic.computations.tff_process import Process, build_process
+from tff_agnostic.computations.verification import (
     CHECKS,
     ROUND_CHECKS,
     check_guarantees,
     check_process,
 )
-from tff_agnostic.computations.template import Process, build_process
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from scipy import optimize
 
-from tff_agnostic.computations.histogram import (
+from tff_agnostic.computations.histograms import (
     LinearGrid,
     LogGrid,
     SizeGrid,

@@ -11,10 +11,9 @@ from tests.computations.harness import (
     random_client,
 )
 from tests.computations.kept_out_split import SHARE, SPLIT, split_of
-from tff_agnostic.computations.client_group import group_of_many, group_of_one
-from tff_agnostic.computations.kept_out import DomainLossOptions, ExampleSplit
-from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
-from tff_agnostic.computations.minimax.lambda_steps import lambda_steps
+from tff_agnostic.computations.clients import group_of_many, group_of_one
+from tff_agnostic.computations.domain_losses import DomainLossOptions, ExampleSplit
+from tff_agnostic.domain_weights.ascent import LambdaOptions, lambda_steps
 from tff_agnostic.errors import UserError
 
 

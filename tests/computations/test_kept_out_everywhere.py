@@ -17,7 +17,7 @@ from tests.computations.harness import (
 from tests.computations.kept_out_split import SHARE
 from tests.selection import exhaustive, usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.kept_out import DomainLossOptions
+from tff_agnostic.computations.domain_losses import DomainLossOptions
 from tff_agnostic.runtimes import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.computations.client_group import clients_in_step
+from tff_agnostic.computations.clients import clients_in_step
 
 _NUM_CLIENTS = 3
 _SHARED = {rank: np.arange(2.0**rank, dtype=np.float32).reshape([2] * rank) for rank in range(4)}

@@ -10,7 +10,7 @@ from tests.computations.harness import (
     make_client,
     random_client,
 )
-from tff_agnostic.computations.client_group import group_of_one
+from tff_agnostic.computations.clients import group_of_one
 from tff_agnostic.computations.local_training import (
     LocalTrainingOptions,
     local_training,
@@ -18,7 +18,7 @@ from tff_agnostic.computations.local_training import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 _SEED = tf.constant(12, tf.int64)
 

@@ -8,7 +8,7 @@ from tests.computations.harness import assert_all_close, random_client, run_roun
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.nesterov import Nesterov
+from tff_agnostic.computations.server import Nesterov
 from tff_agnostic.models import logistic_regression
 
 

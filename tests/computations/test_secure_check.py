@@ -6,10 +6,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
-from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.aggregations.limits import ClientLimits
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits
 from tff_agnostic.computations import PlainSum, SecureSum, build_evaluation, build_learning_process
-from tff_agnostic.computations.secure_check import (
+from tff_agnostic.computations.verification import (
     require_no_plain_sums,
     require_only_secure_sums,
     security_report,

@@ -14,8 +14,12 @@ import tensorflow as tf
 
 from tests.computations.sums import sum_of
 from tff_agnostic.computations import SecureSum, SecureSumOptions
-from tff_agnostic.computations.server_update import training_output_bounds
-from tff_agnostic.computations.structures import ClientCounts, MetricSums, TrainingOutput
+from tff_agnostic.computations.client_output import (
+    ClientCounts,
+    TrainingOutput,
+    training_output_bounds,
+)
+from tff_agnostic.computations.domain_losses import MetricSums
 from tff_agnostic.models import logistic_regression
 
 _DOMAINS = 3

@@ -19,7 +19,7 @@ from tests.computations.sums import encoded, sum_of
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import AGGREGATIONS, Bound, PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.structures import TrainingOutput
+from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 

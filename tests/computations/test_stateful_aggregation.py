@@ -22,7 +22,7 @@ from tests.computations.harness import (
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.computations import ClientLimits
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.quantities import Quantities, Quantity, paired
+from tff_agnostic.report_fields import Quantities, Quantity, paired
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.saving.checkpoints import CheckpointFolder

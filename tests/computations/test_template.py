@@ -10,7 +10,7 @@ from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, random_client
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.computations import PlainSum, SecureSum
-from tff_agnostic.computations.template import build_process
+from tff_agnostic.computations.tff_process import build_process
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 
 WORDS = {"the": 9, "cat": 5, "sat": 3}

@@ -5,8 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from tff_agnostic.data.cohorts import CohortReader
-from tff_agnostic.data.sampling import sample_cohort
+from tff_agnostic.data.sampling import CohortReader, sample_cohort
 from tff_agnostic.errors import UserError
 
 _IDS = [f"client_{k}" for k in range(9)]

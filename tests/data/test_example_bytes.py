@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
+from tff_agnostic.data.store_format import ExampleSerializer, parsed_features
 
 
 def _message(title: str, score: int, x: "list[float]", ids: "list[int]") -> bytes:

@@ -8,9 +8,7 @@ from typing import Any, Callable
 import pytest
 
 from tests.data.stores import text_store, tff_store
-from tff_agnostic.data.store import Store
-from tff_agnostic.data.store_clients import StoreClients
-from tff_agnostic.data.stored_examples import parse_examples
+from tff_agnostic.data.store import Store, StoreClients, parse_examples
 from tff_agnostic.errors import UserError
 
 

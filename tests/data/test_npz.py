@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tff_agnostic.data.npz import read_npz
-from tff_agnostic.data.npz_clients import NpzClients
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.logistic import logistic_regression
+from tff_agnostic.models.classifiers import logistic_regression
+from tff_agnostic.tasks.own_data import NpzClients
 
 _SPEC = logistic_regression(2, 3).client_data_spec()
 

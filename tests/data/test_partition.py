@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.data.partition import dirichlet_partition, even_partition
+from tff_agnostic.data.clients import dirichlet_partition, even_partition
 from tff_agnostic.errors import UserError
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.data.remarks import (
+from tff_agnostic.data.data_warnings import (
     cut_words,
     domains_without,
     examples_beyond,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.data.sentences import LONG_SENTENCES, SentenceEncoder
+from tff_agnostic.data.texts import LONG_SENTENCES, SentenceEncoder
 
 # the 1, cat 2, sat 3; out of the vocabulary 4, begin 5, end 6.
 _WORDS = ("the", "cat", "sat")

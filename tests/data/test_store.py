@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.data.stores import image, text_store, tff_store, write_store
-from tff_agnostic.data.store import Store, vocabulary_digest
+from tff_agnostic.data.store import Store, parse_examples, vocabulary_digest
 from tff_agnostic.data.store_format import Feature
-from tff_agnostic.data.stored_examples import parse_examples
 from tff_agnostic.errors import UserError
 
 _TEXT = {"tokens": Feature("string"), "domain": Feature("string")}

@@ -14,8 +14,7 @@ from tff_agnostic.data.clients import (
     domain_counts,
     known_counts,
 )
-from tff_agnostic.data.store import Store
-from tff_agnostic.data.store_clients import StoreClients
+from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import Feature
 from tff_agnostic.errors import UserError
 

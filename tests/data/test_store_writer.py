@@ -12,8 +12,8 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.data.stores import image, sentence, text_store, write_store
-from tff_agnostic.data.records import Record
 from tff_agnostic.data.store import Store
+from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
 
@@ -135,7 +135,7 @@ def test_nothing_that_looks_like_a_store_is_left_by_a_kill(tmp_path):
         """
         import sys, time
         from pathlib import Path
-        from tff_agnostic.data.records import Record
+        from tff_agnostic.data.store_format import Record
         from tff_agnostic.data.store_writer import StoreWriter
         with StoreWriter(Path(sys.argv[1])) as writer:
             for k in range(2000):

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import pytest
 
 from tests.deployment.kinds import make_request
-from tff_agnostic.deployment.plan_export import export
+from tff_agnostic.deployment.export import export
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from plan_runner.clients import kernel
-from plan_runner.graphs.session import GraphSession, tensor_name
+from plan_runner import kernel
+from plan_runner.graph_messages import tensor_name
+from plan_runner.graph_session import GraphSession
 
 _in_python = GraphSession.run
 _COMPUTATIONS = "computations in the worker"

@@ -10,9 +10,9 @@ from tests.algorithms.cases import build
 from tests.models import keras_zoo
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
-from tff_agnostic.deployment.conformance import ColumnRange
-from tff_agnostic.deployment.plan_export import ExportRequest
+from tff_agnostic.deployment.export import ExportRequest
 from tff_agnostic.deployment.profiles import PROFILES
+from tff_agnostic.deployment.rounds import ColumnRange
 from tff_agnostic.models import (
     Model,
     accuracy,

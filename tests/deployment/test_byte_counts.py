@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from plan_runner.files.export import open_export
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients
+from plan_runner.export import open_export
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients
 from tests.deployment.kinds import NUM_DOMAINS
 from tests.selection import usually
 

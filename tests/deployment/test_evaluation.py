@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plan_runner.files.export import open_export
-from plan_runner.graphs.checkpoints import write_checkpoint
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients, verify
+from plan_runner.export import open_export
+from plan_runner.graph_session import write_checkpoint
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients, verify
 from tests.deployment.kinds import KINDS, NUM_DOMAINS, make_request
 from tests.selection import exhaustive, usually
-from tff_agnostic.computations.histogram import LinearGrid, LogGrid, quantile
-from tff_agnostic.deployment.conformance import synthetic_clients
-from tff_agnostic.deployment.evaluation.metrics import EvaluationMetrics, quantiles
-from tff_agnostic.deployment.kinds import EVALUATION
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.program.reporting.evaluation_report import evaluation_report
+from tff_agnostic.computations.histograms import LinearGrid, LogGrid, quantile
+from tff_agnostic.deployment.metrics import EvaluationMetrics, quantiles
+from tff_agnostic.deployment.rounds import EVALUATION, synthetic_clients
+from tff_agnostic.metrics.evaluation_report import evaluation_report
+from tff_agnostic.models.model import ModelWeights
 
 _PERCENTILES = (12.5, 50.0, 99.0)
 _WORST_MIN_EXAMPLES = 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.deployment.example_format import ExampleFormat
+from tff_agnostic.deployment.client_graph import ExampleFormat
 from tff_agnostic.errors import UserError
 
 _COLUMNS = OrderedDict(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.deployment.device.flatbuffer import compacted, custom_op_names, oldest_runtime
+from tff_agnostic.models.tflite_files import compacted, custom_op_names, oldest_runtime
 
 _SIZE = 5000
 _OUTPUTS = ("y0", "y1", "y2")

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 from tests.binaries.harness import tree
-from tff_agnostic.deployment.checkpoint_files import write_checkpoint
-from tff_agnostic.deployment.folders import new_folder, tensorflow_writes
+from tff_agnostic.deployment.graphs import write_checkpoint
 from tff_agnostic.errors import UserError
+from tff_agnostic.folders import new_folder, tensorflow_writes
 
 
 @pytest.mark.parametrize("name", ["new", "new/in/new", "empty"])

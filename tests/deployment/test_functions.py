@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tff_agnostic.deployment.functions import with_renamed_functions, with_renamed_nodes
+from tff_agnostic.deployment.graphs import with_renamed_functions, with_renamed_nodes
 
 
 def _graph(process_has_a_past: bool):

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from plan_runner.files.export import open_export
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients
+from plan_runner.export import open_export
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients
 from tests.deployment import in_worker
 from tests.deployment.kinds import make_request
 from tests.selection import exhaustive, usually
-from tff_agnostic.deployment.checkpoint_files import named_values
-from tff_agnostic.deployment.conformance import synthetic_clients
-from tff_agnostic.deployment.naming import SERVER, leaves
-from tff_agnostic.deployment.plan_export import export
+from tff_agnostic.deployment.export import export
+from tff_agnostic.deployment.graphs import SERVER, leaves, named_values
+from tff_agnostic.deployment.rounds import synthetic_clients
 
 _ROUNDS = 6
 

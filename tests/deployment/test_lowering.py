@@ -8,18 +8,19 @@ import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
 from tests.selection import usually
-from tff_agnostic.deployment.device.convolutions import (
-    convolution_filter_gradient,
-    max_pool_gradient,
-)
-from tff_agnostic.deployment.device.device_ops import ODP_FLEX_OPS, beyond_odp, check_within_odp
-from tff_agnostic.deployment.device.int64_bits import and_with, or_, right_shift_by, xor
-from tff_agnostic.deployment.device.lowering import (
+from tff_agnostic.deployment.lowering import (
     LOWERINGS,
+    and_with,
+    convolution_filter_gradient,
     lowered,
+    max_pool_gradient,
+    or_,
+    right_shift_by,
     sparse_softmax_cross_entropy,
     tensor_scatter_sub,
+    xor,
 )
+from tff_agnostic.deployment.tflite import ODP_FLEX_OPS, beyond_odp, check_within_odp
 from tff_agnostic.errors import UserError
 
 _EDGES = [0, 1, -1, 2**31, -(2**31), 2**32 - 1, 2**62, 2**63 - 1, -(2**63)]

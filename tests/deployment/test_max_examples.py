@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plan_runner.files.export import open_export
-from plan_runner.playing.rounds import run_rounds as run_plan_rounds
-from plan_runner.playing.verify import conformance_clients
+from plan_runner.export import open_export
+from plan_runner.rounds import run_rounds as run_plan_rounds
+from plan_runner.verify import conformance_clients
 from tests.computations.harness import run_rounds
 from tests.deployment.kinds import NUM_DOMAINS, make_request
 from tests.selection import exhaustive, usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.data.clients import first_rows
-from tff_agnostic.deployment.conformance import synthetic_clients
-from tff_agnostic.program.deployed.exporting import DeviceSettings, export_request
-from tff_agnostic.program.specs.run_spec import resolve
+from tff_agnostic.deployment.rounds import synthetic_clients
+from tff_agnostic.run.export import DeviceSettings, export_request
+from tff_agnostic.run.spec import resolve
 
 _LIMIT = 5
 _ROUNDS = 3

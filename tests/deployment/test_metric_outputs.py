@@ -5,14 +5,13 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
 
-from plan_runner import plan_pb2
-from plan_runner.files.export import open_export
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients, read_tensors
-from plan_runner.profiles import daf, secure
+from plan_runner import daf, plan_pb2, secure
+from plan_runner.export import open_export
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients, read_tensors
 from tests.deployment.kinds import NUM_DOMAINS
-from tff_agnostic.deployment.metric_outputs import overall_metrics, overall_value
-from tff_agnostic.quantities import Quantity, Unit
+from tff_agnostic.deployment.metrics import overall_metrics, overall_value
+from tff_agnostic.report_fields import Quantity, Unit
 
 _TRAIN = "metrics/client_work/train"
 _ROUNDING = 1e-5

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.deployment.metric_outputs import scalar_outputs
-from tff_agnostic.deployment.naming import leaves, named, only_element, side_channel_names
+from tff_agnostic.deployment.graphs import leaves, named, only_element, side_channel_names
+from tff_agnostic.deployment.metrics import scalar_outputs
 from tff_agnostic.errors import UserError
-from tff_agnostic.quantities import Quantity
+from tff_agnostic.report_fields import Quantity
 
 _TYPE = tff.to_type(
     collections.OrderedDict(

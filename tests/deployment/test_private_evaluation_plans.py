@@ -5,25 +5,23 @@ import json
 import numpy as np
 import pytest
 
-from plan_runner.clients.tflite_beside import tflite_beside
-from plan_runner.files.export import open_export
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients, relative_difference, verify
+from plan_runner.export import open_export
+from plan_runner.rounds import run_rounds
+from plan_runner.tflite import tflite_beside
+from plan_runner.verify import conformance_clients, relative_difference, verify
 from tests.deployment.kinds import KINDS, make_request
-from tests.program.harness import make_task
+from tests.run.harness import make_task
 from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.aggregations.private.options import ServerNoiseOptions
+from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
-from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.computations.histogram import LogGrid
-from tff_agnostic.deployment.conformance import synthetic_clients
-from tff_agnostic.deployment.evaluation.metrics import EvaluationMetrics, quantiles
-from tff_agnostic.deployment.kinds import EVALUATION
-from tff_agnostic.deployment.noise import CONFORMANCE_KEY, FleetNoise
-from tff_agnostic.deployment.plan_export import export
-from tff_agnostic.program.evaluation.evaluation_release import consistent
-from tff_agnostic.program.evaluation.private_evaluation import PrivateEvaluation
+from tff_agnostic.computations.histograms import LogGrid
+from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.deployment.export import export
+from tff_agnostic.deployment.metrics import EvaluationMetrics, quantiles
+from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise
+from tff_agnostic.deployment.rounds import EVALUATION, synthetic_clients
+from tff_agnostic.run.private_evaluation import PrivateEvaluation, consistent
 
 _KEY = (0x0F1E2D3C4B5A6978, 0x7766554433, -0x1E2D3C4B5A69780F, 0x66554433778899)
 _LIMITS = {"max_examples": 20, "max_loss": 5.0}

@@ -8,25 +8,20 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from plan_runner.files.export import open_export
-from plan_runner.graphs.checkpoints import read_checkpoint
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import (
-    conformance_clients,
-    read_tensors,
-    relative_difference,
-    verify,
-)
-from tests.aggregations.private.sums import private_sum
+from plan_runner.export import open_export
+from plan_runner.graph_session import read_checkpoint
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients, read_tensors, relative_difference, verify
+from tests.aggregations.sums import private_sum
 from tests.deployment.kinds import make_request
 from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
-from tff_agnostic.deployment import plan_export
-from tff_agnostic.deployment.checkpoint_files import write_checkpoint
-from tff_agnostic.deployment.conformance import synthetic_clients
-from tff_agnostic.deployment.noise import CONFORMANCE_KEY, FleetNoise, with_key
-from tff_agnostic.deployment.plan_export import export
+from tff_agnostic.deployment import export as deployment_export
+from tff_agnostic.deployment.export import export
+from tff_agnostic.deployment.graphs import write_checkpoint
+from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise, with_key
+from tff_agnostic.deployment.rounds import synthetic_clients
 
 _ROUNDING = 1e-5
 _RUNS_KEY, _FLEETS_KEY = (
@@ -120,7 +115,7 @@ def exported(kind, tff_runtime, tmp_path_factory) -> _Exported:
         found.readable[tuple(tensors[_KEY_TENSOR])] = all(modes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_export, "write_checkpoint", watched)
+        patch.setattr(deployment_export, "write_checkpoint", watched)
         export(found.folder, _request(kind), tff_runtime)
     return found
 

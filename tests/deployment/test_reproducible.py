@@ -9,13 +9,13 @@ import pytest
 from tests.binaries.harness import ROOT, tree
 from tests.deployment.kinds import make_request
 from tests.selection import usually
-from tff_agnostic.deployment.plan_export import export
+from tff_agnostic.deployment.export import export
 
 _IN_ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
 from tests.deployment.kinds import make_request
-from tff_agnostic.deployment.plan_export import export
+from tff_agnostic.deployment.export import export
 from tff_agnostic.runtimes.tff import TffRuntime
 
 with TffRuntime() as runtime:

@@ -6,8 +6,8 @@ What is registered takes part without an edit here: algorithms and profiles.
 import numpy as np
 import pytest
 
-from plan_runner.files.export import open_export
-from plan_runner.playing.verify import read_tensors, verify
+from plan_runner.export import open_export
+from plan_runner.verify import read_tensors, verify
 from tests.deployment import in_worker
 from tests.deployment.kinds import (
     ALL_ALGORITHMS,
@@ -16,8 +16,8 @@ from tests.deployment.kinds import (
     USUAL_COMBINATIONS,
 )
 from tests.selection import usually
-from tff_agnostic.deployment.conformance import NUM_ROUNDS
 from tff_agnostic.deployment.profiles import PROFILES
+from tff_agnostic.deployment.rounds import NUM_ROUNDS
 
 # Largest difference, relative to a tensor's largest number, between Python's TensorFlow and TFF's
 # worker: two builds, whose kernels differ, and by how much depends on the processor.

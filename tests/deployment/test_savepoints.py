@@ -5,10 +5,8 @@ import pytest
 import tensorflow as tf
 
 from plan_runner.errors import PlanError
-from plan_runner.graphs.checkpoint_op import CheckpointOp
-from plan_runner.graphs.checkpoints import read_checkpoint
-from plan_runner.graphs.session import GraphSession
-from tff_agnostic.deployment.savepoints import Variables, checkpoint_op, checkpoint_op_names
+from plan_runner.graph_session import CheckpointOp, GraphSession, read_checkpoint
+from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 
 _SPECS = [tf.TensorSpec([2], tf.float32, "server/a"), tf.TensorSpec([], tf.int64, "server/b")]
 _METRICS = [tf.TensorSpec([], tf.float32, "metrics/m")]

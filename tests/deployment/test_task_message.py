@@ -3,8 +3,8 @@
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from tff_agnostic.deployment.kinds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.deployment.task_message import TaskSettings, check_heeded, task_message
+from tff_agnostic.deployment.export import TaskSettings, check_heeded, task_message
+from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
 
 _TYPES = descriptor_pb2.FieldDescriptorProto

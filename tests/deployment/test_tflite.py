@@ -7,16 +7,16 @@ from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.python.framework import op_def_registry
 
 from plan_runner import plan_pb2
-from plan_runner.clients.client_graph import ClientGraph
-from plan_runner.clients.kernel import kernel_problem
-from plan_runner.clients.tflite_client import TfLiteClient
-from plan_runner.files.export import open_export
-from plan_runner.graphs.checkpoints import read_checkpoint
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients
+from plan_runner.client import ClientGraph
+from plan_runner.export import open_export
+from plan_runner.graph_session import read_checkpoint
+from plan_runner.kernel import kernel_problem
+from plan_runner.rounds import run_rounds
+from plan_runner.tflite import TfLiteClient
+from plan_runner.verify import conformance_clients
 from tests.deployment.kinds import ALL_ALGORITHMS, COMBINATIONS, KINDS, USUAL_COMBINATIONS
 from tests.selection import usually
-from tff_agnostic.deployment.external_dataset import OP_NAME
+from tff_agnostic.deployment.client_graph import OP_NAME
 
 # Largest difference, of a tensor's largest number or of 1: TFLite has kernels of its own.
 _ROUNDING = 1e-5

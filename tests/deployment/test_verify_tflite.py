@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from plan_runner import plan_pb2
-from plan_runner.clients.kernel import kernel_problem
+from plan_runner.kernel import kernel_problem
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import call
 from tests.selection import usually

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.experiments.experiment import Experiment
-from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.registry import Registry
 
 _SMALL: Mapping[str, Mapping[str, Any]] = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from tff_agnostic.program.specs.run_spec import resolve
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.tasks.registry import TASKS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tasks.md"

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from tests.data.stores import image, sentence, write_store
+from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.experiments.experiment import (
     SUMMARY_HEADINGS,
     ArmsAsPredictors,
     Experiment,
     OverClients,
 )
-from tff_agnostic.experiments.registry import EXPERIMENTS
 from tff_agnostic.importing.importer import checked_import
-from tff_agnostic.program.reporting.measured import DEFAULT_PERCENTILES, statistic_names
-from tff_agnostic.program.specs.run_spec import resolve
+from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, statistic_names
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import Task, TaskContext, Use
 

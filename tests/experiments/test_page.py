@@ -7,20 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.program.harness import MEASURES
+from tests.run.harness import MEASURES
+from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.experiments import page as pages
 from tff_agnostic.experiments.experiment import (
-    Arm,
     ArmsAsPredictors,
     Experiment,
     OverClients,
     PaperTable,
     UnigramPredictors,
 )
-from tff_agnostic.experiments.registry import EXPERIMENTS
-from tff_agnostic.program.comparing.comparison import Comparison
-from tff_agnostic.program.comparing.trial_results import DIFFERENCE, OVERALL, Trials
-from tff_agnostic.program.specs.run_spec import resolve
+from tff_agnostic.run.arms import Arm
+from tff_agnostic.run.spec import resolve
+from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, Comparison, Trials
 
 _EXPERIMENT = Experiment(
     title="Toys",

@@ -8,9 +8,9 @@ import pytest
 from tests.data.stores import text_store, tff_store
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
-from tff_agnostic.experiments.prepare import STORE_NAME, data_lines, prepare, store_path
-from tff_agnostic.experiments.registry import EXPERIMENTS
-from tff_agnostic.program.specs.run_folder import RunFolder
+from tff_agnostic.experiments import EXPERIMENTS
+from tff_agnostic.experiments.experiment import STORE_NAME, data_lines, prepare, store_path
+from tff_agnostic.run.folder import RunFolder
 
 _RAW = EXPERIMENTS["two_domain_lm"]
 _OWN = EXPERIMENTS["adult"]

@@ -9,10 +9,10 @@ from typing import Any, Union
 import pytest
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.importing.formats import FORMATS
 from tff_agnostic.importing.importer import Import, checked_import
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import ReadLog, SourceExample
-from tff_agnostic.importing.registry import FORMATS
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog, SourceExample
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
 Paths = Union[Path, Sequence[Path]]

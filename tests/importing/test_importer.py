@@ -14,9 +14,9 @@ from tests.importing.harness import job, table
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import importer
-from tff_agnostic.importing.records import format as formats
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import ReadLog
+from tff_agnostic.importing import source as formats
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.registry import Registry
 
 _COLUMNS: dict[str, Any] = {"client_column": "who", "domain_column": "where"}

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.importing.harness import read, refused
-from tff_agnostic.importing.columns.images import claimed_pixels
+from tff_agnostic.importing.cells import claimed_pixels
 
 _MB = 10**6
 _TABLE = {

@@ -10,11 +10,11 @@ import pytest
 
 from tests.importing.harness import REAL, needs, read, refused
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.formats import npz
-from tff_agnostic.importing.formats.npz_columns import NpzColumns
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import ReadLog
-from tff_agnostic.importing.registry import FORMATS
+from tff_agnostic.importing import npz
+from tff_agnostic.importing.formats import FORMATS
+from tff_agnostic.importing.npz import NpzColumns
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog
 
 _COLUMNS = {"client_column": "who", "domain_column": "where"}
 

@@ -9,9 +9,9 @@ from typing import Any
 from tests.importing import independent
 from tests.importing.harness import REAL, job, needs, table
 from tests.importing.independent import Example
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import ReadLog
-from tff_agnostic.importing.registry import FORMATS
+from tff_agnostic.importing.formats import FORMATS
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.tasks.adult import read_adult
 
 _PAGE = Path(__file__).parents[2] / "docs" / "data.md"

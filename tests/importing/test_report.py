@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.importing.harness import job
-from tff_agnostic.importing.records.reading import ReadLog
-from tff_agnostic.importing.report import ImportReport
-from tff_agnostic.importing.skewness import skewness
+from tff_agnostic.importing.report import ImportReport, skewness
+from tff_agnostic.importing.source import ReadLog
 
 _ROWS = [
     *("a,x", "a,x", "a,y", "b,x", "b,y", "b,z", "c,z", "d,x"),

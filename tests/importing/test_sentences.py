@@ -2,8 +2,7 @@
 
 import pytest
 
-from tff_agnostic.importing.formats.html_text import html_blocks
-from tff_agnostic.importing.formats.sentences import sentences_of
+from tff_agnostic.importing.text import html_blocks, sentences_of
 
 
 @pytest.mark.parametrize(

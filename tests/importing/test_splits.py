@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.records.reading import SourceExample
+from tff_agnostic.importing.source import SourceExample
 from tff_agnostic.importing.splits import Splits, parse_shares
 
 _SHARES = {"train": 0.7, "heldout": 0.2, "test": 0.1}

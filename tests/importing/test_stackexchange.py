@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.importing.harness import read, refused
-from tff_agnostic.importing.formats.stackexchange import FORMAT
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import ReadLog
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.importing.stackexchange import FORMAT
 
 _HEAD = '\ufeff<?xml version="1.0" encoding="utf-8"?>\n<posts>\n'
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from tests.importing.harness import job, table
-from tff_agnostic.importing.records.reading import ReadLog
-from tff_agnostic.importing.strata import moves, split_sizes, strata_of
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.importing.splits import moves, split_sizes, strata_of
 
 _SHARES = {"train": 0.8, "heldout": 0.1, "test": 0.1}
 _ROW_OPTIONS = {"client_column": "who", "domain_column": "where", "text_column": "text"}

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from tests.importing.harness import job, read, refused
 from tff_agnostic.data.store import Store
-from tff_agnostic.importing.records.reading import ReadLog
+from tff_agnostic.importing.source import ReadLog
 
 _COLUMNS: dict[str, Any] = {
     "client_column": "who",

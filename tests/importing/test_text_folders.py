@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.importing.harness import read, refused
-from tff_agnostic.importing.formats import text_folders
+from tff_agnostic.importing import text_folders
 
 
 def _texts(folder: Path, **texts: str) -> Path:

@@ -5,15 +5,14 @@ from collections import Counter
 
 import pytest
 
-from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.columns.labels import Labels
-from tff_agnostic.importing.domains import DomainNames
-from tff_agnostic.importing.records import distinct
-from tff_agnostic.importing.records.distinct import DistinctKeys
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import RecordError, SourceExample
-from tff_agnostic.importing.vocabulary import WordCounts
+from tff_agnostic.importing import source
+from tff_agnostic.importing.cells import Labels
+from tff_agnostic.importing.importer import DomainNames
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import DistinctKeys, RecordError, SourceExample
+from tff_agnostic.importing.text import WordCounts
 
 
 def _words(count: int, seed: int = 0) -> list[str]:
@@ -80,7 +79,7 @@ def test_in_bounded_memory_no_count_is_off_by_more_than_what_is_told(seed):
 
 @pytest.mark.parametrize("at_once", [3, 1000])
 def test_sets_of_hashes(monkeypatch, at_once):
-    monkeypatch.setattr(distinct, "_MAX_NEW", at_once)
+    monkeypatch.setattr(source, "_MAX_NEW", at_once)
     a, b = DistinctKeys(), DistinctKeys()
     for k in [*range(100), *range(50)]:
         a.add(str(k))
@@ -93,7 +92,7 @@ def test_sets_of_hashes(monkeypatch, at_once):
 
 def test_hashes_do_not_change():
     # Otherwise a new version would divide the same source otherwise. (b2sum -l 64 has the same.)
-    assert distinct.hash64("0 client 7") == 7571577324757370577
+    assert source.hash64("0 client 7") == 7571577324757370577
 
 
 def _named(names: DomainNames, domain: str) -> str:

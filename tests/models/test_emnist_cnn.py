@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_agnostic.models import emnist_cnn
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([0, 0], np.int32)
 

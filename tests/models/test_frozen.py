@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from tests.computations.harness import linear_model
 from tests.models import keras_zoo
-from tff_agnostic.aggregations.limits import ClientLimits
-from tff_agnostic.computations.server_update import training_output_bounds
+from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.computations.client_output import training_output_bounds
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import model_from_keras
-from tff_agnostic.models.frozen import as_in_keras, freeze, with_frozen
-from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.keras import as_in_keras, freeze, with_frozen
+from tff_agnostic.models.model import Model, ModelWeights
 
 _SEED = np.zeros(2, np.int32)
 

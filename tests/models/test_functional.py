@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.computations.harness import linear_model, make_client
 from tff_agnostic.models import accuracy, logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([0, 0], np.int32)
 

@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from tests.models.keras_zoo import KINDS, Kind
 from tests.selection import usually
 from tff_agnostic.models import Model, model_from_keras
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([3, 4], np.int32)
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.models.keras_zoo import KINDS, classification
 from tff_agnostic.models import Model, model_from_keras
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 layers = tf.keras.layers
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.algorithms.cases import build
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.models import Model, keyboard_cifg, next_word_lstm
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 

@@ -5,12 +5,12 @@ import pytest
 import tensorflow as tf
 
 from tff_agnostic.models import Metric, accuracy
-from tff_agnostic.models.number_metrics import (
+from tff_agnostic.models.metrics import (
     binary_accuracy,
     mean_absolute_error,
     root_mean_squared_error,
+    text_metrics,
 )
-from tff_agnostic.models.text_metrics import text_metrics
 from tff_agnostic.text_ids import TokenIds
 
 

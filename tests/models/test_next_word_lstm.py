@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tff_agnostic.models import Model, next_word_lstm, two_layer_lstm
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.models.precision import computing_in
+from tff_agnostic.models.keras import computing_in
+from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([0, 0], np.int32)
 # Lengths 5, 2, 0 and 4; 0 is padding.

@@ -10,7 +10,7 @@ from tests.algorithms.cases import build
 from tests.computations.harness import EagerTraining, random_client, run_rounds
 from tests.selection import usually
 from tff_agnostic.models import Model, emnist_cnn, logistic_regression, next_word_lstm
-from tff_agnostic.models.precision import PRECISIONS, computing_in
+from tff_agnostic.models.keras import PRECISIONS, computing_in
 
 _MIXED = [name for name in PRECISIONS if name != "float32"]
 

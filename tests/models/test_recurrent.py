@@ -18,7 +18,7 @@ from tests.models.recurrent_harness import (
 )
 from tests.selection import usually
 from tff_agnostic.models import CIFG, LSTM, Model, model_from_keras, recurrent
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([0, 0], np.int32)
 

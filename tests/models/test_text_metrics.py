@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_agnostic.models import Metric
-from tff_agnostic.models.text_metrics import (
+from tff_agnostic.models.metrics import (
     accuracy_without_out_of_vocab_or_end_of_sentence,
     in_vocab_accuracy,
     perplexity,

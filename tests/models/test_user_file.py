@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.models.user_files import error_lines, error_of, model_file
-from tff_agnostic.models import user_file
+from tff_agnostic import user_code
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_file_that_runs_for_long_is_said_to_be_waited_for(tmp_path, monkeypatc
     """It is not ended: here it waits for the very line."""
     written = tmp_path / "written"
     with open(written, "w") as errors:
-        monkeypatch.setattr(user_file, "_LONG_SECONDS", 0.01)
+        monkeypatch.setattr(user_code, "_LONG_SECONDS", 0.01)
         monkeypatch.setattr(sys, "stderr", errors)
         text = f"""
             from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest
-from tff_agnostic.models.user_file import UserFile
+from tff_agnostic.user_code import UserFile
 
 
 def _file(folder: Path, text: str, beside: Mapping[str, str] = {}) -> UserFile:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from plan_runner import plan_pb2
-from plan_runner.graphs.checkpoints import type_of, write_checkpoint
+from plan_runner.graph_session import type_of, write_checkpoint
 from tests.plan_runner.plans import FEATURES
 
 STATE = {"server/0": np.array(10.0, np.float32), "server/1": np.array(0, np.int64)}

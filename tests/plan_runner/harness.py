@@ -10,10 +10,10 @@ from unittest import mock
 
 from absl import flags
 
-from plan_runner.command import cli
-from plan_runner.command.play import play
-from plan_runner.isolation.bounds import IsolationError, Refused
-from plan_runner.isolation.sandbox import missing
+from plan_runner import cli
+from plan_runner.isolation import IsolationError
+from plan_runner.play import play
+from plan_runner.sandbox import Refused, missing
 
 # What commands in processes of their own are given, so that they also run on kernels without one.
 TRUST_WITHOUT_SANDBOX = ("--trust",) if missing() else ()
@@ -57,8 +57,8 @@ def isolated_here():
                 raise IsolationError(str(e)) from e
 
     with (
-        mock.patch("plan_runner.command.play.run_isolated", run),
-        mock.patch("plan_runner.command.play.missing", list),
+        mock.patch("plan_runner.play.run_isolated", run),
+        mock.patch("plan_runner.play.missing", list),
     ):
         yield
 

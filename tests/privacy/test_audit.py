@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from benchmarks.privacy_audit import MODES
 from tests.selection import usually
-from tff_agnostic.aggregations.private.noise import TreeResidual
+from tff_agnostic.aggregations.noise import TreeResidual
 from tff_agnostic.privacy import Participations
 from tff_agnostic.privacy.tree import noise_covariance
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import skellam as skellam_distribution
 
 from tff_agnostic.privacy import DistributedNoise, IntegerGroup, SecretCohorts
-from tff_agnostic.privacy.integer_noise import (
+from tff_agnostic.privacy.distributed import (
     INTEGER_NOISES,
     Sensitivity,
     discrete_gaussian,

@@ -17,7 +17,7 @@ from binaries import train
 from tests.binaries.harness import Caller
 from tests.plan_runner.harness import call as run_plan
 from tests.releases.kept import EXPORTS, KEPT, RUNS, SEARCHES, copy_of
-from tff_agnostic.program.reporting.history import read_history
+from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import read_checkpoint
 
 _LAST = "checkpoints/round_00000006.npz"

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, import_state, train
-from plan_runner.graphs.checkpoints import read_checkpoint as read_server_state
+from plan_runner.graph_session import read_checkpoint as read_server_state
 from tests.binaries.harness import Caller
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 from tests.plan_runner.harness import call as run_plan
 from tests.releases.old_runs import LAST, RELEASE, RUNS, copy_of, interrupted, missing_data
 from tests.selection import usually
-from tff_agnostic.program.reporting.history import read_history
-from tff_agnostic.program.specs.run_spec import FORMAT
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.run.spec import FORMAT
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray import RayRuntime
 from tff_agnostic.saving.checkpoints import newest_checkpoint, read_checkpoint

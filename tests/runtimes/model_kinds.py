@@ -15,7 +15,7 @@ from tff_agnostic.models import (
     model_from_keras,
     next_word_lstm,
 )
-from tff_agnostic.models.frozen import freeze
+from tff_agnostic.models.keras import freeze
 
 
 class ModelKind(NamedTuple):

@@ -11,17 +11,16 @@ from tests.computations.harness import assert_all_close, assert_identical, rando
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.algorithms.fed_boost import fed_boost
+from tff_agnostic.boosting.alpha import BoostOptions
+from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.computations.boosting.options import BoostOptions
+from tff_agnostic.computations.round import AggregatedRound
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.models.mixtures.ensemble import ensemble
-from tff_agnostic.models.unigram import unigram_model
-from tff_agnostic.runtimes.client_modes import CLIENT_MODES
-from tff_agnostic.runtimes.client_work import CompiledWork, client_work_of
-from tff_agnostic.runtimes.shards import streamed_shards
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, CompiledWork, client_work_of
+from tff_agnostic.runtimes.sharding import streamed_shards
 
 
 class _Work:

@@ -28,7 +28,7 @@ from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.models import logistic_regression, model_from_keras
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 

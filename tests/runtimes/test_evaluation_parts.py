@@ -10,7 +10,7 @@ from tests.computations.harness import assert_all_close, assert_identical, rando
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 

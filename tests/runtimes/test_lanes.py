@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes, sum_in_order
+from tff_agnostic.runtimes.devices import Lanes, default_num_lanes, sum_in_order
 
 _CPU = "/device:CPU:0"
 _TIMEOUT_SECONDS = 60.0

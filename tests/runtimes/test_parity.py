@@ -18,9 +18,9 @@ from tests.computations.harness import assert_identical, run_rounds
 from tests.runtimes.model_kinds import KINDS, ModelKind
 from tests.selection import usually
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
-from tff_agnostic.models.functional import Examples, ModelWeights
+from tff_agnostic.models.model import Examples, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.lanes import Lanes
+from tff_agnostic.runtimes.devices import Lanes
 from tff_agnostic.runtimes.options import RuntimeOptions
 
 _OPTIONS = {"secure": SecureSumOptions(max_examples=20, min_clients=1)}

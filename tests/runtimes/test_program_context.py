@@ -17,9 +17,7 @@ from tests.computations.harness import assert_identical, random_client
 from tests.selection import usually
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.runtimes.program_context import ProgramContext
-from tff_agnostic.runtimes.tff import create_context
-from tff_agnostic.runtimes.worker import TffWorker
+from tff_agnostic.runtimes.tff import ProgramContext, TffWorker, create_context
 
 _NUM_CLIENTS = 12
 # More clients a round than a client has columns, and fewer: see `ProgramContext`.

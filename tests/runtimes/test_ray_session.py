@@ -22,14 +22,14 @@ from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 pytest.importorskip("ray")
-ray_token = pytest.importorskip("tff_agnostic.runtimes.ray_token")
+ray_token = pytest.importorskip("tff_agnostic.runtimes.ray_session")
 _ROOT = Path(__file__).resolve().parents[2]
 
 _ENDLESS = """
 import signal
 import ray
 from tests.runtimes.ray_rounds import cohort, training
-from tff_agnostic.program.interrupts import StopRequest
+from tff_agnostic.run.process import StopRequest
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 with StopRequest() as stop, RUNTIMES["ray"](RuntimeOptions(num_workers=1)) as runtime:

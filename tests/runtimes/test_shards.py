@@ -5,11 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from tff_agnostic.runtimes.shards import (
-    MAX_STREAMED_SHARDS,
-    streamed_shards,
-    vectorised_shards,
-)
+from tff_agnostic.runtimes.sharding import MAX_STREAMED_SHARDS, streamed_shards, vectorised_shards
 
 # What a shard's padding may be whatever its rows, and otherwise a part of them.
 _FREE_ROWS, _PART = 2048, 0.25

@@ -22,8 +22,7 @@ from tff_agnostic.computations import PlainSum, RunState
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
-from tff_agnostic.runtimes.tff import TffRuntime, create_context
-from tff_agnostic.runtimes.worker import TffWorker
+from tff_agnostic.runtimes.tff import TffRuntime, TffWorker, create_context
 
 
 def _algorithm(epochs: int = 1):

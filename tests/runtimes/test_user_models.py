@@ -16,9 +16,8 @@ from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, load_user_model
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.runtimes.client_modes import CLIENT_MODES
-from tff_agnostic.runtimes.client_work import CompiledWork
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, CompiledWork
 from tff_agnostic.runtimes.cohort import CohortRuntime, CohortTraining, SumOnLanes
 from tff_agnostic.runtimes.options import RuntimeOptions
 

@@ -13,14 +13,14 @@ import pytest
 import tensorflow_federated as tff
 
 from tests.processes import default_signals, is_running, wait_until
-from tff_agnostic.runtimes.worker import TffWorker
+from tff_agnostic.runtimes.tff import TffWorker
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE_SECONDS = 60.0
 
 _PARENT = """
 import time
-from tff_agnostic.runtimes.worker import TffWorker
+from tff_agnostic.runtimes.tff import TffWorker
 with TffWorker() as worker:
     print(worker.pid, flush=True)
     time.sleep(600)

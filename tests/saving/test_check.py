@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.program.model_card import saved_lines
-from tff_agnostic.saving.check import FileCheck, check_file
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.run.results import saved_lines
 from tff_agnostic.saving.save import SavedFile
-from tff_agnostic.saving.trained_model import TrainedModel
+from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file
 from tff_agnostic.tasks.task import Task
 
 _NUM_EXAMPLES = 6

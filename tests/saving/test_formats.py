@@ -11,18 +11,15 @@ import tensorflow as tf
 from tests.models.keras_zoo import KINDS
 from tests.saving.harness import ask_plain_tensorflow
 from tests.selection import usually
-from tff_agnostic.data.sentences import SentenceEncoder
-from tff_agnostic.data.texts import TextEncoder
+from tff_agnostic.data.texts import SentenceEncoder, TextEncoder
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
-from tff_agnostic.models.emnist_cnn import emnist_cnn
-from tff_agnostic.models.emnist_linear import emnist_linear
-from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
 from tff_agnostic.models.losses import OfColumns
-from tff_agnostic.models.next_word import NextWordNetwork, next_word_model
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.models.next_word import NextWordNetwork, next_word_model, unigram_model
 from tff_agnostic.models.text_classifier import TextNetwork, text_classifier
-from tff_agnostic.models.unigram import unigram_model
-from tff_agnostic.saving.formats import FORMATS
+from tff_agnostic.saving.save import FORMATS
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import TaskContext

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tests.models import keras_zoo
 from tff_agnostic.errors import UserError
-from tff_agnostic.saving.keras_files import load_keras, read_keras
+from tff_agnostic.saving.keras import load_keras, read_keras
 
 layers = tf.keras.layers
 _KERNEL = "model_weights/last/last/kernel:0"

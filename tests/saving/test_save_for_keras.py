@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow as tf
 
 from tests.models.keras_zoo import KINDS
+from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.models import logistic_regression, model_from_keras
-from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.models.mixtures.ensemble import ensemble
+from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.text_classifier import TextNetwork, text_classifier
 from tff_agnostic.saving.save import save_for_keras
 from tff_agnostic.tasks.task import Task

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.tasks.client_files import ClientFilesOptions, load
+from tff_agnostic.tasks.own_data import ClientFilesOptions
+from tff_agnostic.tasks.own_data import load_client_files as load
 from tff_agnostic.tasks.task import Task, TaskContext
 
 _DESCRIPTION = {"domains": ["phone", "tablet"], "num_features": 3, "num_classes": 2}

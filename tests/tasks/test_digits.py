@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 from tff_agnostic.data.clients import checked_examples, domain_counts
 from tff_agnostic.errors import UserError
-from tff_agnostic.tasks.digits import parse_keep
+from tff_agnostic.tasks.image_classes import parse_keep
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 

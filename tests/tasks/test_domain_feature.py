@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data.stores import WORDS, write_store
-from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext

@@ -10,7 +10,7 @@ from tests.data.stores import image, text_store, tff_store, write_store
 from tff_agnostic.data.clients import domain_counts
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.tasks import emnist
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext

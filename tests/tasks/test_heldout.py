@@ -4,10 +4,14 @@ import dataclasses
 
 import pytest
 
-from tests.program.harness import make_task
+from tests.run.harness import make_task
 from tff_agnostic.errors import UserError
-from tff_agnostic.tasks.heldout import check_heldout, heldout_options, what_decides_the_split
-from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.registry import (
+    TASKS,
+    check_heldout,
+    heldout_options,
+    what_decides_the_split,
+)
 from tff_agnostic.tasks.task import Use
 
 

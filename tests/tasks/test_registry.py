@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.run_spec import resolve
-from tff_agnostic.program.specs.settings_of_runs import settings_of_runs
+from tff_agnostic.run.options import RunConfig, settings_of_runs
+from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import flag_of
 from tff_agnostic.tasks.registry import TASKS, load_task
 from tff_agnostic.tasks.task import TaskContext

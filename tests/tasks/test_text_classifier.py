@@ -12,10 +12,10 @@ from tests.computations.harness import EagerTraining, run_rounds
 from tests.data.stores import text_store, write_store
 from tests.importing.harness import job
 from tff_agnostic.algorithms import ALGORITHMS, Problem
-from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.records.reading import ReadLog
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 

@@ -7,7 +7,7 @@ import pytest
 
 from tff_agnostic.data.clients import checked_examples, domain_counts
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.precision import computing_in
+from tff_agnostic.models.keras import computing_in
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 KEY_NUMBERS = 4
 KEY_BITS = 64 * KEY_NUMBERS
 BLOCK_WORDS = 16
-# The name that the function below has in graphs; `secret_check` takes what it returns for noise.
+# The name that the function below has in graphs; `verification` takes what it returns for noise.
 KEYSTREAM = "chacha20_keystream"
 
 # "expand 32-byte k", four little-endian words.

@@ -1,9 +1,17 @@
-"""Every aggregation by name."""
+"""Every aggregation and every kind of differential privacy by name."""
 
 import dataclasses
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.noise import Noise, TreeResidual, gaussian
+from tff_agnostic.aggregations.privacy_options import (
+    DistributedOptions,
+    ServerNoiseOptions,
+    TreeOptions,
+)
+from tff_agnostic.aggregations.private_sum import PrivateSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings
@@ -27,5 +35,75 @@ AGGREGATIONS: Registry[AggregationSpec] = Registry(
     {
         "plain": AggregationSpec(Settings, lambda options: PlainSum()),
         "secure": AggregationSpec(SecureSumOptions, SecureSum),
+    },
+)
+
+
+class NoiseFacts(NamedTuple):
+    """What a run settles beside its settings.
+
+    Attributes:
+        expected_clients: Clients that a round is expected to have.
+        noise_key: The secret key of the generator.
+        noise_multiplier: z.
+        least_clients: Clients whose noise a round must have, where they add it; otherwise 0.
+        noise_clients: Clients that answer a round with noise of theirs, if those are more than are
+            expected to train; otherwise 0.
+    """
+
+    expected_clients: float
+    noise_key: tuple[int, ...]
+    noise_multiplier: float
+    least_clients: int = 0
+    noise_clients: int = 0
+
+
+# From (name, inner sums, settings, facts) to private sums.
+_Build = Callable[[str, Aggregation, Any, NoiseFacts], Aggregation]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySpec:
+    """A registry entry.
+
+    Attributes:
+        options: A frozen dataclass of settings, which become flags.
+        build: From a name, sums, an instance of the settings and facts to private sums over those
+            sums; None where there is no noise.
+    """
+
+    options: type
+    build: Optional[_Build]
+
+
+def _of_server(noise_of: Callable[[Any], Noise]) -> _Build:
+    def build(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
+        of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
+        return PrivateSum(inner, options, name, *of_run, noise=noise_of(options))
+
+    return build
+
+
+def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
+    of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
+    return DistributedSum(
+        inner,
+        options,
+        name,
+        *of_run,
+        least_clients=facts.least_clients,
+        noise_clients=facts.noise_clients,
+    )
+
+
+PRIVACIES: Registry[PrivacySpec] = Registry(
+    "privacy",
+    {
+        "none": PrivacySpec(Settings, None),
+        "central": PrivacySpec(ServerNoiseOptions, _of_server(lambda options: gaussian)),
+        "distributed": PrivacySpec(DistributedOptions, _of_clients),
+        "tree": PrivacySpec(
+            TreeOptions, _of_server(lambda options: TreeResidual(options.tree_restart_every))
+        ),
     },
 )

@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, StatelessSum
-from tff_agnostic.aggregations.limits import Bound, ClientLimits
-from tff_agnostic.quantities import Quantities, Quantity, Unit
+from tff_agnostic.aggregations.aggregation import (
+    Bound,
+    ClientFacts,
+    ClientLimits,
+    Guarantee,
+    StatelessSum,
+)
+from tff_agnostic.report_fields import Quantities, Quantity, Unit
 from tff_agnostic.settings import setting
 
 # TFF sums secure values as int64; this leaves room for 2^22 clients.
@@ -65,7 +70,7 @@ class SecureSum(StatelessSum):
     resolution. The error of a sum over c clients is at most c * step / 2 per value, and the
     rounding of the total to float32, up to 2^-24 of it. Integers are exact. What exceeds its bound
     is scaled down with the values that it is a ratio with, or cut if it stands alone; see
-    `limits.Bound`.
+    `aggregation.Bound`.
 
     Attributes:
         options: Its settings.

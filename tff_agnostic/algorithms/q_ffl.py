@@ -13,34 +13,45 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.limits import Bound, ClientLimits
-from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations.client_group import ClientGroup, PerClient
-from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
-from tff_agnostic.computations.client_weighting import (
-    CLIENT_WEIGHTINGS,
-    ClientWeightingOptions,
+from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.computations.algorithm import (
+    MAIN_MODEL,
+    Algorithm,
+    AlgorithmSpec,
+    Exchange,
+    Problem,
+    Report,
+    Sums,
+    Trait,
 )
-from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
-from tff_agnostic.computations.kept_out import (
+from tff_agnostic.computations.client_output import (
+    CLIENT_WEIGHTINGS,
+    ClientCounts,
+    ClientWeightingOptions,
+    client_counts_bounds,
+    client_weight,
+    no_clients,
+    only_sound,
+)
+from tff_agnostic.computations.clients import ClientGroup, PerClient
+from tff_agnostic.computations.domain_losses import (
+    AnyDomainSums,
     DomainLossOptions,
     ExampleSplit,
     mean_loss,
     measured,
+    measured_sums_bounds,
 )
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
-from tff_agnostic.computations.server_update import (
+from tff_agnostic.computations.server import (
+    ServerOptimizerOptions,
     average_and_apply,
-    client_counts_bounds,
     initial_training_state,
-    measured_sums_bounds,
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts
-from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.quantities import Quantity
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.report_fields import Quantity
 from tff_agnostic.settings import part_of, setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.

@@ -1,4 +1,6 @@
-"""Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
+"""Stochastic-AFL with its one-gradient client.
+
+Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
 
 Every round is one step of both players, from the same point: w descends along a gradient of
 sum_i lambda_i L_i, lambda climbs along the losses, and what is evaluated is the mean of the
@@ -16,18 +18,13 @@ from typing import Any, ClassVar, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
-from tff_agnostic.computations.kept_out import DomainLossOptions
-from tff_agnostic.computations.minimax.game_estimates import (
+from tff_agnostic.algorithms.saddle_point import (
     DOMAIN_LOSSES,
     LAMBDA_GRADIENTS,
+    STEP_DECAYS,
     WEIGHTS_GRADIENTS,
     DomainLossesOptions,
     GameGradientOptions,
-)
-from tff_agnostic.computations.minimax.game_steps import (
-    STEP_DECAYS,
     GameStepOptions,
     Gradients,
     optimistic,
@@ -35,25 +32,41 @@ from tff_agnostic.computations.minimax.game_steps import (
     running_mean,
     scaled_step,
 )
-from tff_agnostic.computations.minimax.gradient_client import GradientClient
-from tff_agnostic.computations.minimax.lambda_options import LambdaOptions
-from tff_agnostic.computations.minimax.lambda_steps import LAMBDA_QUANTITIES, lambda_steps
-from tff_agnostic.computations.seeds import fold_in, stateless_seed
-from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
-from tff_agnostic.computations.server_update import (
+from tff_agnostic.computations.algorithm import (
+    MAIN_MODEL,
+    Algorithm,
+    AlgorithmSpec,
+    Exchange,
+    Problem,
+    Report,
+    Sums,
+    Trait,
+)
+from tff_agnostic.computations.client_output import (
+    AnyTrainingOutput,
+    TrainingBroadcast,
+    client_weight,
+    domain_sums,
+    training_output_bounds,
+    update_outputs,
+)
+from tff_agnostic.computations.clients import ClientGroup, PerClient
+from tff_agnostic.computations.domain_losses import DomainLossOptions, ExampleSplit, measured
+from tff_agnostic.computations.local_training import gradient_pass
+from tff_agnostic.computations.server import (
+    ServerOptimizerOptions,
     as_tensors,
     average_and_apply,
-    domain_sums,
     initial_training_state,
-    training_output_bounds,
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import AnyTrainingOutput, TrainingBroadcast
+from tff_agnostic.domain_weights.ascent import LAMBDA_QUANTITIES, LambdaOptions, lambda_steps
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.functional import ModelWeights
-from tff_agnostic.quantities import Quantity
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.report_fields import Quantity
 from tff_agnostic.settings import setting
+from tff_agnostic.stateless_random import fold_in, stateless_seed
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
 _MAX_BETA = 10.0
@@ -281,3 +294,48 @@ ALGORITHM = AlgorithmSpec(
     options=StochasticAflOptions,
     traits=frozenset({Trait.PARTITION_BLIND}),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientClient:
+    """What a client does: one gradient at w, and its losses there.
+
+    Attributes:
+        model: The model.
+        num_domains: p.
+        sample_size: Examples that it draws; all if None.
+        split: Which examples losses are measured on, and which the gradient is of.
+    """
+
+    model: Model
+    num_domains: int
+    sample_size: Optional[int] = None
+    split: ExampleSplit = ExampleSplit()
+
+    def __call__(
+        self,
+        broadcast: TrainingBroadcast,
+        clients: ClientGroup,
+        seed: tf.Tensor,
+        per_client: PerClient,
+    ) -> AnyTrainingOutput:
+        """Returns what each client sends: in `weighted_delta` the gradient of its scaled losses."""
+        weights, alpha = broadcast
+        training, apart = clients, None
+        if self.split.is_apart:
+            apart, training = measured(
+                self.model, self.num_domains, self.split, weights, clients, per_client
+            )
+        gradient, passed = gradient_pass(
+            self.model,
+            self.num_domains,
+            weights,
+            training,
+            alpha,
+            seed,
+            per_client,
+            self.sample_size,
+        )
+        sums = passed if apart is None else apart
+        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
+        return update_outputs(gradient, beta, sums, clients, per_client)

@@ -1,4 +1,6 @@
-"""TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
+"""TERM over clients.
+
+TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
 
 It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg; with t towards infinity the client
 with the largest loss is all that matters, with t towards minus infinity the one with the smallest.
@@ -14,39 +16,52 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.limits import Bound, ClientLimits
-from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem, Trait
-from tff_agnostic.computations.client_group import ClientGroup, PerClient
-from tff_agnostic.computations.client_update import client_weight, no_clients, only_sound
-from tff_agnostic.computations.client_weighting import (
-    CLIENT_WEIGHTINGS,
-    ClientWeightingOptions,
+from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.computations.algorithm import (
+    MAIN_MODEL,
+    Algorithm,
+    AlgorithmSpec,
+    Exchange,
+    Problem,
+    Report,
+    Sums,
+    Trait,
 )
-from tff_agnostic.computations.exchange import MAIN_MODEL, Algorithm, Exchange, Report, Sums
-from tff_agnostic.computations.kept_out import (
+from tff_agnostic.computations.client_output import (
+    CLIENT_WEIGHTINGS,
+    ClientCounts,
+    ClientWeightingOptions,
+    client_counts_bounds,
+    client_weight,
+    no_clients,
+    only_sound,
+)
+from tff_agnostic.computations.clients import ClientGroup, PerClient
+from tff_agnostic.computations.domain_losses import (
+    AnyDomainSums,
     DomainLossOptions,
     ExampleSplit,
     mean_loss,
     measured,
+    measured_sums_bounds,
 )
 from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
-from tff_agnostic.computations.server_update import (
+from tff_agnostic.computations.server import (
+    ServerOptimizerOptions,
     average_and_apply,
-    client_counts_bounds,
     initial_training_state,
-    measured_sums_bounds,
     training_quantities,
     training_report,
 )
-from tff_agnostic.computations.structures import AnyDomainSums, ClientCounts
-from tff_agnostic.computations.tilting import next_center, tilted
-from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.quantities import Quantity, Unit
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.report_fields import Quantity, Unit
 from tff_agnostic.settings import part_of, setting
 
 # In secure sums a client that weighs more than this for each example is scaled down as a whole.
 _MAX_TILT = 20.0
+# Exponents t (F_k - c) are cut to this range. The sums of a round stay finite above it; below it a
+# round whose clients all have weights there still averages them.
+LOWEST, HIGHEST = -16.0, 50.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,3 +262,32 @@ ALGORITHM = AlgorithmSpec(
         }
     ),
 )
+
+
+def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns exp(t (F_k - c)), and whether it would be larger than weights can be.
+
+    Args:
+        loss: F_k, float32 of any shape.
+        center: c, float32 scalar.
+        tilt: t, float32 scalar.
+    """
+    exponent = tilt * (loss - center)
+    return tf.exp(tf.clip_by_value(exponent, LOWEST, HIGHEST)), exponent > HIGHEST
+
+
+def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, usual_loss: tf.Tensor) -> tf.Tensor:
+    """Returns c of the next round: the mean of the F_k by the weights of this one.
+
+    With it the same losses would have weights p_k exp(t (F_k - c)) whose sum is at most that of the
+    p_k, and at least the smallest p_k: the logarithm of that quotient is the divergence of the
+    weights from the p_k. Where all weights were lost in the rounding of a secure sum it is the mean
+    loss of the examples.
+
+    Args:
+        weight: Sum of the clients' weights.
+        weighted_loss: Sum of their F_k times their weights.
+        usual_loss: The mean loss of the round's examples.
+    """
+    tilted_loss = tf.math.divide_no_nan(weighted_loss, weight)
+    return tf.where(weight > 0, tilted_loss, usual_loss)

@@ -1,24 +1,33 @@
-"""An algorithm of a user's own: a Python file that defines `ALGORITHM`, an `AlgorithmSpec`.
+"""An algorithm from a user's file, checked when it is built.
+
+An algorithm of a user's own: a Python file that defines `ALGORITHM`, an `AlgorithmSpec`.
 
 What fails in its functions is told with the user's own lines.
+
+The functions of a user's algorithm, checked where they return, told with the user's own lines.
+
+A round is traced as soon as the algorithm is built: what is wrong is known before anything runs.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Optional
 
-from tff_agnostic.algorithms.registry import ALGORITHMS
-from tff_agnostic.algorithms.spec import AlgorithmSpec, Problem
-from tff_agnostic.algorithms.user_functions import checked_algorithm, trace_round
-from tff_agnostic.computations.exchange import Algorithm
+import tensorflow as tf
+
+from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec, Exchange, Problem, Sums
+from tff_agnostic.computations.clients import group_of_one, one_client
+from tff_agnostic.computations.round import check_bounds, check_keeps, check_state
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.user_file import UserFile
 from tff_agnostic.registry import Registry
-from tff_agnostic.setting_flags import settings_in
-from tff_agnostic.settings import Settings
+from tff_agnostic.report_fields import Quantities, paired
+from tff_agnostic.settings import Settings, settings_in
+from tff_agnostic.user_code import UserFile
 
 _SUFFIX = ".py"
 _DEFINITION = "ALGORITHM"
@@ -167,3 +176,190 @@ def _check_options(options: Any) -> None:
 
 def _shown(value: Any) -> str:
     return getattr(value, "__name__", repr(value))
+
+
+# Raises a `UserError` if what a function returned for its arguments is not what it should be.
+Check = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfUser:
+    """A user's function, whose errors are told with the lines of the user's file.
+
+    Two are equal if their functions are: work that was traced for one serves the other.
+    """
+
+    file: UserFile
+    what: str
+    function: Callable[..., Any]
+    check: Optional[Check] = dataclasses.field(default=None, compare=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.file.running(self.what):
+            result = self.function(*args, **kwargs)
+        if self.check is not None:
+            self.check(result, *args)
+        return result
+
+
+def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algorithm:
+    """Returns a user's algorithm whose functions are checked and tell their errors.
+
+    Args:
+        algorithm: What the user's `build` returned.
+        problem: What it was built for.
+        file: The user's file.
+
+    Raises:
+        UserError: If it is no algorithm.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"build: expected an Algorithm, found {type(algorithm).__name__}")
+    _check_exchanges(algorithm.exchanges)
+    _check_client_data_spec(algorithm.client_data_spec)
+    for name, kind in (("name", str), ("seed", int)):
+        value = getattr(algorithm, name)
+        if not isinstance(value, kind):
+            raise UserError(f"build: expected {name} to be {kind.__name__}, found {value!r:.60}")
+    if not isinstance(algorithm.quantities, Mapping):
+        found = type(algorithm.quantities).__name__
+        raise UserError(f"build: expected a mapping as quantities, found {found}")
+
+    def finished(result: Any, state: Any, sums: Any) -> None:
+        del sums
+        with file.running("finish"):
+            _check_pair(result)
+            check_state(state, result[0])
+            _check_report(algorithm.quantities, result[1], problem.num_domains)
+
+    def has_models(result: Any, state: Any) -> None:
+        del state
+        with file.running("models"):
+            _check_models(result)
+
+    def of_user(what: str, function: Any, check: Optional[Check] = None) -> _OfUser:
+        return _OfUser(file, what, function, check)
+
+    def exchange(of_algorithm: Exchange) -> Exchange:
+        name = of_algorithm.name
+        bounds = of_user(f"bounds of exchange {name!r}", of_algorithm.bounds)
+
+        def answered(answer: Any, *arguments: Any) -> None:
+            del arguments
+            bounds_of_answer = bounds(ClientLimits())
+            with file.running(f"exchange {name!r}"):
+                if of_algorithm.keeps:
+                    check_keeps(name, answer)
+                    answer = answer.answer
+                check_bounds(name, answer, bounds_of_answer)
+
+        return dataclasses.replace(
+            of_algorithm,
+            prepare=of_user(f"prepare of exchange {name!r}", of_algorithm.prepare),
+            client=of_user(f"client of exchange {name!r}", of_algorithm.client, answered),
+            bounds=bounds,
+        )
+
+    return dataclasses.replace(
+        algorithm,
+        initialize=of_user("initialize", algorithm.initialize),
+        exchanges=tuple(map(exchange, algorithm.exchanges)),
+        finish=of_user("finish", algorithm.finish, finished),
+        models=of_user("models", algorithm.models, has_models),
+        with_weights=of_user("with_weights", algorithm.with_weights),
+    )
+
+
+def trace_round(algorithm: Algorithm) -> None:
+    """Traces a round with a single client, for the errors that its functions raise.
+
+    Raises:
+        UserError: As the functions of `checked_algorithm` do.
+    """
+
+    def round_(examples: Any) -> Any:
+        state = algorithm.initialize()
+        sums: Sums = ()
+        kept: Any = ()
+        for exchange in algorithm.exchanges:
+            broadcast = exchange.prepare(state, sums)
+            seed = tf.constant(0, tf.int64)
+            clients = group_of_one(examples, kept)
+            answer = exchange.client(broadcast, clients, seed, one_client)
+            if exchange.keeps:
+                answer, kept = answer
+            sums += (answer,)
+        next_state, _ = algorithm.finish(state, sums)
+        algorithm.models(next_state)
+        return algorithm.main_model(next_state)
+
+    # On the CPU: there is nothing to run.
+    with tf.device("CPU:0"):
+        tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
+
+
+def _check_client_data_spec(spec: Any) -> None:
+    is_right = isinstance(spec, Mapping) and "domain_id" in spec
+    if not is_right or not all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(spec)):
+        raise UserError(
+            "build: expected as client_data_spec what problem.model.client_data_spec() returns, "
+            f"found {type(spec).__name__ if not isinstance(spec, Mapping) else dict(spec)!r:.100}"
+        )
+
+
+def _check_exchanges(exchanges: Any) -> None:
+    if not isinstance(exchanges, (tuple, list)) or not exchanges:
+        found = "none" if exchanges in ((), []) else type(exchanges).__name__
+        raise UserError(f"build: expected a tuple of at least one exchange, found {found}")
+    names = set()
+    for exchange in exchanges:
+        if not isinstance(exchange, Exchange):
+            found = type(exchange).__name__
+            raise UserError(f"build: expected a tuple of exchanges, found {found} in it")
+        if exchange.name in names:
+            raise UserError(
+                f"build: expected exchanges of different names, found two of {exchange.name!r}"
+            )
+        names.add(exchange.name)
+        try:
+            hash(exchange.client)
+        except TypeError as e:
+            raise UserError(
+                f"build: expected a function or a frozen dataclass of hashable fields as client "
+                f"of exchange {exchange.name!r}, found {e}"
+            ) from e
+
+
+def _check_pair(result: Any) -> None:
+    if not (isinstance(result, tuple) and len(result) == 2):
+        found = type(result).__name__
+        raise UserError(f"finish: expected a pair (state, report), found {found}")
+
+
+def _check_models(models: Any) -> None:
+    if not isinstance(models, Mapping) or not models:
+        raise UserError(
+            "models: expected a mapping of names to ModelWeights, the main model first, found "
+            f"{type(models).__name__ if models != {} else 'none'}"
+        )
+    for name, weights in models.items():
+        if not (hasattr(weights, "trainable") and hasattr(weights, "non_trainable")):
+            raise UserError(
+                f"models: expected ModelWeights under {name!r}, found {type(weights).__name__}"
+            )
+
+
+def _check_report(quantities: Quantities, report: Any, num_domains: int) -> None:
+    if not isinstance(report, Mapping):
+        raise UserError(f"finish: expected a mapping as report, found {type(report).__name__}")
+    try:
+        pairs = list(paired(quantities, report))
+    except ValueError as e:
+        raise UserError(f"finish: {e}") from e
+    for quantity, value in pairs:
+        expected = [num_domains] if quantity.per_domain else []
+        shape = tf.convert_to_tensor(value).shape
+        if not shape.is_compatible_with(expected):
+            raise UserError(
+                f"finish: expected {quantity.name} of shape {expected} in the report, found {shape}"
+            )

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.run_parts import algorithm_of_flag
-from tff_agnostic.program.specs.settings_of_runs import settings_of_runs
+from tff_agnostic.run.options import RunConfig, algorithm_of_flag, settings_of_runs
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.setting_flags import Setting, check_type, parsed, settings_in
+from tff_agnostic.settings import Setting, check_type, parsed, settings_in
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
 

@@ -16,18 +16,18 @@ from tff_agnostic.api.arguments import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json, write_text
-from tff_agnostic.program.comparing import comparison_figure, comparison_report
-from tff_agnostic.program.comparing.comparison import Comparison, run_trials
-from tff_agnostic.program.comparing.trial_specs import specs_of_trials
-from tff_agnostic.program.interrupts import Interrupted, StopRequest
-from tff_agnostic.program.output_folder import output_folder
-from tff_agnostic.program.pages.again import write_comparison_report
-from tff_agnostic.program.pages.writing import with_results_kept
-from tff_agnostic.program.specs.arms import Arm, arms_of_algorithms, arms_of_settings
-from tff_agnostic.program.specs.run_spec import RunSpec
+from tff_agnostic.folders import output_folder
 from tff_agnostic.registry import Registry
+from tff_agnostic.reports.run_page import with_results_kept
+from tff_agnostic.run.arms import Arm, arms_of_algorithms, arms_of_settings
+from tff_agnostic.run.process import Interrupted, StopRequest
+from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.options import RuntimeOptions, options_of
 from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.studies import comparison_report
+from tff_agnostic.studies.comparison import Comparison, run_trials
+from tff_agnostic.studies.comparison_page import write_comparison_report
+from tff_agnostic.studies.methods import specs_of_trials
 
 # Where comparisons go that nobody named a folder for.
 RUNS = Path("runs")
@@ -60,7 +60,7 @@ class ComparedRuns:
 
     def figure(self, measure: Optional[str] = None) -> Figure:
         """Returns the worst domain's measure over rounds, and every domain's at the end."""
-        return comparison_figure.figure(self.comparison, self._measure(measure))
+        return comparison_report.figure(self.comparison, self._measure(measure))
 
     def _measure(self, name: Optional[str]) -> str:
         names = list(self.comparison.measures)
@@ -183,7 +183,7 @@ def write_comparison(compared: ComparedRuns, task: str, command: str) -> None:
         path / "compare.md",
         comparison_report.markdown(comparison, f"Comparison on {task}", command),
     )
-    comparison_figure.draw_comparison(path / "plots", comparison)
+    comparison_report.draw_comparison(path / "plots", comparison)
 
 
 def _runtime_of(specs: Mapping[str, Sequence[RunSpec]]) -> str:

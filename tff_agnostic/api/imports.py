@@ -3,12 +3,12 @@
 from typing import Any
 
 from tff_agnostic.api.arguments import checked
-from tff_agnostic.importing.records.options import ImportOptions
+from tff_agnostic.importing.importer import run_import
+from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport
-from tff_agnostic.importing.running import run_import
-from tff_agnostic.program.reporting.bar import is_shown
 from tff_agnostic.registry import Registry
-from tff_agnostic.setting_flags import settings_in
+from tff_agnostic.run.process import is_shown
+from tff_agnostic.settings import settings_in
 
 
 def import_data(show_progress: bool = True, **options: Any) -> ImportReport:

@@ -6,15 +6,15 @@ from typing import Any, Optional
 
 from tff_agnostic.algorithms.user_algorithm import OWN_CODE
 from tff_agnostic.api.arguments import PathName, path_of, task_arguments
-from tff_agnostic.deployment.folders import check_free, new_folder
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import write_json
-from tff_agnostic.program.model_card import CARD, model_card, result_after
-from tff_agnostic.program.specs.earlier_run import inheriting
-from tff_agnostic.program.specs.run_of_checkpoint import find_checkpoint
-from tff_agnostic.program.specs.setting_paths import path_fields
+from tff_agnostic.folders import check_free, new_folder
+from tff_agnostic.run.folder import find_checkpoint
+from tff_agnostic.run.options import path_fields
+from tff_agnostic.run.results import CARD, model_card, result_after
+from tff_agnostic.run.spec import inheriting
 from tff_agnostic.saving.save import SavedFile, check_request, save_models
-from tff_agnostic.saving.tflite_format import NOT_QUANTIZED
+from tff_agnostic.saving.tflite import NOT_QUANTIZED
 from tff_agnostic.tasks.task import DATA
 
 

@@ -12,21 +12,20 @@ from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.api.arguments import PathName, path_of, sorted_arguments
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
-from tff_agnostic.program.interrupts import Interrupted, StopRequest
-from tff_agnostic.program.output_folder import output_folder
-from tff_agnostic.program.pages.writing import with_results_kept, write_run_report
-from tff_agnostic.program.reporting.evaluation_report import EvaluationReport
-from tff_agnostic.program.reporting.history import read_history
-from tff_agnostic.program.specs.config import RunConfig
-from tff_agnostic.program.specs.earlier_run import inheriting
-from tff_agnostic.program.specs.run_command import train_command
-from tff_agnostic.program.specs.run_folder import RunFolder
-from tff_agnostic.program.specs.run_spec import RunSpec, resolve
-from tff_agnostic.program.training import TrainingRun
+from tff_agnostic.folders import output_folder
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.reports.run_page import with_results_kept, write_run_report
+from tff_agnostic.run.command_line import train_command
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.options import RunConfig
+from tff_agnostic.run.process import Interrupted, StopRequest
+from tff_agnostic.run.spec import RunSpec, inheriting, resolve
+from tff_agnostic.run.training import TrainingRun
 from tff_agnostic.runtimes.options import RuntimeOptions, options_of
 from tff_agnostic.runtimes.registry import RUNTIMES
-from tff_agnostic.saving.formats import FORMATS
-from tff_agnostic.saving.keras_files import read_keras
+from tff_agnostic.saving.keras import read_keras
+from tff_agnostic.saving.save import FORMATS
 
 # Where runs go that nobody named a folder for.
 RUNS = Path("runs")

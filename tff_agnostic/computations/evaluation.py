@@ -1,7 +1,19 @@
-"""Federated evaluation: per domain, over all examples, and as a distribution over clients.
+"""Federated evaluation per domain and over clients; of one model, a family, or outcome counts.
+
+Federated evaluation: per domain, over all examples, and as a distribution over clients.
 
 The server learns sums only; the distribution over clients comes from summed histograms, and how a
 measure depends on the size of a client from sums over the clients of about the same size.
+
+How often each outcome is among the examples of each domain, as a federated measurement.
+
+What unigram models are made of; the server learns sums over clients.
+
+What it is worth that each client chooses its model from a family (Laguel et al. 2021).
+
+How a client finds its level the paper leaves open. Here it measures every model on a share of its
+own examples and takes the one with the smallest loss; what it then has is measured on the rest of
+its examples, beside each model of the family, and beside what the best choice would have been.
 """
 
 import dataclasses
@@ -11,15 +23,21 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.limits import Bound, ClientLimits
-from tff_agnostic.computations.client_group import ClientGroup, PerClient, one_client
-from tff_agnostic.computations.domain_pass import domain_pass
-from tff_agnostic.computations.exchange import Exchange
-from tff_agnostic.computations.histogram import Grid, LinearGrid, LogGrid, SizeGrid
-from tff_agnostic.computations.server_update import domain_sums_bounds
-from tff_agnostic.computations.structures import DomainSums, MetricSums, all_finite
-from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic.computations.algorithm import Exchange
+from tff_agnostic.computations.client_output import all_finite
+from tff_agnostic.computations.clients import ClientGroup, PerClient, one_client
+from tff_agnostic.computations.domain_losses import (
+    DomainSums,
+    ExampleSplit,
+    MetricSums,
+    add_at,
+    domain_pass,
+    domain_sums_bounds,
+)
+from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
 from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.model import Model, ModelWeights, measures_of
 
 SIZES = SizeGrid()
 
@@ -216,3 +234,204 @@ def evaluation_bounds(model: Model, limits: ClientLimits) -> EvaluationOutput:
         by_size=OrderedDict((name, SizeSums(one, Bound(limit))) for name, limit in largest.items()),
         clients=OrderedDict(evaluated=one, empty=one, non_finite=one),
     )
+
+
+class OutcomeCounts(NamedTuple):
+    """What a client sends.
+
+    Attributes:
+        counts: Of each domain and outcome, one after the other, int64 [p * outcomes].
+        clients: 1 for each domain that it has examples of, int64 [p].
+    """
+
+    counts: tf.Tensor
+    clients: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class CountOutcomes:
+    """What a client does: counts the labels of its examples.
+
+    Attributes:
+        num_domains: p.
+        num_outcomes: Labels are in [0, outcomes).
+    """
+
+    num_domains: int
+    num_outcomes: int
+
+    def __call__(
+        self, measured: tf.Tensor, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
+    ) -> OutcomeCounts:
+        """Returns what each client sends."""
+        del measured, seed
+        positions = tf.range(clients.capacity)
+        batch, counted = clients.take(positions), clients.has(positions)
+        places = batch["domain_id"] * self.num_outcomes + tf.cast(batch["y"], tf.int32)
+        shape = tf.concat(
+            [tf.shape(clients.num_examples), [self.num_domains * self.num_outcomes]], axis=0
+        )
+        counts = add_at(tf.zeros(shape, tf.int64), places, tf.cast(counted, tf.int64))
+
+        def has_domain(counts: tf.Tensor) -> tf.Tensor:
+            of_domain = tf.reduce_sum(tf.reshape(counts, [self.num_domains, -1]), axis=1)
+            return tf.cast(of_domain > 0, tf.int64)
+
+        return OutcomeCounts(counts, per_client(has_domain, counts))
+
+
+def measurement_of_outcomes(model: Model, num_domains: int, num_outcomes: int) -> Measurement:
+    """Returns the measurement; its sums are an `OutcomeCounts`, and what it measures is nothing."""
+
+    def bounds(limits: ClientLimits) -> OutcomeCounts:
+        return OutcomeCounts(Bound(limits.max_examples, integer=True), Bound(1, integer=True))
+
+    return Measurement(
+        Exchange(
+            name="counts",
+            prepare=lambda nothing, sums: nothing,
+            client=CountOutcomes(num_domains, num_outcomes),
+            bounds=bounds,
+        ),
+        tf.TensorSpec([], tf.int32),
+        model.client_data_spec(),
+    )
+
+
+class ChoiceOutput(NamedTuple):
+    """What a client contributes, from the examples that it does not choose by.
+
+    A client that has no examples to choose by, as one with a single example, or for which a model
+    gives values that are not finite, adds nothing but to the count of such clients.
+
+    Attributes:
+        models: The evaluation of each model.
+        chosen: That of the model which the client chooses.
+        in_hindsight: Of each measure by itself, that of the model which turned out best in it.
+        num_choices: 1 at the model that is chosen, int64 [r].
+        clients: Number of clients that chose, had too few examples to choose, or gave values that
+            are not finite, int64 scalars.
+    """
+
+    models: tuple[EvaluationOutput, ...]
+    chosen: EvaluationOutput
+    in_hindsight: EvaluationOutput
+    num_choices: tf.Tensor
+    clients: "OrderedDict[str, tf.Tensor]"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoosingClients:
+    """The clients' side: measures r models, and chooses one.
+
+    Attributes:
+        model: The model.
+        num_domains: p.
+        split: Which examples a client chooses by.
+    """
+
+    model: Model
+    num_domains: int
+    split: ExampleSplit
+
+    def __call__(
+        self,
+        family: tuple[ModelWeights, ...],
+        clients: ClientGroup,
+        seed: tf.Tensor,
+        per_client: PerClient = one_client,
+    ) -> ChoiceOutput:
+        """Returns what each client contributes; nothing in it is random but the split."""
+        del seed
+        to_choose_by, rest = self.split(clients)
+        losses, sums = [], []
+        for weights in family:
+            by = domain_pass(self.model, self.num_domains, weights, to_choose_by, per_client)
+            losses.append(tf.reduce_sum(by.losses, axis=-1))
+            sums.append(domain_pass(self.model, self.num_domains, weights, rest, per_client))
+        return per_client(self._choose, losses, sums, to_choose_by.num_examples, rest.num_examples)
+
+    def _choose(
+        self, losses: list[tf.Tensor], sums: list[DomainSums], num_chosen_by: Any, num_rest: Any
+    ) -> ChoiceOutput:
+        # All models are measured on the same examples: the smallest sum has the smallest mean. Of
+        # equal ones it is the first, the main model.
+        choice = _first_best(tf.stack(losses), higher_is_better=False)
+        is_finite = all_finite([losses, [[s.losses, s.metric_sums] for s in sums]])
+        has_examples = (num_chosen_by > 0) & (num_rest > 0)
+        chooses = is_finite & has_examples
+        stacked = tf.nest.map_structure(lambda *values: tf.stack(values), *sums)
+        chosen = tf.nest.map_structure(lambda values: tf.gather(values, choice), stacked)
+
+        def output(of: DomainSums) -> EvaluationOutput:
+            found = evaluation_output(self.model, of, tf.equal(num_rest, 0))
+            return tf.nest.map_structure(
+                lambda value: tf.where(chooses, value, tf.zeros_like(value)), found
+            )
+
+        return ChoiceOutput(
+            models=tuple(map(output, sums)),
+            chosen=output(chosen),
+            in_hindsight=output(self._in_hindsight(stacked)),
+            num_choices=tf.one_hot(choice, len(sums), dtype=tf.int64) * tf.cast(chooses, tf.int64),
+            clients=OrderedDict(
+                chose=tf.cast(chooses, tf.int64),
+                too_few=tf.cast(~has_examples, tf.int64),
+                non_finite=tf.cast(has_examples & ~is_finite, tf.int64),
+            ),
+        )
+
+    def _in_hindsight(self, stacked: DomainSums) -> DomainSums:
+        """Returns, of sums [r, p], those of the model with the best value of each measure."""
+        counts = tf.cast(stacked.counts, tf.float32)
+
+        def best(measure: str, ratio: MetricSums) -> MetricSums:
+            values = tf.math.divide_no_nan(
+                tf.reduce_sum(ratio.numerator, axis=1), tf.reduce_sum(ratio.denominator, axis=1)
+            )
+            row = _first_best(values, measures_of(self.model)[measure].higher_is_better)
+            return MetricSums(*(tf.gather(values, row) for values in ratio))
+
+        return DomainSums(
+            losses=best("loss", MetricSums(stacked.losses, counts)).numerator,
+            counts=stacked.counts[0],
+            metric_sums=OrderedDict(
+                (name, best(name, ratio)) for name, ratio in stacked.metric_sums.items()
+            ),
+        )
+
+
+def measurement_of_choice(
+    model: Model, num_domains: int, num_models: int, split: ExampleSplit
+) -> Measurement:
+    """Returns the evaluation of a family, a tuple of weights; its sums are a `ChoiceOutput`.
+
+    Args:
+        model: The model.
+        num_domains: p.
+        num_models: r.
+        split: Which of its examples a client chooses by: those that are kept out.
+    """
+    one = Bound(1, integer=True)
+
+    def bounds(limits: ClientLimits) -> ChoiceOutput:
+        evaluation = evaluation_bounds(model, limits)
+        clients = OrderedDict(chose=one, too_few=one, non_finite=one)
+        return ChoiceOutput((evaluation,) * num_models, evaluation, evaluation, one, clients)
+
+    return Measurement(
+        Exchange(
+            name="choice",
+            prepare=lambda family, sums: family,
+            client=ChoosingClients(model, num_domains, split),
+            bounds=bounds,
+        ),
+        (weights_spec(model),) * num_models,
+        model.client_data_spec(),
+    )
+
+
+def _first_best(values: tf.Tensor, higher_is_better: bool) -> tf.Tensor:
+    """Returns the row of the best of values [r], the first of equal ones; not finite is worst."""
+    costs = -values if higher_is_better else values
+    return tf.argmin(tf.where(tf.math.is_finite(costs), costs, tf.constant(float("inf"))))

@@ -1,13 +1,17 @@
-"""Client datasets: a client is a dict of NumPy arrays "x", "y" and "domain_id"."""
+"""Client datasets, in parts that need not much memory, or split from pooled examples."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Protocol, runtime_checkable
 
 import numpy as np
+import tensorflow as tf
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest_of
-from tff_agnostic.models.functional import Examples
+from tff_agnostic.models.model import Examples
+
+_MAX_CLIENTS = 1000
+_MAX_BYTES = 64 * 2**20
 
 
 class ClientDataset(Protocol):
@@ -234,3 +238,61 @@ def _check_range(values: np.ndarray, limit: int, what: str, where: str) -> None:
         raise UserError(
             f"{where}: expected {what} from 0 to {limit - 1}, found {values[row]} in row {row}"
         )
+
+
+def in_parts(clients: Iterable[Examples]) -> Iterator[list[Examples]]:
+    """Returns clients in parts of so many that they need not much memory."""
+    part: list[Examples] = []
+    num_bytes = 0
+    for examples in clients:
+        part.append(examples)
+        num_bytes += sum(np.asarray(column).nbytes for column in tf.nest.flatten(examples))
+        if len(part) == _MAX_CLIENTS or num_bytes >= _MAX_BYTES:
+            yield part
+            part, num_bytes = [], 0
+    if part:
+        yield part
+
+
+def dirichlet_partition(
+    domain_id: np.ndarray, num_clients: int, concentration: float, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Returns the rows of each client, such that clients have skewed mixtures of domains.
+
+    Every domain's examples are dealt to the clients in proportions drawn from a symmetric Dirichlet
+    distribution (Hsu et al. 2019). A client left without any example takes one from the largest.
+
+    Args:
+        domain_id: Domain of each example, int [n].
+        num_clients: Number of clients.
+        concentration: Dirichlet parameter: small is skewed, large is even.
+        rng: Source of randomness.
+
+    Raises:
+        UserError: If there are more clients than examples.
+    """
+    if num_clients > len(domain_id):
+        raise UserError(
+            f"clients: expected at most one for each of the {len(domain_id)} examples, found "
+            f"{num_clients}"
+        )
+    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for domain in np.unique(domain_id):
+        rows = rng.permutation(np.flatnonzero(domain_id == domain))
+        shares = rng.dirichlet([concentration] * num_clients)
+        cuts = np.round(np.cumsum(shares)[:-1] * len(rows)).astype(int)
+        for part, dealt in zip(parts, np.split(rows, cuts)):
+            part.append(dealt)
+    clients = [np.sort(np.concatenate(part)) for part in parts]
+    for i, rows in enumerate(clients):
+        if len(rows) == 0:
+            largest = max(range(num_clients), key=lambda k: len(clients[k]))
+            clients[i], clients[largest] = clients[largest][-1:], clients[largest][:-1]
+    return clients
+
+
+def even_partition(
+    num_examples: int, num_clients: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Returns the rows of each client when examples are dealt at random, in equal numbers."""
+    return [np.sort(rows) for rows in np.array_split(rng.permutation(num_examples), num_clients)]

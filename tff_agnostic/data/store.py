@@ -1,18 +1,22 @@
-"""Reads client stores, our own and those that TFF wrote, one client at a time."""
+"""Client stores read one client at a time, as datasets of parsed examples."""
 
 import contextlib
 import functools
+import math
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
-from tff_agnostic.data.store_format import StoreDescription, description_from_json
-from tff_agnostic.data.stored_examples import features_of
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.data.store_format import Feature, StoreDescription, description_from_json
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest, file_digest
+from tff_agnostic.models.model import Examples
 
 _TFF_TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
@@ -299,3 +303,147 @@ def vocabulary_digest(words: Sequence[str]) -> str:
 def _digest_of(path: Path, version: tuple[int, int]) -> str:
     del version
     return file_digest(path)
+
+
+# (client id, columns) -> examples, the columns being those of the features asked for.
+ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
+
+
+class StoreClients:
+    """Clients of a split; reading one touches its rows only.
+
+    Args:
+        store: The store.
+        split: Name of the split.
+        features: The features to parse.
+        to_examples: Makes a client's examples of its columns.
+        domain_names: Names of the task's domains, in the order of their ids.
+        has_row_each: Whether every example of the store becomes one example.
+
+    Raises:
+        UserError: If the split has no clients.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        split: str,
+        features: Mapping[str, Feature],
+        to_examples: ToExamples,
+        domain_names: Sequence[str],
+        has_row_each: bool = True,
+    ) -> None:
+        self._store = store
+        self._split = split
+        self._features = features
+        self._to_examples = to_examples
+        self._domain_names = domain_names
+        self._has_row_each = has_row_each
+        self._counts = store.client_counts(split)
+        self._ids = list(self._counts)
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Every client's id, sorted."""
+        return self._ids
+
+    def read(self, client_id: str) -> Examples:
+        """Returns one client's examples; see `ClientDataset.read`."""
+        where = f"{self._store.path}: client {client_id}"
+        count = self._counts.get(client_id)
+        serialized = [] if count is None else self._store.read(self._split, client_id)
+        if not serialized:
+            raise UserError(f"{where}: expected examples in split {self._split}, found none")
+        if len(serialized) != count:
+            raise UserError(
+                f"{where}: expected {count} examples in split {self._split}, as the table "
+                f"client_metadata has it, found {len(serialized)}"
+            )
+        return self._to_examples(client_id, parse_examples(serialized, self._features, where))
+
+    def client_domain_counts(self) -> Optional[np.ndarray]:
+        """Returns the examples of each client and domain, int64 [clients, p]; None if not known."""
+        # A task may have domains that are not those of the store.
+        if not self._has_row_each or not {*self._store.description.domains} <= {
+            *self._domain_names
+        }:
+            return None
+        counts = self._store.domain_counts(self._split)
+        if counts is None:
+            return None
+        unknown = next((client for client in self._ids if client not in counts), None)
+        if unknown is not None:
+            raise UserError(
+                f"{self._store.path}: expected the domains of every client in split {self._split}, "
+                f"found none of client {unknown}"
+            )
+        return np.array(
+            [[counts[client].get(name, 0) for name in self._domain_names] for client in self._ids],
+            np.int64,
+        )
+
+
+def parse_examples(
+    serialized: Sequence[bytes], features: Mapping[str, Feature], where: str
+) -> dict[str, np.ndarray]:
+    """Parses `tf.train.Example`s.
+
+    Args:
+        serialized: n examples.
+        features: What to take from them.
+        where: Whose they are, for messages.
+
+    Returns:
+        A column of each feature, [n, *shape]; strings are bytes in object arrays.
+
+    Raises:
+        UserError: If an example is damaged, or lacks a feature in that type and shape.
+    """
+    if not features:
+        return {}
+    expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
+    smallest = min(map(len, serialized), default=0)
+    for name, feature in features.items():
+        # TensorFlow reserves what a shape needs before it looks; a value takes at least a byte.
+        if serialized and math.prod(feature.shape) > smallest:
+            raise UserError(
+                f"{where}: expected examples with {expected}, found one of {smallest} bytes, which "
+                f"cannot hold {name}"
+            )
+    spec = {
+        name: tf.io.FixedLenFeature(feature.shape, tf.as_dtype(feature.dtype))
+        for name, feature in features.items()
+    }
+    try:
+        # The operation runs on CPUs only.
+        with tf.device("CPU:0"):
+            columns = tf.io.parse_example(tf.constant(list(serialized), tf.string), spec)
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as e:
+        message = " ".join(str(getattr(e, "message", e)).split())
+        raise UserError(f"{where}: expected examples with {expected}, found: {message}") from e
+    return {name: column.numpy() for name, column in columns.items()}
+
+
+def features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
+    """Returns what an example holds, for stores that do not describe themselves.
+
+    Args:
+        serialized: The example.
+        path: Its store, for messages.
+
+    Raises:
+        UserError: If it is no `tf.train.Example`.
+    """
+    try:
+        example = tf.train.Example.FromString(serialized)
+    except Exception as e:  # protobuf's own error type differs between its implementations.
+        raise UserError(f"{path}: expected tf.train.Examples, found something else ({e})") from e
+    names = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
+    features = {}
+    for name, feature in sorted(example.features.feature.items()):
+        kind = feature.WhichOneof("kind")
+        if kind is None:
+            continue
+        length = len(getattr(feature, kind).value)
+        features[name] = Feature(names[kind], () if length == 1 else (length,))
+    return features

@@ -1,4 +1,6 @@
-"""The SQLite format of client stores: TFF's tables, and ours beside them.
+"""The SQLite format of client stores, and what it holds: records and serialized examples.
+
+The SQLite format of client stores: TFF's tables, and ours beside them.
 
 TFF's (`tff.simulation.datasets`): `examples` holds a row per example, a serialized
 `tf.train.Example`, and `client_metadata` a row per client and split. TFF reads our stores, and
@@ -15,7 +17,9 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
+
+import numpy as np
 
 FORMAT_VERSION = 1
 # The feature that names an example's domain.
@@ -23,15 +27,12 @@ DOMAIN = "domain"
 # The feature that holds a sentence, its words separated by single spaces.
 TOKENS = "tokens"
 LABEL = "label"
-
 # The split to train on: what a store says of its values is of this split's clients.
 TRAIN = "train"
-
 TEXT = "text"
 FEATURES = "features"
 KINDS = (TEXT, FEATURES)
 _DTYPES = ("string", "int64", "float32")
-
 TFF_TABLES = """
 CREATE TABLE examples (
   split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
@@ -178,3 +179,80 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+Value = Union[str, int, float, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One example of one client.
+
+    Attributes:
+        client: The client's id.
+        domain: Name of the example's domain.
+        features: Everything else: "tokens" (words separated by single spaces) of a sentence, or
+            "label" and whatever it is told by.
+        split: "train", "heldout" or "test" where the source says so.
+    """
+
+    client: str
+    domain: str
+    features: Mapping[str, Value]
+    split: Optional[str] = None
+
+
+class ExampleSerializer:
+    """Serializes the features of one example after another; all have features of the same names.
+
+    What an example shares with the one before it, such as the title of a post whose sentences they
+    are, is not converted again.
+    """
+
+    def __init__(self) -> None:
+        self._example: Any = None
+        self._last: dict[str, Value] = {}
+
+    def __call__(self, features: Mapping[str, Value]) -> bytes:
+        """Returns the bytes of an example; equal features give equal bytes."""
+        if self._example is None:
+            # Imported here: whoever only checks flags need not wait for TensorFlow.
+            from tensorflow.core.example import example_pb2
+
+            self._example = example_pb2.Example()
+        of_name = self._example.features.feature
+        last = self._last
+        for name, value in features.items():
+            # Arrays may be changed in place; strings and numbers cannot.
+            if last.get(name) is value and not isinstance(value, np.ndarray):
+                continue
+            _fill(of_name[name], value)
+            last[name] = value
+        return bytes(self._example.SerializeToString(deterministic=True))
+
+
+def _fill(feature: Any, value: Value) -> None:
+    if isinstance(value, str):
+        feature.bytes_list.value[:] = [value.encode()]
+    elif isinstance(value, int):
+        feature.int64_list.value[:] = [value]
+    else:
+        array = np.asarray(value).ravel()
+        values = feature.float_list.value if array.dtype.kind == "f" else feature.int64_list.value
+        values[:] = array.tolist()
+
+
+def parsed_features(serialized: bytes) -> dict[str, Value]:
+    """Returns the features of a serialized example; numbers as flat arrays."""
+    from tensorflow.core.example import example_pb2
+
+    features: dict[str, Value] = {}
+    for name, feature in example_pb2.Example.FromString(serialized).features.feature.items():
+        kind = feature.WhichOneof("kind")
+        if kind == "bytes_list":
+            features[name] = feature.bytes_list.value[0].decode()
+        elif kind == "float_list":
+            features[name] = np.array(feature.float_list.value, np.float32)
+        else:
+            features[name] = np.array(feature.int64_list.value, np.int64)
+    return features

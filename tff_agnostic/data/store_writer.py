@@ -1,14 +1,14 @@
-"""Writes client stores, in one pass over records that come in any order."""
+"""Writes client stores, in one pass over records in any order and in bounded memory."""
 
+import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
-from tff_agnostic.data.example_bytes import ExampleSerializer, parsed_features
-from tff_agnostic.data.records import Record, Value
-from tff_agnostic.data.scratch_database import ScratchDatabase
-from tff_agnostic.data.store_contents import StoreContents
+import numpy as np
+
 from tff_agnostic.data.store_format import (
     DOMAIN,
     INDICES,
@@ -16,14 +16,22 @@ from tff_agnostic.data.store_format import (
     LABEL,
     OWN_TABLES,
     TFF_TABLES,
+    TOKENS,
     TRAIN,
+    ExampleSerializer,
+    Feature,
+    Record,
     StoreDescription,
+    Value,
+    parsed_features,
 )
-from tff_agnostic.data.unit_counts import UnitCounts
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import temporary_path
 
 # Rows between two calls of SQLite.
 _ROWS_AT_ONCE = 1000
+# Pairs of a unit and a domain in memory.
+_MAX_NEW = 100_000
 
 # (split before, split now, the example)
 OnMoved = Callable[[str, str, Record], object]
@@ -233,3 +241,234 @@ class StoreWriter:
                 self._units.bound_memory()
             self._connection.commit()
         self._rows = []
+
+
+class StoreContents:
+    """Counts and ranges over examples, kept as they are added and move between splits.
+
+    Attributes:
+        counts: Examples so far, by (split, domain).
+        features: The type of each feature, that of the first example.
+        label_range: Smallest and largest label of the training examples, if labels are float32.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.features: dict[str, Feature] = {}
+        self.label_range: Optional[tuple[float, float]] = None
+        self._lengths: Counter[tuple[str, str, int]] = Counter()
+        self._labels: Optional[tuple[int, int]] = None
+        self._known_looks: set[Any] = set()
+
+    def add(self, split: str, record: Record, features: Mapping[str, Value]) -> None:
+        """Counts an example.
+
+        Args:
+            split: Name of its split.
+            record: The example.
+            features: What is stored of it: its features and its domain.
+
+        Raises:
+            ValueError: If they differ from those of the first one in name, type or shape.
+        """
+        self._check(features)
+        self._see_label(split, record.features.get(LABEL))
+        self._count(split, record, 1)
+
+    def move(self, old: str, new: str, record: Record) -> None:
+        """Counts an example in another split; `end_moves` comes after the last."""
+        self._count(old, record, -1)
+        self._count(new, record, 1)
+
+    def end_moves(self, training_labels: Iterable[Value]) -> None:
+        """Forgets the domains that a split has lost, and ranges labels anew.
+
+        Args:
+            training_labels: Of the examples that are trained on by now; read only if labels are
+                float32.
+        """
+        self.counts = +self.counts
+        if self.label_range is not None:
+            self.label_range = None
+            for label in training_labels:
+                self._widen_label_range(label)
+
+    def domains(self) -> tuple[str, ...]:
+        """Returns the domains, in alphabetical order."""
+        return tuple(sorted({domain for _, domain in self.counts}))
+
+    def lengths(self) -> Iterable[tuple[str, str, int, int]]:
+        """Returns (split, domain, words, sentences), in ascending order."""
+        return ((*key, n) for key, n in sorted(self._lengths.items()) if n)
+
+    def num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
+        """Returns how many classes labels count; None if they count none."""
+        if class_names is not None:
+            return len(class_names)
+        # Negative numbers are quantities, no classes.
+        return self._labels[1] + 1 if self._labels and self._labels[0] >= 0 else None
+
+    def _count(self, split: str, record: Record, by: int) -> None:
+        self.counts[split, record.domain] += by
+        tokens = record.features.get(TOKENS)
+        if tokens is not None:
+            self._lengths[split, record.domain, str(tokens).count(" ") + 1] += by
+
+    def _see_label(self, split: str, label: Optional[Value]) -> None:
+        feature = self.features.get(LABEL)
+        if feature == Feature("int64"):
+            value = int(np.asarray(label))
+            low, high = self._labels or (value, value)
+            self._labels = min(low, value), max(high, value)
+        elif feature == Feature("float32") and split == TRAIN:
+            assert label is not None
+            self._widen_label_range(label)
+
+    def _widen_label_range(self, label: Value) -> None:
+        number = float(np.asarray(label).item())
+        least, most = self.label_range or (number, number)
+        self.label_range = min(least, number), max(most, number)
+
+    def _check(self, features: Mapping[str, Value]) -> None:
+        # Most records are alike in this: looking at types alone saves time.
+        look = tuple([(name, type(value)) for name, value in features.items()])
+        if look in self._known_looks:
+            return
+        found = {name: _feature(name, value) for name, value in features.items()}
+        if not self.features:
+            self.features = found
+        elif found != self.features:
+            different = next(
+                name
+                for name in (*self.features, *found)
+                if found.get(name) != self.features.get(name)
+            )
+            raise ValueError(
+                f"{different}: expected {self.features.get(different, 'no such feature')}, as in "
+                f"the first example, found {found.get(different, 'none')}"
+            )
+        if not any(isinstance(value, np.ndarray) for value in features.values()):
+            self._known_looks.add(look)
+
+
+def _feature(name: str, value: Value) -> Feature:
+    if isinstance(value, str):
+        return Feature("string")
+    array = np.asarray(value)
+    if array.dtype.kind in "iub":
+        return Feature("int64", array.shape)
+    if array.dtype.kind == "f":
+        return Feature("float32", array.shape)
+    raise ValueError(f"{name}: expected text or numbers, found {type(value).__name__}")
+
+
+class ScratchDatabase:
+    """A temporary SQLite file beside a store's path.
+
+    Args:
+        path: The store.
+        what: What it is for, which becomes part of its name.
+
+    Attributes:
+        path: The temporary file.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._store = path
+        self.path = temporary_path(path.with_name(f"{path.name}.{what}"))
+
+    def create(self) -> sqlite3.Connection:
+        """Makes the file, and opens it.
+
+        Raises:
+            UserError: If it cannot be made.
+        """
+        with self.errors():
+            # What a process with this id left when it was killed.
+            self.path.unlink(missing_ok=True)
+            connection = sqlite3.connect(self.path)
+            # A crash leaves no store anyway: no journal is needed to go back.
+            connection.executescript(
+                "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+            )
+            return connection
+
+    def errors(self) -> "_StoreErrors":
+        """Returns a context in which errors of writing become a `UserError`."""
+        return _StoreErrors(self._store)
+
+    def move_to(self, path: Path) -> None:
+        """Gives the file another name.
+
+        Raises:
+            UserError: If there is a file of that name.
+        """
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())
+        try:
+            # Unlike a rename, a link does not replace what another process put there meanwhile.
+            os.link(self.path, path)
+        except FileExistsError:
+            raise UserError(f"{path}: another process made a file there meanwhile") from None
+        except OSError:
+            # Not every file system has links.
+            self.path.rename(path)
+
+    def remove(self) -> None:
+        """Removes the file, if it is there."""
+        self.path.unlink(missing_ok=True)
+
+
+class _StoreErrors:
+    """Turns errors of SQLite and of the file system into a `UserError` that names the store."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+        if isinstance(error, (sqlite3.Error, OSError)):
+            raise UserError(f"{self._path}: cannot write the store: {error}") from error
+
+
+class UnitCounts:
+    """How many examples of each domain every unit has.
+
+    A unit is what a split keeps together, such as a client, named by a signed number of 64 bits.
+
+    Args:
+        database: Where the counts go when there are many.
+    """
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self._new: Counter[tuple[int, str]] = Counter()
+        database.execute(
+            "CREATE TABLE unit_counts (unit INTEGER NOT NULL, domain TEXT NOT NULL, n INTEGER)"
+        )
+
+    def add(self, unit: int, domain: str) -> None:
+        """Counts an example."""
+        self._new[unit, domain] += 1
+
+    def bound_memory(self) -> None:
+        """Writes the counts to the database, if there are many."""
+        if len(self._new) >= _MAX_NEW:
+            self._write()
+
+    def __iter__(self) -> Iterator[tuple[int, str, int]]:
+        """Yields (unit, domain, examples), units in ascending order, their domains as well."""
+        self._write()
+        yield from self._database.execute(
+            "SELECT unit, domain, SUM(n) FROM unit_counts GROUP BY unit, domain "
+            "ORDER BY unit, domain"
+        )
+
+    def _write(self) -> None:
+        self._database.executemany(
+            "INSERT INTO unit_counts VALUES (?, ?, ?)",
+            ((unit, domain, n) for (unit, domain), n in self._new.items()),
+        )
+        self._new.clear()

@@ -1,13 +1,16 @@
-"""A plan in memory, and what a manifest says of its tensors."""
+"""A plan in memory, what a manifest says of it, and its variables in checkpoints."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Optional
 
+import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from plan_runner import plan_pb2
-from tff_agnostic.deployment.client_graph_builder import ExampleSource
-from tff_agnostic.deployment.naming import Leaf
-from tff_agnostic.quantities import Quantities
+from tff_agnostic.deployment.client_graph import ExampleSource
+from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
+from tff_agnostic.report_fields import Quantities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,3 +79,84 @@ class CompiledPlan:
     client_phase: plan_pb2.ClientPhase
     tensors: PlanTensors
     secure: tuple[SecureValue, ...] = ()
+
+
+class Variables:
+    """Variables for the tensors of a checkpoint.
+
+    Args:
+        specs: Names, dtypes and shapes.
+    """
+
+    def __init__(self, specs: Sequence[tf.TensorSpec]) -> None:
+        self.specs = list(specs)
+        self._variables = [
+            tf.Variable(tf.zeros(spec.shape, spec.dtype), name=spec.name) for spec in specs
+        ]
+
+    def read(self) -> list[tf.Tensor]:
+        """Returns the values."""
+        return [variable.read_value() for variable in self._variables]
+
+    def initialize(self) -> list[tf.Operation]:
+        """Returns ops that set all to zero."""
+        return [variable.initializer for variable in self._variables]
+
+    def assign(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Returns ops that set all, once every one of `values` is known.
+
+        Otherwise a variable could be overwritten before another value has been computed from it.
+        """
+        with tf.control_dependencies(list(values)):
+            return [
+                variable.assign(value, read_value=False)
+                for variable, value in zip(self._variables, values)
+            ]
+
+    def add(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Returns ops that add to all."""
+        return [
+            variable.assign_add(value, read_value=False)
+            for variable, value in zip(self._variables, values)
+        ]
+
+
+def checkpoint_op(
+    name: str, variables: Variables, also_saved: Optional[Variables] = None
+) -> plan_pb2.CheckpointOp:
+    """Returns a message by which variables are saved to a checkpoint, and restored from one.
+
+    Args:
+        name: Scope of the ops.
+        variables: What is saved and restored.
+        also_saved: What is saved with them and not restored.
+    """
+    saved = [variables] if also_saved is None else [variables, also_saved]
+    with tf.name_scope(name):
+        path = file_path("path")
+        save_op = save(
+            path,
+            [spec for group in saved for spec in group.specs],
+            [value for group in saved for value in group.read()],
+            "save",
+        )
+        with tf.control_dependencies([save_op]):
+            saved_path = tf.identity(path, "saved_path")
+        restored = restore(path, variables.specs, "restore")
+        restore_op = tf.group(*variables.assign(restored), name="restore_all")
+    saver = tf.compat.v1.train.SaverDef(
+        filename_tensor_name=path.name,
+        save_tensor_name=saved_path.name,
+        restore_op_name=restore_op.name,
+        version=tf.compat.v1.train.SaverDef.V1,
+    )
+    return plan_pb2.CheckpointOp(saver_def=saver.SerializeToString(deterministic=True))
+
+
+def checkpoint_op_names(op: plan_pb2.CheckpointOp) -> list[str]:
+    """Returns the names of all nodes that a `CheckpointOp` refers to."""
+    names = [op.before_restore_op, op.after_restore_op, op.before_save_op, op.after_save_op]
+    saver = tf.compat.v1.train.SaverDef.FromString(op.saver_def)
+    names += [saver.filename_tensor_name, saver.save_tensor_name, saver.restore_op_name]
+    names += [channel.restore_name for channel in op.side_channel_tensors.values()]
+    return [name for name in names if name]

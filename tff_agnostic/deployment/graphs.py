@@ -1,11 +1,39 @@
-"""What graphs of a plan are made of: checkpoints in and out, and their final form."""
+"""Graphs whose bytes depend on nothing but themselves.
 
-from collections.abc import Iterable, Sequence
+Names in graphs that depend on the graph alone.
 
+TensorFlow and Keras number functions, layers and nodes by process; the same export has to have the
+same bytes in every one. Nodes are named after their op and their position, functions after the
+order of their first use.
+"""
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from tff_agnostic.deployment.functions import with_renamed_functions
+from tff_agnostic.errors import UserError
+from tff_agnostic.folders import tensorflow_writes
+
+# Prefixes of the names in checkpoints, those of the platform's own tools.
+SERVER = "server"
+CLIENT = "client"
+UPDATE = "update"
+INTERMEDIATE_UPDATE = "intermediate_update"
+AGGREGATED_UPDATE = "aggregated_update"
+INTERMEDIATE_STATE = "intermediate_state"
+METRICS = "metrics"
+# What TensorFlow takes in the name of a node.
+_NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
+# What TensorFlow notes for itself in nodes: other nodes' names, and numbers of the process.
+_NOTES = ("_class", "_gradient_op_type")
 
 
 def file_path(name: str) -> tf.Tensor:
@@ -79,3 +107,227 @@ def _pruned(graph_def: GraphDef, needed: Iterable[str]) -> GraphDef:
 def serialized_spec(spec: tf.TensorSpec) -> bytes:
     """Returns a serialised TensorSpecProto."""
     return bytes(spec.experimental_as_proto().SerializeToString(deterministic=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One tensor of a structure.
+
+    Attributes:
+        path: Field names and positions from the top of the structure, "/" between them.
+        dtype: Its dtype.
+        shape: Its shape.
+    """
+
+    path: str
+    dtype: tf.DType
+    shape: tf.TensorShape
+
+    def named(self, prefix: str) -> tf.TensorSpec:
+        """Returns the spec of the tensor under its name in a checkpoint."""
+        name = f"{prefix}/{node_name(self.path)}" if self.path else prefix
+        return tf.TensorSpec(self.shape, self.dtype, name)
+
+
+def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
+    """Returns the tensors of an unplaced type, in TFF's order.
+
+    Raises:
+        UserError: If two of them would have one name in a graph.
+    """
+    found = tuple(_leaves(structure, ()))
+    paths: dict[str, str] = {}
+    for leaf in found:
+        other = paths.setdefault(node_name(leaf.path), leaf.path)
+        if other != leaf.path:
+            raise UserError(
+                "export: expected names that still differ where nodes of a graph have _ for a "
+                f"space and the like, found {other!r} and {leaf.path!r}"
+            )
+    return found
+
+
+def node_name(path: str) -> str:
+    """Returns a path as the name of a node: a metric of a user may have a space in its name."""
+    return _NOT_IN_NODES.sub("_", path)
+
+
+def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
+    """Returns the specs of tensors under their names in a checkpoint."""
+    return [leaf.named(prefix) for leaf in structure]
+
+
+def only_element(structure: tff.Type) -> tff.Type:
+    """Returns what a structure of one element holds; others as they are.
+
+    TFF's compiler makes lists of what travels together; a round of ours sends one thing each way.
+    """
+    elements = [element for _, element in tff.structure.iter_elements(structure)]
+    return elements[0] if len(elements) == 1 else structure
+
+
+def side_channel_names(intrinsic_uri: str, structure: Sequence[Leaf]) -> list[str]:
+    """Returns the names of securely summed tensors in the graphs, without output index."""
+    prefix = f"sidechannel_secagg_{intrinsic_uri}_{UPDATE}"
+    return [spec.name for spec in named(structure, prefix)]
+
+
+def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
+    if isinstance(structure, tff.StructType):
+        for index, (name, element) in enumerate(tff.structure.iter_elements(structure)):
+            yield from _leaves(element, (*path, name or str(index)))
+    elif isinstance(structure, tff.TensorType):
+        yield Leaf("/".join(path), tf.as_dtype(structure.dtype), tf.TensorShape(structure.shape))
+    else:
+        raise TypeError(f"expected a structure of tensors, found {structure} at {'/'.join(path)}")
+
+
+def with_renamed_nodes(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
+    """Returns a copy whose nodes have names of the graph's own, and the new name of each."""
+    new_names = _numbered(graph_def.node)
+    renamed = GraphDef(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        copy = renamed.node.add()
+        copy.CopyFrom(node)
+        _rename_node(copy, new_names)
+    return renamed, new_names
+
+
+def with_renamed_functions(graph_def: GraphDef, prefix: str) -> GraphDef:
+    """Returns a copy whose functions, and all in them, have names of the graph's own.
+
+    Functions that nothing calls are left out, as are notes that TensorFlow keeps in nodes.
+
+    Args:
+        graph_def: The graph.
+        prefix: First part of the functions' names.
+    """
+    by_name = {function.signature.name: function for function in graph_def.library.function}
+    new_names: dict[str, str] = {}
+
+    def visit(nodes: Any) -> None:
+        for name in _called(nodes, by_name):
+            if name not in new_names:
+                new_names[name] = f"{prefix}_{len(new_names)}"
+                visit(by_name[name].node_def)
+
+    visit(graph_def.node)
+    renamed = GraphDef(versions=graph_def.versions, node=graph_def.node)
+    for old, new in new_names.items():
+        function = renamed.library.function.add()
+        function.CopyFrom(by_name[old])
+        function.signature.name = new
+        _rename_inside(function)
+    for node in [*renamed.node, *(n for f in renamed.library.function for n in f.node_def)]:
+        _rename_calls(node, new_names)
+        node.ClearField("experimental_debug_info")
+        for note in _NOTES:
+            node.attr.pop(note, None)
+    return renamed
+
+
+def _numbered(nodes: Any) -> dict[str, str]:
+    return {node.name: f"{node.op}_{index}" for index, node in enumerate(nodes)}
+
+
+def _rename_node(node: Any, new_names: Mapping[str, str]) -> None:
+    """Renames a node and its inputs, of the forms NAME, ^NAME, NAME:0 and NAME:output:0."""
+    node.name = new_names[node.name]
+    node.input[:] = [_renamed(name, new_names) for name in node.input]
+
+
+def _renamed(reference: str, new_names: Mapping[str, str]) -> str:
+    control = "^" if reference.startswith("^") else ""
+    name, colon, output = reference[len(control) :].partition(":")
+    return f"{control}{new_names[name]}{colon}{output}"
+
+
+def _rename_inside(function: Any) -> None:
+    signature = function.signature
+    arguments = {arg.name: f"arg_{i}" for i, arg in enumerate(signature.input_arg)}
+    results = {arg.name: f"result_{i}" for i, arg in enumerate(signature.output_arg)}
+    controls = {name: f"control_{i}" for i, name in enumerate(signature.control_output)}
+    new_names = {**_numbered(function.node_def), **arguments}
+    for arg in signature.input_arg:
+        arg.name = arguments[arg.name]
+    for arg in signature.output_arg:
+        arg.name = results[arg.name]
+    signature.control_output[:] = [controls[name] for name in signature.control_output]
+    for node in function.node_def:
+        _rename_node(node, new_names)
+    _rename_map(function.ret, results, lambda reference: _renamed(reference, new_names))
+    _rename_map(function.control_ret, controls, lambda name: new_names[name])
+    for attributes in function.arg_attr.values():
+        # Names of the arguments for people.
+        attributes.attr.pop("_user_specified_name", None)
+
+
+def _rename_map(entries: Any, new_keys: Mapping[str, str], renamed: Any) -> None:
+    before = dict(entries)
+    entries.clear()
+    for key, value in before.items():
+        entries[new_keys[key]] = renamed(value)
+
+
+def _called(nodes: Any, by_name: Mapping[str, Any]) -> Iterator[str]:
+    for node in nodes:
+        if node.op in by_name:
+            yield node.op
+        for key in sorted(node.attr):
+            value = node.attr[key]
+            for function in [value.func, *value.list.func]:
+                if function.name in by_name:
+                    yield function.name
+
+
+def _rename_calls(node: Any, new_names: Mapping[str, str]) -> None:
+    node.op = new_names.get(node.op, node.op)
+    for value in node.attr.values():
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            value.func.name = new_names.get(value.func.name, value.func.name)
+        elif kind == "list":
+            for function in value.list.func:
+                function.name = new_names.get(function.name, function.name)
+
+
+def named_values(value: Any, structure: Sequence[Leaf], prefix: str) -> dict[str, np.ndarray]:
+    """Returns the tensors of a value under their names in checkpoints.
+
+    Args:
+        value: A structure of arrays, as TFF returns it.
+        structure: The leaves of its type.
+        prefix: First part of the names.
+    """
+    flat = tff.structure.flatten(tff.structure.from_container(value, recursive=True))
+    return {
+        spec.name: np.asarray(array, spec.dtype.as_numpy_dtype)
+        for spec, array in zip(named(structure, prefix), flat)
+    }
+
+
+def write_checkpoint(path: Path, values: dict[str, np.ndarray]) -> None:
+    """Writes a checkpoint.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    with tensorflow_writes():
+        tf.raw_ops.SaveSlices(
+            filename=str(path),
+            tensor_names=list(values),
+            shapes_and_slices=[""] * len(values),
+            data=list(values.values()),
+        )
+
+
+def checkpoint_bytes(specs: Sequence[tf.TensorSpec]) -> int:
+    """Returns the size of a checkpoint file with tensors of these names, dtypes and shapes.
+
+    Floats take 4 bytes each; integers as many as their value needs, which is taken to be 1 here.
+    """
+    zeros = {spec.name: np.zeros(spec.shape, spec.dtype.as_numpy_dtype) for spec in specs}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        write_checkpoint(path, zeros)
+        return path.stat().st_size

@@ -17,22 +17,22 @@ from tff_agnostic.experiments.experiment import (
     Experiment,
     OverClients,
 )
-from tff_agnostic.models.measures import Measure
-from tff_agnostic.program.comparing.comparison import Comparison
-from tff_agnostic.program.comparing.comparison_report import notes
-from tff_agnostic.program.comparing.trial_results import OVERALL, Trials, mean_of, std_of
-from tff_agnostic.program.reporting.cells import UNDEFINED, shown, with_percent
-from tff_agnostic.program.reporting.column import ROUND, Column
-from tff_agnostic.program.reporting.columns import tested
-from tff_agnostic.program.reporting.curves import label_course, plot_spread
-from tff_agnostic.program.reporting.style import (
+from tff_agnostic.metrics.columns import tested
+from tff_agnostic.metrics.formatting import UNDEFINED, shown, with_percent
+from tff_agnostic.metrics.metrics_file import ROUND, Column
+from tff_agnostic.models.model import Measure
+from tff_agnostic.reports.figures import (
     draw_grid,
+    label_course,
     new_figure,
     percent_axis,
     plain_text,
+    plot_spread,
     scale_axis,
 )
-from tff_agnostic.program.specs.run_spec import RunSpec
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.studies.comparison import OVERALL, Comparison, Trials, mean_of, std_of
+from tff_agnostic.studies.comparison_report import notes
 
 REMARKS_HEADING = "## What agrees and what does not"
 _NO_REMARKS = "Nobody has written about these numbers yet."

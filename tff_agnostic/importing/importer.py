@@ -1,30 +1,31 @@
-"""An import: one pass over a source into a store."""
+"""An import, from the names of domains to the report. Nothing here loads TensorFlow."""
 
 import dataclasses
 import shlex
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
-from tff_agnostic.data.records import Record
-from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS
+from tqdm.auto import tqdm
+
+from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import check_can_be_made, folder_to_write_in
-from tff_agnostic.importing.categories import CategoryCounts
-from tff_agnostic.importing.domains import DomainNames
-from tff_agnostic.importing.records.format import Format
-from tff_agnostic.importing.records.input_files import input_paths
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import ReadLog, RecordError
-from tff_agnostic.importing.registry import FORMATS
+from tff_agnostic.files import check_can_be_made, folder_to_write_in, make_folder, write_json
+from tff_agnostic.importing.cells import CategoryCounts
+from tff_agnostic.importing.formats import FORMATS
+from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport, summarise
-from tff_agnostic.importing.splits import TRAIN, Splits, parse_shares
-from tff_agnostic.importing.strata import moves, strata_of
-from tff_agnostic.importing.vocabulary import VocabularySummary, WordCounts
+from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample, input_paths
+from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
+from tff_agnostic.importing.text import VocabularySummary, WordCounts
 from tff_agnostic.settings import check_effective
 
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
+# Each has a weight that is learnt: far more of them are a column that holds something else.
+_MAX_DOMAINS = 1000
+# What tables, plots and TensorBoard call all domains together, and figures about several.
+_RESERVED = frozenset({"all", "difference", "overall", "worst"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,3 +179,93 @@ def _left_out(log: ReadLog) -> str:
         return ""
     reasons = ", ".join(f"{reason}: {count}" for reason, count in log.skipped.most_common())
     return f" ({log.num_records} records left out: {reasons})"
+
+
+def run_import(
+    options: ImportOptions, given: Collection[str], shows_bar: bool = False
+) -> ImportReport:
+    """Runs an import, and writes its report if the options name a file for it.
+
+    Args:
+        options: What to do.
+        given: Names of the options that the user gave.
+        shows_bar: Whether to show a bar of what has been read.
+
+    Raises:
+        UserError: If an option is out of range or without effect, or the input is not as it has
+            to be; there is no store then.
+    """
+    job = checked_import(options, given)
+    with tqdm(
+        total=job.num_bytes(),
+        unit="B",
+        unit_scale=True,
+        disable=not shows_bar,
+        desc="read",
+    ) as bar:
+        report = job.run(ReadLog(options.bad_records == "skip", bar.update, bar.set_description))
+    if options.report is not None:
+        make_folder(Path(options.report).parent)
+        write_json(Path(options.report), report.to_json())
+    return report
+
+
+class DomainNames:
+    """Gives the domains of a source the names that the user wants.
+
+    Args:
+        texts: VALUE:NAME for each value of the source, or VALUE where it is the name; without any,
+            the values are the names.
+
+    Raises:
+        UserError: If a text is not of this form, or a value is named twice.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        names: dict[str, str] = {}
+        for text in texts:
+            value, _, name = text.partition(":")
+            if not value or value in names or text.endswith(":"):
+                raise UserError(
+                    f"--domain_names: expected different VALUE:NAME, found {','.join(texts)!r}"
+                )
+            names[value] = name or value
+        self._names: Mapping[str, str] = names
+        self._seen: set[str] = set()
+
+    def named(self, example: SourceExample) -> Record:
+        """Returns the record of an example with its domain's name.
+
+        Raises:
+            RecordError: If the domain is not one of those that are named, or is empty.
+            UserError: If there are too many domains, or one has a name that results give others.
+        """
+        record = example.record
+        name = self._names.get(record.domain) if self._names else record.domain
+        if not name:
+            expected = f"one of {', '.join(self._names)}" if self._names else "a name"
+            raise RecordError(
+                example.place,
+                "unknown domain",
+                f"expected {expected} as domain, found {record.domain!r}",
+            )
+        if name not in self._seen:
+            self._see(name)
+        if name == record.domain:
+            return record
+        return Record(record.client, name, record.features, record.split)
+
+    def _see(self, name: str) -> None:
+        if name in _RESERVED:
+            raise UserError(
+                f"expected domains not called {', '.join(sorted(_RESERVED))}, which results call "
+                f"something else, found {name!r}: --domain_names=VALUE:NAME of every domain, or "
+                "--domain_name of the only one, gives another name"
+            )
+        if len(self._seen) == _MAX_DOMAINS:
+            some = ", ".join(sorted(self._seen)[:3])
+            raise UserError(
+                f"expected at most {_MAX_DOMAINS} domains, found more, such as {some}: is it the "
+                "right column?"
+            )
+        self._seen.add(name)

@@ -1,31 +1,24 @@
-"""What an import made: counts per split and domain, overlap, what was left out, skewness."""
+"""What an import made: counts, sizes, skewness, and what it says of the store."""
 
 import contextlib
 import dataclasses
+import itertools
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.data.remarks import Remark
-from tff_agnostic.importing.categories import CategorySummary
-from tff_agnostic.importing.records.options import ImportOptions
-from tff_agnostic.importing.records.reading import ReadLog
-from tff_agnostic.importing.sizes import Sizes
-from tff_agnostic.importing.skewness import Skewness, skewness
-from tff_agnostic.importing.split_summary import SplitSummary, summary_of_split
-from tff_agnostic.importing.splits import TRAIN, parse_shares
-from tff_agnostic.importing.store_remarks import (
-    domain_remarks,
-    large_units,
-    markup_remarks,
-    sentence_remarks,
-)
-from tff_agnostic.importing.strata import Stratum
-from tff_agnostic.importing.vocabulary import VocabularySummary
+from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
+from tff_agnostic.data.texts import SEQUENCE_LENGTH
+from tff_agnostic.importing.cells import CategorySummary
+from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.source import ReadLog
+from tff_agnostic.importing.splits import TRAIN, Stratum, parse_shares
+from tff_agnostic.importing.text import VocabularySummary
 
 _ALIGNED = ("left", "left", "right", "right", "right", "right")
 _CLIENT_SIZES = (
@@ -36,6 +29,133 @@ _SENTENCE_LENGTHS = (
 )
 # A larger matrix cannot be read any more; the JSON report has it all.
 _MAX_MATRIX = 12
+# A share of markup among the words that is said.
+_MUCH_MARKUP = 0.02
+# Signs that prose hardly has.
+_MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
+_LARGE = 0.5
+_MAX_NAMES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """How much there is of something."""
+
+    clients: int
+    examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitSummary:
+    """What one split holds.
+
+    Attributes:
+        total: All of it.
+        domains: By domain; a client with examples of several counts in each.
+        clients_by_num_domains: How many clients have examples of that many domains.
+        shared: How many clients have examples of both domains of a pair.
+    """
+
+    total: Count
+    domains: Mapping[str, Count]
+    clients_by_num_domains: Mapping[int, int]
+    shared: Mapping[tuple[str, str], int]
+
+    def clients_with(self, a: str, b: str) -> int:
+        """Returns how many clients have examples of two domains, which may be one."""
+        if a == b:
+            return self.domains[a].clients if a in self.domains else 0
+        return self.shared.get((min(a, b), max(a, b)), 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the same as JSON values."""
+        return {
+            **dataclasses.asdict(self.total),
+            "domains": {name: dataclasses.asdict(count) for name, count in self.domains.items()},
+            "clients_by_number_of_domains": {
+                str(k): n for k, n in self.clients_by_num_domains.items()
+            },
+            "clients_in_both": [
+                {"domains": list(pair), "clients": n} for pair, n in self.shared.items()
+            ],
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Skewness:
+    """s(Lambda || m) of Mohri et al. 2019, eq. 4, where Lambda is the whole simplex.
+
+    Attributes:
+        value: m / m_k of the rarest domain k; p when all p domains are as frequent.
+        rarest: That domain.
+        num_examples: m_k, of that domain.
+        num_domains: p.
+    """
+
+    value: float
+    rarest: str
+    num_examples: int
+    num_domains: int
+
+    def meaning(self) -> str:
+        """Returns what it means for the choice of domains."""
+        if self.num_domains == 1:
+            return f"There is one domain, {self.rarest}: nothing to weigh against one another."
+        # The bound of theorem 1 has s / m under its root, which is 1 / m_k.
+        return (
+            f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
+            f"{self.num_domains} domains of equal size would have {self.num_domains}. For the "
+            "worst mixture of domains the learning bound is only as good as "
+            f"the {self.num_examples} examples of {self.rarest} make it: if that is few, merge "
+            "it with a domain that is like it, or collect more of it."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """A distribution of sizes.
+
+    Attributes:
+        count: How many things there are.
+        total: Their sizes together.
+        median: Half of them are at most as large.
+        most: Nine in ten of them are.
+        nearly_all: 99 in a hundred are.
+        largest: All of them are.
+    """
+
+    count: int
+    total: int
+    median: int
+    most: int
+    nearly_all: int
+    largest: int
+
+    @classmethod
+    def of(cls, counts: Mapping[int, int]) -> "Sizes":
+        """Returns the distribution of things by their size, at least one of them."""
+        sizes = np.array(sorted(counts), np.int64)
+        up_to = np.cumsum([counts[size] for size in sizes.tolist()])
+        total = int(up_to[-1])
+
+        def at(share: float) -> int:
+            return int(sizes[np.searchsorted(up_to, share * total - 1e-9)])
+
+        return cls(
+            count=total,
+            total=sum(size * count for size, count in counts.items()),
+            median=at(0.5),
+            most=at(0.9),
+            nearly_all=at(0.99),
+            largest=int(sizes[-1]),
+        )
+
+    def text(self, things: str, parts: str) -> str:
+        """Returns a line for people, such as of sentences and their words."""
+        return (
+            f"{self.count} {things} have {self.total} {parts}: half of them at most {self.median}, "
+            f"nine in ten {self.most}, 99% {self.nearly_all}, the largest {self.largest}."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,3 +341,138 @@ def summarise(
         sentence_lengths=Sizes.of(lengths) if lengths else None,
         remarks=remarks,
     )
+
+
+def skewness(examples: Mapping[str, int]) -> Skewness:
+    """Returns the skewness for the numbers of examples by domain, all positive."""
+    rarest = min(examples, key=lambda domain: (examples[domain], domain))
+    return Skewness(
+        sum(examples.values()) / examples[rarest], rarest, examples[rarest], len(examples)
+    )
+
+
+def summary_of_split(db: sqlite3.Connection, split: str) -> SplitSummary:
+    """Returns what a split of a finished store holds."""
+    domains = {
+        domain: Count(clients, examples)
+        for domain, clients, examples in db.execute(
+            "SELECT domain, COUNT(*), SUM(num_examples) FROM client_domains WHERE split_name = ? "
+            "GROUP BY domain ORDER BY domain",
+            [split],
+        )
+    }
+    by_number: Counter[int] = Counter()
+    shared: Counter[tuple[str, str]] = Counter()
+    rows = db.execute(
+        "SELECT client_id, domain FROM client_domains WHERE split_name = ? ORDER BY client_id",
+        [split],
+    )
+    for _, group in itertools.groupby(rows, key=lambda row: row[0]):
+        own = sorted(domain for _, domain in group)
+        by_number[len(own)] += 1
+        shared.update(itertools.combinations(own, 2))
+    return SplitSummary(
+        total=Count(sum(by_number.values()), sum(n.examples for n in domains.values())),
+        domains=domains,
+        clients_by_num_domains=dict(sorted(by_number.items())),
+        shared=dict(sorted(shared.items())),
+    )
+
+
+def is_markup(word: str) -> bool:
+    """Returns whether a word is signs of markup or formulas; a special word, as <url>, is none."""
+    return not _MARKUP_SIGNS.isdisjoint(word) and not (
+        word.startswith("<") and word.endswith(">") and len(word) > 2
+    )
+
+
+def domain_remarks(
+    examples: Mapping[str, Mapping[str, int]], wanted: Sequence[str], fewest: int
+) -> list[Remark]:
+    """Returns what is said of domains that a split lacks, or has little of.
+
+    Args:
+        examples: Examples of each domain, by split.
+        wanted: Names of the splits that there ought to be.
+        fewest: How many examples of a domain are not few.
+    """
+    domains = sorted({name for split in examples.values() for name in split})
+    found: list[Remark] = []
+    for split in SPLIT_NAMES:
+        if split in wanted or split in examples:
+            counts = {name: examples.get(split, {}).get(name, 0) for name in domains}
+            found += domains_without(counts, split)
+            if split != "heldout":
+                found += small_domains(counts, split, fewest)
+    return found
+
+
+def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> list[Remark]:
+    """Returns what is said of domains most of which cannot be divided.
+
+    Args:
+        strata: What the splits kept together, by domain.
+        options: Of the import.
+    """
+    names = [name for name, s in strata.items() if s.largest > _LARGE * s.examples]
+    if not names or len(options.split) < 2 or options.split_by == "example":
+        return []
+    some = ", ".join(names[:_MAX_NAMES])
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return [
+        Remark(
+            "large_units",
+            f"In {len(names)} of {len(strata)} domains a single {options.split_by} has over half "
+            f"of the examples, so that shares cannot be kept: {some}{more}; "
+            f"{_smaller_units(options)}",
+            {"split_by": options.split_by, "domains": names},
+        )
+    ]
+
+
+def _smaller_units(options: ImportOptions) -> str:
+    if options.format != "text_folders":
+        return "--split_by=example divides every client's examples."
+    if options.split_by == "group":
+        return "--sentences_per_group cuts files into several groups."
+    return "--sentences_per_client cuts files into several clients."
+
+
+def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
+    """Returns what is said of sentences that are longer than an example, unless a user says more.
+
+    Args:
+        lengths: Sentences to train on by their number of words.
+    """
+    return cut_words(
+        lengths,
+        SEQUENCE_LENGTH,
+        "TASK_sequence_length",
+        "it may be larger, or --TASK_long_sentences=chunk continues them in the next example.",
+        "train",
+    )
+
+
+def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> list[Remark]:
+    """Returns what is said of a vocabulary with much markup.
+
+    Args:
+        words: The vocabulary, with counts.
+        options: Of the import.
+    """
+    signs = {word: count for word, count in words.items() if is_markup(word)}
+    markup, total = sum(signs.values()), sum(words.values())
+    if markup <= _MUCH_MARKUP * total:
+        return []
+    often = sorted(signs, key=lambda word: (-signs[word], word))[:_MAX_NAMES]
+    mend = ""
+    if options.format == "stackexchange":
+        mend = "; --markup=math:word,code:word puts one word in their place"
+    return [
+        Remark(
+            "markup",
+            f"{share(markup, total)} of the words of train are signs of markup or formulas "
+            f"({' '.join(often)}){mend}.",
+            {"words": total, "words_of_markup": markup, "most_frequent": often},
+        )
+    ]

@@ -6,13 +6,15 @@ from typing import Any, Callable, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.models.plain_keras import PlainForm, with_weights
+from tff_agnostic.models.keras_export import PlainForm, with_weights
 from tff_agnostic.models.recurrent import (
+    RecurrentLayer,
     State,
     delayed,
     input_gradients,
     input_product,
     mask_series,
+    positive,
     product_over_steps,
     scan,
     scan_back,
@@ -22,7 +24,6 @@ from tff_agnostic.models.recurrent import (
     to_tensor,
     zero_state,
 )
-from tff_agnostic.models.recurrent_layer import RecurrentLayer, positive
 
 
 def cifg(

@@ -1,24 +1,21 @@
-"""Keras models as pure functions: variables are swapped for tensors while a call is traced.
+"""A Keras model as a pure function: conversion, checks, penalties, precision, frozen layers.
+
+Keras models as pure functions: variables are swapped for tensors while a call is traced.
 
 `tff.learning.models.functional_model_from_keras` does the same through an imported GraphDef, which
 cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Union
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.models.keras_checks import (
-    refuse_captured_state,
-    refuse_impure_calls,
-    refuse_other_dtypes,
-    refuse_stateful_layers,
-    trace_losses,
-)
-from tff_agnostic.models.keras_slots import (
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.keras_variables import (
     StatelessGenerator,
     find_random_slots,
     find_weight_slots,
@@ -28,8 +25,21 @@ from tff_agnostic.models.keras_slots import (
     swapped_each,
 )
 from tff_agnostic.models.metrics import Metric
-from tff_agnostic.models.precision import as_float32, current_loss_scale
-from tff_agnostic.models.weight_penalties import WeightPenalties
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.registry import Registry
+
+# Keras' policy of each name, and what losses are multiplied by before gradients are taken: those of
+# float16 would vanish below 6e-8 otherwise. bfloat16 has the range of float32.
+_POLICIES: Registry[tuple[str, float]] = Registry(
+    "precision",
+    {
+        "float32": ("float32", 1.0),
+        "mixed_bfloat16": ("mixed_bfloat16", 1.0),
+        "mixed_float16": ("mixed_float16", 1024.0),
+    },
+)
+PRECISIONS: Registry[str] = Registry("precision", {name: name for name in _POLICIES})
+_FLAG = "--frozen_layers"
 
 Predict = Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
 
@@ -180,3 +190,246 @@ def _find_penalties(
                 )
             penalties.append((index_of[id(bound[0])], penalty.func))
     return penalties
+
+
+def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
+    """Raises a `ValueError` if a trainable weight is not float32."""
+    for module in layers_of(keras_model):
+        for weight in getattr(module, "_trainable_weights", ()) if module.trainable else ():
+            dtype = weight.numpy().dtype.name
+            if dtype != "float32":
+                raise ValueError(
+                    f"layer {module.name!r} keeps its weights in {dtype}: expected float32, in "
+                    "which updates are summed; --precision says what layers compute in"
+                )
+
+
+def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
+    """Raises a `ValueError` if training would change more than weights, or add to the loss."""
+    for module in layers_of(keras_model):
+        if isinstance(module, tf.keras.layers.BatchNormalization) and module.trainable:
+            raise ValueError(
+                f"layer {module.name!r} updates moving averages while training, which no federated "
+                "sum carries to the server: use GroupNormalization or LayerNormalization"
+            )
+        if getattr(module, "activity_regularizer", None) is not None:
+            raise ValueError(
+                f"layer {module.name!r} has an activity regularizer; only weight regularizers are "
+                "part of the objective"
+            )
+
+
+def refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
+    """Traces the model, and raises a `ValueError` for what attributes of layers do not show.
+
+    Args:
+        keras_model: The Keras model.
+        model: What was made of it.
+    """
+    # A loss added in a call would be missing from the objective.
+    layers_with_losses: list[str] = []
+
+    def note_losses() -> None:
+        layers_with_losses.extend(m.name for m in layers_of(keras_model) if m._eager_losses)
+
+    traced = trace_losses(model, training=True, while_tracing=note_losses)
+    if layers_with_losses:
+        raise ValueError(
+            f"layer {layers_with_losses[0]!r} adds a loss in its call; only weight regularizers "
+            "are part of the objective"
+        )
+    refuse_captured_state(traced)
+    if traced.structured_outputs.shape.rank not in (None, 1):
+        raise ValueError(
+            "loss: expected one number per example, shape [n], found shape "
+            f'{traced.structured_outputs.shape}; Keras losses need reduction="none"'
+        )
+
+
+def trace_losses(
+    model: Model, training: bool, while_tracing: Callable[[], None] = lambda: None
+) -> Any:
+    """Returns the losses of a model, traced as a function of weights and examples.
+
+    Args:
+        model: The model.
+        training: Whether the call is one that trains.
+        while_tracing: Is called when the losses have been traced.
+
+    Raises:
+        ValueError: If the model assigns to a weight.
+    """
+
+    def losses(weights: Any, x: Any, y: Any) -> tf.Tensor:
+        result, _ = model.example_losses(
+            ModelWeights(*weights), {"x": x, "y": y}, training, seed=tf.zeros([2], tf.int32)
+        )
+        while_tracing()
+        return result
+
+    weight_specs = tf.nest.map_structure(
+        lambda w: tf.TensorSpec(w.shape, w.dtype), tuple(model.initial_weights)
+    )
+    try:
+        return tf.function(losses, autograph=False).get_concrete_function(
+            weight_specs, model.example_spec["x"], model.example_spec["y"]
+        )
+    except AttributeError as e:
+        # What an assignment to a weight comes to, which is a tensor here.
+        raise ValueError(
+            f"the model is not a pure function of its weights: {' '.join(str(e).split())}"
+        ) from e
+
+
+def refuse_captured_state(traced: Any) -> None:
+    """Raises a `ValueError` if a traced function reads variables beside its arguments."""
+    # One that is reached through a closure would keep its first value without a word.
+    if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
+        names = sorted({variable.name for variable in traced.graph.variables})
+        raise ValueError(
+            "the model's call may reach its weights through attributes of layers only, and no "
+            f"other state; it reads {', '.join(names) or 'a resource'} in another way"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightPenalties:
+    """The sum of regularizers of single weights, as a function of the trainable weights.
+
+    Attributes:
+        penalties: Pairs of the position of a trainable weight and its regularizer, at least one.
+    """
+
+    penalties: tuple[tuple[int, Callable[[tf.Tensor], tf.Tensor]], ...]
+
+    def __call__(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns their sum, a scalar."""
+        return tf.add_n([penalty(weights[position]) for position, penalty in self.penalties])
+
+    def without(self, frozen: Sequence[int]) -> "Optional[WeightPenalties]":
+        """Returns those of the weights that are left where some are not trained; None if none are.
+
+        Args:
+            frozen: Positions of the weights that are gone.
+        """
+        left = [
+            (position - sum(gone < position for gone in frozen), penalty)
+            for position, penalty in self.penalties
+            if position not in frozen
+        ]
+        return WeightPenalties(tuple(left)) if left else None
+
+
+@contextlib.contextmanager
+def computing_in(precision: str) -> Iterator[None]:
+    """Makes Keras layers that are built meanwhile compute in a precision of `PRECISIONS`."""
+    policy, _ = _POLICIES[precision]
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        yield
+    finally:
+        tf.keras.mixed_precision.set_global_policy(before)
+
+
+def current_loss_scale() -> float:
+    """Returns what losses of models that are built now have to be multiplied by."""
+    name = tf.keras.mixed_precision.global_policy().name
+    return _POLICIES[name][1] if name in _POLICIES else 1.0
+
+
+def as_float32(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor of 16-bit floats as float32, and others as they are."""
+    return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
+
+
+def freeze(model: Model, patterns: Sequence[str]) -> Model:
+    """Returns a model that trains without some of its layers.
+
+    The weights of these layers become weights that are not trained, the first of them: algorithms,
+    aggregations and runtimes have nothing to know of it. What regularises them is constant, and
+    left out of the loss.
+
+    Args:
+        model: A model of a Keras model, of which nothing is frozen yet.
+        patterns: Names of layers, or patterns of them, such as `block_*`.
+
+    Raises:
+        UserError: If it is made of no Keras model, a pattern fits no layer with weights to train,
+            or no weights are left to train.
+    """
+    if not patterns:
+        return model
+    names = _weights_of_layers(model)
+    unknown = [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
+    if unknown:
+        raise UserError(
+            f"{_FLAG}: expected names of layers with weights to train, or patterns of them "
+            f"({', '.join(names)}), found {unknown[0]!r}"
+        )
+    frozen = {
+        position
+        for name, positions in names.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        for position in positions
+    }
+    if len(frozen) == len(model.initial_weights.trainable):
+        raise UserError(
+            f"{_FLAG}: expected layers of which others are left to train, found all that have "
+            f"weights: {', '.join(names)}"
+        )
+    positions = tuple(sorted(frozen))
+    penalties = model.regularizer
+    if isinstance(penalties, WeightPenalties):
+        penalties = penalties.without(positions)
+    return dataclasses.replace(
+        model,
+        initial_weights=with_frozen(model.initial_weights, positions),
+        predict=_Predict(model.predict, positions),
+        regularizer=penalties,
+        frozen=positions,
+    )
+
+
+def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
+    """Returns weights of a Keras model in the order of one of which some are frozen.
+
+    Args:
+        weights: Trainable and other weights as the Keras model has them.
+        frozen: Positions among the trainable weights, ascending; see `Model.frozen`.
+    """
+    trainable = list(weights.trainable)
+    kept = [weight for k, weight in enumerate(trainable) if k not in set(frozen)]
+    return ModelWeights(kept, [*(trainable[k] for k in frozen), *weights.non_trainable])
+
+
+def as_in_keras(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
+    """Returns the same arrays in the order of the Keras model: the inverse of `with_frozen`."""
+    trainable, others = list(weights.trainable), list(weights.non_trainable)
+    for position, weight in zip(frozen, others):
+        trainable.insert(position, weight)
+    return ModelWeights(trainable, others[len(frozen) :])
+
+
+# Equal ones are traced once, as models are that differ in the values of their weights only.
+@dataclasses.dataclass(frozen=True)
+class _Predict:
+    predict: Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
+    frozen: tuple[int, ...]
+
+    def __call__(self, weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
+        return self.predict(as_in_keras(weights, self.frozen), x, training, seed)
+
+
+def _weights_of_layers(model: Model) -> Mapping[str, set[int]]:
+    """Returns the positions of each layer's weights to train, by the layer's name."""
+    keras_model = model.keras_model
+    if keras_model is None:
+        raise UserError(f"{_FLAG}: expected a task with a Keras model, found another")
+    position_of = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
+    found: dict[str, set[int]] = {}
+    for layer in layers_of(keras_model):
+        positions = {position_of[id(w)] for w in getattr(layer, "trainable_weights", ())}
+        if layer is not keras_model and positions:
+            found.setdefault(layer.name, set()).update(positions)
+    return found

@@ -5,8 +5,9 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.models.plain_keras import PlainForm
+from tff_agnostic.models.keras_export import PlainForm
 from tff_agnostic.models.recurrent import (
+    RecurrentLayer,
     State,
     delayed,
     input_gradients,
@@ -21,7 +22,6 @@ from tff_agnostic.models.recurrent import (
     to_tensor,
     zero_state,
 )
-from tff_agnostic.models.recurrent_layer import RecurrentLayer
 
 
 def lstm(

@@ -1,23 +1,34 @@
-"""Next-word models: recurrent networks on ids, with their sizes as settings.
+"""Next-word networks, the sizes of the two papers, unigrams.
+
+Next-word models: recurrent networks on ids, with their sizes as settings.
 
 The papers' models are settings of it: `next_word_lstm` and `keyboard_cifg`.
+
+A distribution over outcomes, such as words, without any input: a unigram model.
+
+An example is an outcome, and is its own label: what is predicted of it is how probable it was.
+Hamer, Mohri, Suresh 2020, section 2: density estimation is classification without inputs.
 """
 
 import dataclasses
 import functools
 from typing import Any, Callable, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.models.cifg import CIFG
-from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras, with_seed
+from tff_agnostic.models.keras_export import PlainForm, with_weights
+from tff_agnostic.models.losses import SentenceLoss, sentence_spec
 from tff_agnostic.models.lstm import LSTM
-from tff_agnostic.models.plain_keras import PlainForm, with_weights
-from tff_agnostic.models.sentences import SentenceLoss, sentence_spec
-from tff_agnostic.models.text_metrics import text_metrics
+from tff_agnostic.models.metrics import Metric, text_metrics
+from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.text_ids import TokenIds
+
+# Of an outcome's -log h, in nats; see `text_metrics`.
+_MAX_CROSS_ENTROPY = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,3 +181,125 @@ def _cifg(units: int, size: int) -> list[tf.keras.layers.Layer]:
 CELLS: Registry[Callable[[int, int], list[tf.keras.layers.Layer]]] = Registry(
     "recurrent cell", {"lstm": _lstm, "cifg": _cifg}
 )
+
+
+def next_word_lstm(
+    vocabulary_size: int = 10_000,
+    embedding: int = 96,
+    units: int = 670,
+    layers: int = 1,
+    sequence_length: int = 20,
+    expected_length: Optional[float] = None,
+    seed: int = 0,
+) -> Model:
+    """Returns a next-word LSTM, a `next_word_model`.
+
+    With the defaults it is the model of Reddi et al. 2021, which Ro et al. 2021 train: 4,050,748
+    parameters.
+
+    Args:
+        vocabulary_size: Number of words.
+        embedding: Size of the word vectors, and of the layer after each LSTM.
+        units: Units of each LSTM.
+        layers: Number of LSTMs.
+        sequence_length: T.
+        expected_length: Divide the summed loss of a sentence by this; None for the mean.
+        seed: Seeds the initial weights.
+    """
+    network = NextWordNetwork("lstm", embedding, units, layers)
+    return next_word_model(network, vocabulary_size, sequence_length, expected_length, seed)
+
+
+def two_layer_lstm(
+    vocabulary_size: int = 10_000,
+    embedding: int = 96,
+    units: int = 256,
+    sequence_length: int = 20,
+    expected_length: Optional[float] = None,
+    seed: int = 0,
+) -> Model:
+    """Returns the two-layer LSTM of Mohri et al. 2019, section 5: `next_word_lstm` with two layers.
+
+    The paper gives the vocabulary of 10,000 words and the number of layers, not their sizes: those
+    here are our choice. 2,703,060 parameters with the defaults. Arguments are those of
+    `next_word_lstm`.
+    """
+    return next_word_lstm(
+        vocabulary_size, embedding, units, 2, sequence_length, expected_length, seed
+    )
+
+
+def keyboard_cifg(
+    vocabulary_size: int = 10_000,
+    units: int = 670,
+    projection: int = 96,
+    sequence_length: int = 20,
+    expected_length: Optional[float] = None,
+    embedding_scale: float = 0.05,
+    seed: int = 0,
+) -> Model:
+    """Returns a next-word CIFG with tied embeddings, a `next_word_model`.
+
+    One CIFG layer whose state is projected to the size of the word vectors; the score of a word is
+    the product of that projection with the word's vector, and a bias. 1,422,638 parameters with the
+    defaults, about the 1.4 million of Hard et al. 2018, "Federated learning for mobile keyboard
+    prediction".
+
+    Args:
+        vocabulary_size: Number of words.
+        units: Units of the CIFG.
+        projection: Size of its projection, and of the word vectors.
+        sequence_length: T.
+        expected_length: Divide the summed loss of a sentence by this; None for the mean.
+        embedding_scale: See `NextWordNetwork`.
+        seed: Seeds the initial weights.
+    """
+    network = NextWordNetwork("cifg", projection, units, tied=True, embedding_scale=embedding_scale)
+    return next_word_model(network, vocabulary_size, sequence_length, expected_length, seed)
+
+
+@functools.cache
+def unigram_model(num_outcomes: int) -> Model:
+    """Returns the model: x and y int32 [n], both the outcome; the loss is -log h(x), in nats.
+
+    Its weights are scores, one for each outcome, of which h is the softmax; they start at 0. Equal
+    arguments give the same object, so that what a runtime traced in one trial serves the next.
+
+    Args:
+        num_outcomes: How many outcomes there are.
+    """
+    spec = tf.TensorSpec([None], tf.int32)
+    return Model(
+        initial_weights=ModelWeights([np.zeros([num_outcomes], np.float32)], []),
+        example_spec={"x": spec, "y": spec},
+        predict=_predict,
+        loss=unigram_loss,
+        metrics=(
+            Metric(
+                "perplexity",
+                _cross_entropy,
+                max_numerator=_MAX_CROSS_ENTROPY,
+                upper=_MAX_CROSS_ENTROPY,
+                higher_is_better=False,
+                transform=tf.exp,
+                num_bins=1001,
+                shown_as="factor",
+            ),
+        ),
+    )
+
+
+def unigram_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """Returns -log h(x), float32 [n], of predictions whose first column is log h(x)."""
+    del labels
+    return -predictions[:, 0]
+
+
+def _predict(weights: ModelWeights, x: tf.Tensor, training: bool, seed: tf.Tensor) -> tf.Tensor:
+    del training, seed
+    return tf.gather(tf.nn.log_softmax(weights.trainable[0]), x)[:, tf.newaxis]
+
+
+def _cross_entropy(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    losses = unigram_loss(labels, predictions)
+    return losses, tf.ones(tf.shape(losses))

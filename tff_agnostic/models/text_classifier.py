@@ -6,12 +6,12 @@ from typing import Callable, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras, with_seed
+from tff_agnostic.models.keras_export import PlainForm
 from tff_agnostic.models.losses import sparse_cross_entropy
 from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import accuracy
-from tff_agnostic.models.plain_keras import PlainForm
+from tff_agnostic.models.model import Model
 from tff_agnostic.registry import Registry
 from tff_agnostic.text_ids import TokenIds
 

@@ -1,21 +1,26 @@
 """What differential privacy a run has: what it releases, its account, and what is promised."""
 
-from tff_agnostic.privacy.accountant import ACCOUNTANTS, PrivacyAccountant
-from tff_agnostic.privacy.budget import (
-    CLIP_BIT,
-    BudgetSplit,
-    Group,
-    clip_bit_stddev,
-    effective_noise_multiplier,
-)
-from tff_agnostic.privacy.calibration import (
+from tff_agnostic.privacy.accountant import (
+    ACCOUNTANTS,
+    PrivacyAccountant,
+    PrivacyStatement,
     check_delta,
     default_delta,
     noise_for_epsilon,
     rounds_for_budget,
+    statement,
 )
-from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
-from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
+from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanisms import (
+    CLIP_BIT,
+    BudgetSplit,
+    CentralNoise,
+    Group,
+    Mechanism,
+    TreeNoise,
+    clip_bit_stddev,
+    effective_noise_multiplier,
+)
 from tff_agnostic.privacy.sampling import (
     COHORT_SAMPLINGS,
     CohortSampling,
@@ -26,7 +31,6 @@ from tff_agnostic.privacy.sampling import (
     SecretCohorts,
     StratifiedCohorts,
 )
-from tff_agnostic.privacy.statement import PrivacyStatement, statement
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
 __all__ = [

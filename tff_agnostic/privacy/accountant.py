@@ -1,20 +1,45 @@
-"""Epsilon of what a run has released so far."""
+"""Epsilon of composed releases, calibration of noise and rounds, and the statement for reports."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
 
 import numpy as np
-from dp_accounting import rdp
+from dp_accounting import ExplicitBracketInterval, NoOpDpEvent, calibrate_dp_mechanism, rdp
+from dp_accounting.mechanism_calibration import NoOptimumFoundError
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy.mechanism import Mechanism
+from tff_agnostic.files import finite_or_none
+from tff_agnostic.privacy.mechanisms import LEAST_NOISE, Mechanism
 from tff_agnostic.privacy.sampling import PLD, RDP
 from tff_agnostic.registry import Registry
 
 # Of a larger epsilon it is no matter how much larger it is.
 _MOST_WORKED_OUT = 100.0
 _ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
+# Noise that is looked for: above, nothing is learned.
+_MOST_NOISE = 2.0**20
+# Of the noise multiplier, of itself.
+_TOLERANCE = 1e-5
+# Steps in which less noise is tried, of the noise before.
+_NEARLY = 0.8
+# The epsilons that are calibrated know their delta.
+_NO_DELTA = 0.0
+# More than any run has. Of many more no account is worked out: privacy losses would take hours.
+MAX_ROUNDS = 2**20
+UNIT = "client"
+_EVALUATIONS = "evaluations, and the clients that they are on"
+# What no account covers.
+_NEVER_COVERED = (
+    "tuning: other runs on the same clients, and the choice of settings by their results",
+    "the choice of the algorithm by results on the same clients",
+)
+# What no account of training covers.
+NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
+# Above it, epsilon promises next to nothing.
+WEAK_EPSILON = 10.0
 
 
 class PrivacyAccountant:
@@ -119,3 +144,311 @@ def _pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
 ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]] = Registry(
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )
+
+# What is released at a noise multiplier.
+Mechanisms = Callable[[float], Sequence[Mechanism]]
+
+
+def default_delta(clients: int) -> float:
+    """Returns one over ten times the clients."""
+    return 1 / (10 * clients)
+
+
+def check_delta(delta: float, clients: int) -> None:
+    """Raises a `UserError` unless delta is above 0 and below one over the clients.
+
+    With one over the clients a mechanism that publishes everything of one of them would do.
+    """
+    if not 0 < delta < 1 / clients:
+        raise UserError(
+            f"--delta: expected more than 0 and less than {1 / clients:.3g}, one over the number "
+            f"of clients, found {delta:g}"
+        )
+
+
+def check_rounds(rounds: int) -> None:
+    """Raises a `UserError` if there are more rounds than an account is worked out for."""
+    if rounds > MAX_ROUNDS:
+        raise UserError(
+            f"--rounds: expected at most {MAX_ROUNDS} with differential privacy, found {rounds}"
+        )
+
+
+def noise_for_epsilon(
+    mechanisms: Mechanisms,
+    counts: Sequence[int],
+    target_epsilon: float,
+    delta: float,
+    accountant: Optional[str] = None,
+) -> float:
+    """Returns the least noise multiplier with which epsilon is at most the target.
+
+    Args:
+        mechanisms: Returns what is released at a noise multiplier.
+        counts: How often each of it is released.
+        target_epsilon: The budget.
+        delta: The delta that it is for.
+        accountant: See `PrivacyAccountant`.
+
+    Raises:
+        UserError: If no noise reaches the target, or hardly any is needed.
+    """
+    name = accountant_name(mechanisms(1.0), accountant)
+
+    @functools.cache
+    def epsilon(noise_multiplier: float, by: str = name) -> float:
+        return PrivacyAccountant(mechanisms(noise_multiplier), delta, by).epsilon(*counts)
+
+    high = _first_power(lambda z: epsilon(z, RDP) <= target_epsilon, LEAST_NOISE)
+    if name != RDP and high is not None:
+        # Renyi divergences are quicker, and ask for little more noise.
+        high = _calibrated(lambda z: epsilon(z, RDP), high / 2, high, target_epsilon)
+    if high is None or epsilon(high) > target_epsilon:
+        # Of very small ones the two differ in what they round.
+        high = _first_power(lambda z: epsilon(z) <= target_epsilon, 1.0)
+    if high is None:
+        raise UserError(
+            f"--target_epsilon: expected one that some noise reaches, found {target_epsilon:g}: "
+            f"{epsilon(_MOST_NOISE):.6g} is left with a noise multiplier of {_MOST_NOISE:g}"
+        )
+    low = _NEARLY * high
+    while epsilon(low) <= target_epsilon:
+        low, high = _NEARLY * low, low
+        if high <= LEAST_NOISE:
+            raise UserError(
+                f"--target_epsilon: expected less than {epsilon(high):.6g}, which a noise "
+                f"multiplier of {high:g} has already, found {target_epsilon:g}"
+            )
+    return _calibrated(epsilon, low, high, target_epsilon)
+
+
+def _calibrated(
+    epsilon: Callable[[float], float], low: float, high: float, target_epsilon: float
+) -> float:
+    """Returns the least noise that is enough, between one that may be and one that is enough."""
+    if epsilon(low) <= target_epsilon:
+        return low
+    try:
+        found: float = calibrate_dp_mechanism(
+            _Fresh,
+            lambda noise_multiplier: epsilon(float(noise_multiplier)),
+            target_epsilon,
+            _NO_DELTA,
+            ExplicitBracketInterval(low, high),
+            tol=_TOLERANCE * high,
+        )
+    except NoOptimumFoundError:
+        # Rounding of the accountant: the end of the bracket is enough noise.
+        found = high
+    return found
+
+
+def rounds_for_budget(
+    mechanism: Mechanism, target_epsilon: float, delta: float, accountant: Optional[str] = None
+) -> int:
+    """Returns the most rounds after which epsilon is at most the target.
+
+    Args:
+        mechanism: What a round releases.
+        target_epsilon: The budget.
+        delta: The delta that it is for.
+        accountant: See `PrivacyAccountant`.
+
+    Raises:
+        UserError: If the first round is too much, or no number of rounds that can be run.
+    """
+    known = PrivacyAccountant([mechanism], delta, accountant)
+    first = known.epsilon(1)
+    if first > target_epsilon:
+        raise UserError(
+            f"--target_epsilon: expected at least {first:.6g}, which one round costs with a noise "
+            f"multiplier of {mechanism.noise_multiplier:g}, found {target_epsilon:g}"
+        )
+    low, high = 1, 2
+    while high <= MAX_ROUNDS and known.epsilon(high) <= target_epsilon:
+        low, high = high, 2 * high
+    if high > MAX_ROUNDS:
+        raise UserError(
+            f"--target_epsilon: expected a budget that rounds exhaust, found {target_epsilon:g}: "
+            f"{low} rounds cost {known.epsilon(low):.6g}"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        if known.epsilon(middle) <= target_epsilon:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _first_power(is_enough: Callable[[float], bool], least: float) -> Optional[float]:
+    """Returns the least power of 2 that is enough, from `least` to `_MOST_NOISE`, or None."""
+    noise = 1.0
+    while noise > least and is_enough(noise / 2):
+        noise /= 2
+    while not is_enough(noise):
+        noise *= 2
+        if noise > _MOST_NOISE:
+            return None
+    return noise
+
+
+class _Fresh:
+    """What `calibrate_dp_mechanism` asks of an accountant, for epsilons that are known already."""
+
+    ledger = NoOpDpEvent()
+
+    def __init__(self) -> None:
+        self._epsilon = 0.0
+
+    def compose(self, epsilon: float) -> "_Fresh":
+        self._epsilon = epsilon
+        return self
+
+    def get_epsilon(self, delta: float) -> float:
+        del delta
+        return self._epsilon
+
+
+def guarantee(epsilon: float, delta: float, of_what: str) -> str:
+    """Returns what is promised, in words: a number of which little follows is not called more.
+
+    Args:
+        epsilon: Epsilon; infinite without noise.
+        delta: Its delta.
+        of_what: What follows "differential privacy", such as "of each client after 3 rounds".
+    """
+    if not math.isfinite(epsilon):
+        return f"no differential privacy {of_what}: without noise epsilon is infinite"
+    weak = f", which promises next to nothing: epsilon is above {WEAK_EPSILON:g}"
+    return (
+        f"({epsilon:.4g}, {delta:.3g})-differential privacy {of_what}"
+        f"{weak if epsilon > WEAK_EPSILON else ''}"
+    )
+
+
+def drowned(
+    noise_multiplier: float, clients_per_round: int, rounds: int, is_tree: bool = False
+) -> Optional[str]:
+    """Returns a sentence, without full stop, on noise in which nothing can be seen; None otherwise.
+
+    Args:
+        noise_multiplier: z of a round's release.
+        clients_per_round: Clients of a round.
+        rounds: Rounds: what clients send adds up over them, and noise to its root of their number.
+        is_tree: Whether the noise is that of sums over the rounds, in which it does not add up.
+    """
+    if noise_multiplier <= clients_per_round * (rounds if is_tree else math.sqrt(rounds)):
+        return None
+    return (
+        f"nothing can be learnt: the noise of a round is {noise_multiplier:.4g} times what one "
+        f"client can change, and {rounds} rounds of {clients_per_round} clients do not stand out"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyStatement:
+    """The guarantee of a run, and what it rests on.
+
+    Attributes:
+        epsilon: Epsilon of everything released so far.
+        delta: The delta that it is for.
+        rounds: Rounds, or other releases, after which it holds.
+        noise_multiplier: z of a round's whole release.
+        split: Noise multiplier of each group of the release.
+        adjacency: In what neighbouring fleets differ.
+        sampling: What is taken for granted of cohorts, a sentence without full stop.
+        accountant: Name of the accountant.
+        unit: Whose data the neighbours differ in.
+        not_covered: What it says nothing of.
+        remarks: What a reader has to know beside, e.g. that a noise seed was given.
+        of_what: What `rounds` counts.
+        noise_generator: What the noise is made of; None where there is no run.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    noise_multiplier: float
+    split: Mapping[str, float]
+    adjacency: str
+    sampling: str
+    accountant: str
+    unit: str = UNIT
+    not_covered: tuple[str, ...] = NOT_COVERED
+    remarks: tuple[str, ...] = ()
+    of_what: str = "rounds"
+    noise_generator: Optional[str] = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it for JSON; an infinite epsilon, that of no noise, is None."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values[values.pop("of_what")] = values.pop("rounds")
+        if self.noise_generator is None:
+            del values["noise_generator"]
+        return {
+            **values,
+            "epsilon": finite_or_none(self.epsilon),
+            "split": dict(self.split),
+            "not_covered": list(self.not_covered),
+            "remarks": list(self.remarks),
+        }
+
+    @property
+    def text(self) -> str:
+        """Returns the guarantee in one line."""
+        of_what = f"of each {self.unit} after {self.rounds} {self.of_what}"
+        return guarantee(self.epsilon, self.delta, of_what)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns lines of a table: what, and its value."""
+        split = ", ".join(f"{name} {z:.4g}" for name, z in self.split.items())
+        return [
+            ("guarantee", self.text),
+            ("neighbours", self.adjacency),
+            ("taken for granted", self.sampling),
+            ("noise multiplier", f"{self.noise_multiplier:.6g}"),
+            ("of each group", split),
+            ("accountant", self.accountant),
+            *([] if self.noise_generator is None else [("noise generator", self.noise_generator)]),
+            *(("not covered", text) for text in self.not_covered),
+            *(("remark", text) for text in self.remarks),
+        ]
+
+
+def statement(
+    accountant: PrivacyAccountant,
+    counts: Sequence[int],
+    split: Mapping[str, float],
+    remarks: Sequence[str] = (),
+    evaluations_are_private: bool = False,
+    of_what: str = "rounds",
+    noise_generator: Optional[str] = None,
+) -> PrivacyStatement:
+    """Returns what holds after a number of releases.
+
+    Args:
+        accountant: What accounts for them.
+        counts: How often each mechanism was released; the first of them is what is told of.
+        split: Noise multiplier of each group of its releases.
+        remarks: See `PrivacyStatement`.
+        evaluations_are_private: Whether evaluations have a statement, too.
+        of_what: See `PrivacyStatement`.
+        noise_generator: See `PrivacyStatement`.
+    """
+    first = accountant.mechanisms[0]
+    assumptions = dict.fromkeys(mechanism.assumption for mechanism in accountant.mechanisms)
+    return PrivacyStatement(
+        epsilon=accountant.epsilon(*counts),
+        delta=accountant.delta,
+        rounds=counts[0],
+        noise_multiplier=first.noise_multiplier,
+        split=dict(split),
+        adjacency=first.adjacency,
+        sampling="; ".join(assumptions),
+        accountant=accountant.name,
+        not_covered=_NEVER_COVERED if evaluations_are_private else NOT_COVERED,
+        remarks=tuple(remarks),
+        of_what=of_what,
+        noise_generator=noise_generator,
+    )

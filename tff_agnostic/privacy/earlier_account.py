@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from tff_agnostic.privacy.accountant import PrivacyAccountant
-from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.sampling import PoissonCohorts, noise_of_clients
 
 # The first one whose runs account for what everybody learns.

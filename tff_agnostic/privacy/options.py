@@ -4,18 +4,18 @@ import dataclasses
 from typing import Callable, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy.accountant import ACCOUNTANTS
-from tff_agnostic.privacy.budget import (
+from tff_agnostic.privacy.accountant import ACCOUNTANTS, check_delta, check_rounds, default_delta
+from tff_agnostic.privacy.distributed import INTEGER_NOISES, DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanisms import (
     LEAST_NOISE,
     BudgetSplit,
+    CentralNoise,
     Group,
+    Mechanism,
+    TreeNoise,
     effective_noise_multiplier,
     update_share_setting,
 )
-from tff_agnostic.privacy.calibration import check_delta, check_rounds, default_delta
-from tff_agnostic.privacy.distributed_mechanism import DistributedNoise, IntegerGroup
-from tff_agnostic.privacy.integer_noise import INTEGER_NOISES
-from tff_agnostic.privacy.mechanism import CentralNoise, Mechanism, TreeNoise
 from tff_agnostic.privacy.sampling import (
     COHORT_SAMPLINGS,
     CohortSampling,

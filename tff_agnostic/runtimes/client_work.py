@@ -1,4 +1,4 @@
-"""What clients do in a round or an evaluation, traced once, for one client or for many in step."""
+"""Traced client work, sequential or vectorised, and the choice between them."""
 
 import contextlib
 import dataclasses
@@ -10,8 +10,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.aggregated import AggregatedExchange, Submission
-from tff_agnostic.computations.client_group import (
+from tff_agnostic.computations.clients import (
     ClientGroup,
     PerClient,
     Place,
@@ -22,9 +21,50 @@ from tff_agnostic.computations.client_group import (
     one_client_in_fixed_shapes,
     place_of,
 )
-from tff_agnostic.models.functional import Examples
-from tff_agnostic.runtimes.shards import Shard
-from tff_agnostic.runtimes.submissions import ShardFunction, of_client
+from tff_agnostic.computations.round import AggregatedExchange, Submission
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import Examples
+from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.sharding import (
+    Shard,
+    of_client,
+    streamed_shards,
+    summed_in_order,
+    vectorised_shards,
+)
+
+# Up to here a client's step costs less than starting its operations does (measured on CPU).
+_LARGEST_VECTORISED_MODEL_BYTES = 400_000
+_GROUP_BYTES = 64 * 2**20
+_MAX_GROUP = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardFunction:
+    """The clients of a shard: calls of one traced function, and a sum of what they return.
+
+    Attributes:
+        traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
+        inputs: Returns the NumPy arrays of each call, from the clients of a shard, what they have
+            kept, with a leading axis of clients, and their places in the cohort.
+        add: Adds two sums.
+    """
+
+    traced: Callable[[], Any]
+    inputs: Callable[[Sequence[Examples], Any, Shard], Iterator[Any]]
+    add: Callable[[Any, Any], Any]
+
+    def __call__(
+        self, broadcast: Any, clients: Sequence[Examples], kept: Any = (), shard: Shard = ()
+    ) -> Submission:
+        """Returns the sum of what the clients of a shard submit, and what they keep."""
+        function = self.traced()
+        calls = (
+            function(broadcast, tf.nest.map_structure(tf.convert_to_tensor, inputs))
+            for inputs in self.inputs(clients, kept, shard)
+        )
+        return summed_in_order(calls, self.add)
+
 
 # (what is broadcast, clients, how to apply functions of one client) -> what each client submits,
 # and what it keeps.
@@ -273,3 +313,53 @@ def _quiet_tensorflow() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+Plan = tuple[ShardFunction, list[Shard]]
+
+
+def _stream(
+    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+) -> Plan:
+    del max_clients_in_step
+    return compiled.streamed, streamed_shards(len(cohort))
+
+
+def _vectorise(
+    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+) -> Plan:
+    if compiled.vectorisation_error is not None:
+        raise UserError(
+            "--client_mode=vectorised: TensorFlow cannot vectorise this model, it can be streamed "
+            f"({compiled.vectorisation_error})"
+        )
+    sizes = [len(examples["domain_id"]) for examples in cohort]
+    most = max_clients_in_step or _largest_group(compiled, max(sizes, default=0))
+    return compiled.vectorised, vectorised_shards(sizes, most)
+
+
+def _choose(
+    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+) -> Plan:
+    work = compiled.work
+    looks_up = work.bytes_per_example is not None
+    is_small = looks_up or work.broadcast_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
+    in_step = is_small and compiled.vectorisation_error is None
+    return (_vectorise if in_step else _stream)(compiled, cohort, max_clients_in_step)
+
+
+# (work, cohort, most clients of a group) -> how to run a shard, and the shards; a function of its
+# arguments alone, so that no number of devices or workers changes the sums.
+CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]], Plan]] = (
+    Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
+)
+
+
+def _largest_group(compiled: CompiledWork, num_rows: int) -> int:
+    work, output = compiled.work, compiled.output_bytes()
+    looked_up = work.bytes_per_example
+    # Nobody has a copy of what is only looked up in.
+    model = work.broadcast_bytes if looked_up is None else num_rows * looked_up
+    # Weights with their steps, outputs with their encoding, a batch with its gradients: roughly.
+    bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes
+    return max(1, min(_MAX_GROUP, _GROUP_BYTES // bytes_per_client))

@@ -7,23 +7,23 @@ from typing import Any, Callable, Optional, Protocol
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
-from tff_agnostic.computations.aggregated import AggregatedRound, Submission, SumsSoFar
+from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.exchange import Algorithm, Report, RunState
-from tff_agnostic.computations.guarantees import check_measurement, check_process
-from tff_agnostic.computations.template import (
-    EvaluationFunctions,
-    build_process,
-)
+from tff_agnostic.computations.round import AggregatedRound, Submission, SumsSoFar
+from tff_agnostic.computations.tff_process import EvaluationFunctions, build_process
+from tff_agnostic.computations.verification import check_measurement, check_process
 from tff_agnostic.errors import ExecutionError
-from tff_agnostic.models.functional import Examples, Model
-from tff_agnostic.runtimes.client_modes import CLIENT_MODES
-from tff_agnostic.runtimes.client_work import ClientWork, CompiledWork, client_work_of
-from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
-from tff_agnostic.runtimes.lanes import Lanes, default_num_lanes
+from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork, client_work_of
+from tff_agnostic.runtimes.devices import (
+    DEVICES,
+    Lanes,
+    default_num_lanes,
+    one_thread_per_operation,
+)
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated
-from tff_agnostic.runtimes.submissions import in_cohort_order, of_shard, summed_in_order
+from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 # Of the arms of a comparison, for its next trial.

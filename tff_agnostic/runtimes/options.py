@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.runtimes.client_modes import CLIENT_MODES
+from tff_agnostic.runtimes.client_work import CLIENT_MODES
 from tff_agnostic.runtimes.devices import DEVICES
 from tff_agnostic.settings import Settings, setting
 

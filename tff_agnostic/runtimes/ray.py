@@ -1,22 +1,29 @@
-"""The Ray runtime: the cohort runtime's shards in Ray's workers, on one machine or on many."""
+"""Rounds on Ray: what is sent, what comes back."""
 
 import contextlib
+import dataclasses
 import functools
-from typing import Any, Optional
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable, Optional
 
+import numpy as np
 import ray
+import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.exchange import Algorithm
+from tff_agnostic.computations.round import Submission
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.models.functional import Model
+from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork, ShardFunction
 from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.ray_pool import WorkerPool
-from tff_agnostic.runtimes.ray_schedule import Schedule
 from tff_agnostic.runtimes.ray_session import ray_session
-from tff_agnostic.runtimes.ray_sum import SumOnRay
+from tff_agnostic.runtimes.ray_worker import pack
+from tff_agnostic.runtimes.ray_workers import Schedule, WorkerPool
+from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _KEPT_WORKS = 8
@@ -105,3 +112,100 @@ class RayRuntime:
         if self._pool is None or self._schedule is None or not ray.is_initialized():
             raise ExecutionError("the Ray runtime is not running")
         return self._pool, self._schedule
+
+
+class SumOnRay:
+    """A `cohort.SumOverClients` on Ray's workers.
+
+    Args:
+        work: What clients do.
+        options: How.
+        running: Returns the workers and what gives them shards.
+    """
+
+    def __init__(
+        self,
+        work: ClientWork,
+        options: RuntimeOptions,
+        running: Callable[[], tuple[WorkerPool, Schedule]],
+    ) -> None:
+        self.compiled = CompiledWork(work, options.xla)
+        self._options = options
+        self._running = running
+        self._pool: Optional[WorkerPool] = None
+        self._sent: dict[ShardFunction, _Sent] = {}
+
+    def __call__(self, broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
+        """Returns the sum over the cohort; see `cohort.SumOverClients`.
+
+        Raises:
+            ExecutionError: If it cannot be had from the workers.
+            UserError: If a worker cannot run what this process sends.
+        """
+        pool, schedule = self._running()
+        # First: workers start while this process traces.
+        pool.start(max(1, len(cohort)))
+        plan = CLIENT_MODES[self._options.client_mode]
+        function, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
+        if not shards:
+            return self.compiled.zeros()
+        sent = self._send(function, pool)
+        # Freed with the last reference to it, at the end of the round.
+        broadcast_ref = ray.put(_arrays(broadcast))
+        structure: Submission = function.traced().structured_outputs
+        num_summed = len(tf.nest.flatten(structure.submitted))
+
+        def submit(actor: Any, index: int) -> Any:
+            shard = shards[index]
+            calls = function.inputs([cohort[k] for k in shard], of_shard(kept, shard), shard)
+            return actor.run.remote(
+                sent.work_id,
+                [sent.packed],
+                broadcast_ref,
+                [_arrays(inputs) for inputs in calls],
+                num_summed,
+            )
+
+        def submission(values: Sequence[np.ndarray]) -> Submission:
+            summed = _tensors(values[:num_summed])
+            packed: Submission = tf.nest.pack_sequence_as(
+                structure, [*summed, *values[num_summed:]]
+            )
+            return packed
+
+        flat_sums = _in_order(schedule.results(len(shards), submit))
+        total, kept_now = summed_in_order(map(submission, flat_sums), self.compiled.add)
+        return Submission(total, in_cohort_order(kept_now, shards))
+
+    def _send(self, function: ShardFunction, pool: WorkerPool) -> "_Sent":
+        if pool is not self._pool:
+            # What was put into a Ray that has ended is gone.
+            self._pool, self._sent = pool, {}
+        if function not in self._sent:
+            packed = ray.put(pack(function.traced()))
+            self._sent[function] = _Sent(uuid.uuid4().hex, packed)
+        return self._sent[function]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    work_id: str
+    packed: Any
+
+
+def _in_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
+    early = {}
+    wanted = 0
+    for index, result in results:
+        early[index] = result
+        while wanted in early:
+            yield early.pop(wanted)
+            wanted += 1
+
+
+def _arrays(structure: Any) -> list[np.ndarray]:
+    return [np.asarray(value) for value in tf.nest.flatten(structure)]
+
+
+def _tensors(values: Sequence[np.ndarray]) -> list[Any]:
+    return [tf.convert_to_tensor(value) for value in values]

@@ -1,9 +1,15 @@
-"""A connection to Ray: to one that is started for this process alone, or to a cluster."""
+"""Starting, joining and authenticating a Ray.
+
+Ray's tokens: one that a Ray of this process alone asks for, and the user's for a cluster.
+
+Ray can ask for one from version 2.52 on, and does so where `RAY_AUTH_MODE` says it.
+"""
 
 import contextlib
 import logging
 import math
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -11,15 +17,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Optional
 
 import grpc
 import ray
+from ray import _raylet
 from ray._private import services
 from ray._private import worker as worker_module
 
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.runtimes import ray_token, ray_warden
+from tff_agnostic.runtimes import ray_warden
 
 _CONNECT_SECONDS = 10.0
 _WARDEN_SECONDS = 20.0
@@ -36,6 +44,8 @@ _ENVIRONMENT = {
     # Ray's own choice is 15, with which workers starve where anything else runs.
     "RAY_worker_niceness": "0",
 }
+_RAY: Any = _raylet
+_CAN_ASK = hasattr(_RAY, "AuthenticationTokenLoader")
 
 
 @contextlib.contextmanager
@@ -62,7 +72,7 @@ def ray_session(address: str, start_seconds: float) -> Iterator[None]:
             _connected(
                 {
                     **_ENVIRONMENT,
-                    **ray_token.new_token(),
+                    **new_token(),
                     # After a minute, Ray by itself would end a process that starts and start anew.
                     "RAY_worker_register_timeout_seconds": str(math.ceil(start_seconds)),
                     ray_warden.VARIABLE: folder,
@@ -83,7 +93,7 @@ def ray_session(address: str, start_seconds: float) -> Iterator[None]:
 @contextlib.contextmanager
 def _connected(environment: Mapping[str, str], **arguments: Any) -> Iterator[None]:
     with _environment(environment), _handlers_kept(), _no_standard_error():
-        ray_token.read_environment()
+        read_environment()
         try:
             # What Ray has to say of a worker's death, in paragraphs, this package says in a line.
             worker_module.print_to_stdstream = lambda *_, **__: None
@@ -96,7 +106,7 @@ def _connected(environment: Mapping[str, str], **arguments: Any) -> Iterator[Non
         with _handlers_kept():
             ray.shutdown()
         # This session's token is for no other.
-        ray_token.read_environment()
+        read_environment()
 
 
 def _failure(address: str, error: Exception) -> Exception:
@@ -184,7 +194,7 @@ def _reachable(address: str) -> str:
     host, _, port = found.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         raise UserError(f"--ray_address: expected local, auto or HOST:PORT, found {address!r}")
-    headers = ray_token.headers()
+    headers = token_headers()
     with grpc.insecure_channel(found) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=_CONNECT_SECONDS)
@@ -210,3 +220,52 @@ def _refusal(address: str, found: str, with_token: bool, error: grpc.RpcError) -
         "RAY_AUTH_MODE=token, and the token of its nodes as RAY_AUTH_TOKEN or in the file "
         "RAY_AUTH_TOKEN_PATH"
     )
+
+
+def new_token() -> dict[str, str]:
+    """Returns the environment of Ray's processes with which they ask for a new token.
+
+    Empty for a Ray that cannot ask.
+    """
+    if not _CAN_ASK:
+        return {}
+    # Of all places of a token, Ray looks at this variable first.
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def read_environment() -> None:
+    """Makes the Ray of this process read its environment again, which it does only once."""
+    if _CAN_ASK:
+        _RAY.Config.initialize("")
+        _RAY.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def token_headers() -> list[tuple[str, str]]:
+    """Returns the headers that show this user's token to a cluster; none where none is wanted.
+
+    Raises:
+        UserError: If `RAY_AUTH_MODE` wants one, and there is none.
+    """
+    if not _CAN_ASK or _RAY.get_authentication_mode() != _RAY.AuthenticationMode.TOKEN:
+        return []
+    _check_file(os.environ.get("RAY_AUTH_TOKEN_PATH"))
+    found = _RAY.AuthenticationTokenLoader.instance().get_token_for_http_header()
+    if not found:
+        raise UserError(
+            "RAY_AUTH_MODE=token: expected the token of Ray's nodes as RAY_AUTH_TOKEN, or in the "
+            "file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, found none"
+        )
+    return list(found.items())
+
+
+def _check_file(path: Optional[str]) -> None:
+    # Ray ends the process over such a file, without a word that a user sees.
+    if not path or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    try:
+        found = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise UserError(f"RAY_AUTH_TOKEN_PATH={path}: cannot read Ray's token: {reason}") from e
+    if not found:
+        raise UserError(f"RAY_AUTH_TOKEN_PATH={path}: expected Ray's token, found an empty file")

@@ -1,4 +1,6 @@
-"""What runs in a Ray worker: shards of a cohort, by traced functions that came as bytes.
+"""What runs in a Ray worker, and its work as bytes.
+
+What runs in a Ray worker: shards of a cohort, by traced functions that came as bytes.
 
 Workers import TensorFlow but not TensorFlow Federated, which would take them seconds and memory.
 """
@@ -6,8 +8,10 @@ Workers import TensorFlow but not TensorFlow Federated, which would take them se
 import collections
 import itertools
 import platform
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -16,9 +20,7 @@ import tensorflow as tf
 
 import tff_agnostic
 from tff_agnostic.errors import ExecutionError
-from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
-from tff_agnostic.runtimes.lanes import sum_in_order
-from tff_agnostic.runtimes.ray_work import unpack
+from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
 
 # Training and evaluation, for two runs at a time.
 _MAX_WORKS = 4
@@ -110,3 +112,44 @@ class RayWorker:
 
 def _tensors(values: Arrays) -> list[Any]:
     return [tf.convert_to_tensor(value) for value in values]
+
+
+def pack(traced: Any) -> dict[str, bytes]:
+    """Returns the files of a SavedModel that holds a function.
+
+    Args:
+        traced: A concrete function without keyword arguments, variables or captured tensors.
+
+    Returns:
+        For `unpack`, which makes a function of the flat list of arguments to the flat list of
+        results.
+    """
+    arguments, _ = traced.structured_input_signature
+    specs = [tf.TensorSpec(spec.shape, spec.dtype) for spec in tf.nest.flatten(arguments)]
+
+    def flat(*values: Any) -> list[Any]:
+        results = traced(*tf.nest.pack_sequence_as(arguments, list(values)))
+        flat_results: list[Any] = tf.nest.flatten(results)
+        return flat_results
+
+    module = tf.Module()
+    module.run = tf.function(flat, input_signature=specs, autograph=False)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder)
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def unpack(files: Mapping[str, bytes]) -> Callable[..., Any]:
+    """Returns the function that `pack` was given, on flat lists."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        module = tf.saved_model.load(folder)
+    run = module.run
+    # The function alone does not keep what it belongs to.
+    run.module = module
+    function: Callable[..., Any] = run
+    return function

@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement
-from tff_agnostic.computations.exchange import Algorithm, Report, RunState
-from tff_agnostic.computations.secure_check import SecurityReport
-from tff_agnostic.models.functional import Examples, Model
-from tff_agnostic.quantities import Quantities
+from tff_agnostic.computations.verification import SecurityReport
+from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.report_fields import Quantities
 
 
 class Training(Protocol):

@@ -1,39 +1,66 @@
-"""The reference runtime: TFF's own C++ executor, one process, CPU."""
+"""TFF's executor: its worker process, the runtime on it, and a `tff.program` context."""
 
 import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Optional
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
 
+import grpc
 import numpy as np
+import portpicker
 import tensorflow as tf
 import tensorflow_federated as tff
 
 # The public factories of TFF's contexts start their own worker, which outlives Python; these two
 # functions are what they hand to the context beside it.
-from tensorflow_federated.python.core.environments.tensorflow_frontend import (
-    tensorflow_computation,
-)
+from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
-from tff_agnostic.computations.aggregated import AggregatedRound
-from tff_agnostic.computations.client_group import place_of
+from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
+from tff_agnostic.computations.clients import place_of
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.exchange import Algorithm, Report, RunState
-from tff_agnostic.computations.guarantees import check_measurement, check_process
-from tff_agnostic.computations.placed_exchange import NumberedClient
-from tff_agnostic.computations.secure_check import SecurityReport
-from tff_agnostic.computations.template import (
+from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.tff_process import (
     EvaluationParts,
+    NumberedClient,
     Process,
     build_evaluation_parts,
     build_process,
 )
-from tff_agnostic.models.functional import Examples, Model
-from tff_agnostic.quantities import Quantities
+from tff_agnostic.computations.verification import SecurityReport, check_measurement, check_process
+from tff_agnostic.errors import ExecutionError
+from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.report_fields import Quantities
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
 from tff_agnostic.runtimes.tff_exit import end_quietly
-from tff_agnostic.runtimes.worker import TffWorker
+
+_START_TIMEOUT_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000
+_CHANNEL_OPTIONS = [
+    ("grpc.max_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+]
+# Becomes the worker. The kernel kills it when the parent dies, also by SIGKILL, which no handler in
+# the parent could see; the check closes the gap in which the parent died before the request.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def _compile(computation: Any) -> Any:
@@ -41,6 +68,107 @@ def _compile(computation: Any) -> Any:
     # insecure bodies stand in for them.
     with_bodies = tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
     return tff.backends.native.desugar_and_transform_to_native(with_bodies)
+
+
+class TffWorker:
+    """A running `worker_binary` and the connection to it, as a context manager."""
+
+    def __init__(self) -> None:
+        self._log: Any = None
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._release = threading.Event()
+        self._stub: Optional[tff.framework.RemoteExecutorGrpcStub] = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        assert self._process is not None, "the worker is not running"
+        return self._process.pid
+
+    def __enter__(self) -> "TffWorker":
+        """Starts the worker and waits until it answers.
+
+        Raises:
+            ExecutionError: If it ends or does not answer in time; the message holds its last
+                output.
+        """
+        binary = Path(tff.__file__).parent / "data" / "worker_binary"
+        port = portpicker.pick_unused_port()
+        # A file, not a pipe: what nobody reads must not block the worker.
+        self._log = tempfile.TemporaryFile()
+        self._process = self._start([str(binary), f"--port={port}"])
+        channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL_OPTIONS)
+        self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        while not self._stub.is_ready:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                message = f"TFF's worker did not start: {self._last_output()}"
+                self.__exit__()
+                raise ExecutionError(message)
+            time.sleep(_POLL_SECONDS)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Ends the worker and waits for it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._release.set()
+            self._log.close()
+        self._process = self._stub = self._log = None
+
+    def executor_factory(self) -> tff.framework.ExecutorFactory:
+        """Returns a factory of executors that run in the worker."""
+
+        def connect(cardinalities: dict[Any, int]) -> tff.framework.RemoteExecutor:
+            if self._process is None or self._process.poll() is not None:
+                raise ExecutionError(f"TFF's worker {self._what_became_of_it()}")
+            cardinalities.setdefault(tff.CLIENTS, 0)
+            executor = tff.framework.RemoteExecutor(self._stub)
+            executor.set_cardinalities(cardinalities)
+            return executor
+
+        return tff.framework.ResourceManagingExecutorFactory(connect)
+
+    def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+        # What the kernel takes for the death of the parent is the end of the thread that started
+        # the process. This one ends with the worker, or with Python, whoever calls.
+        started: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._release.clear()
+
+        def start_and_stay() -> None:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-ESc", _LAUNCHER, str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    # Ctrl-C in a terminal is for the training loop, which still needs its worker.
+                    start_new_session=True,
+                )
+            except BaseException as e:
+                started.put(e)
+                return
+            started.put(process)
+            self._release.wait()
+
+        threading.Thread(target=start_and_stay, name="tff-worker", daemon=True).start()
+        process = started.get()
+        if isinstance(process, BaseException):
+            raise process
+        return process
+
+    def _what_became_of_it(self) -> str:
+        if self._process is None:
+            return "is not running"
+        code = self._process.returncode
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return f"has ended ({how}): {self._last_output()}"
+
+    def _last_output(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
 
 
 def create_context(worker: TffWorker) -> tff.framework.SyncExecutionContext:
@@ -197,3 +325,51 @@ def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[An
         return clients
     places = [place_of(client, k) for k, client in enumerate(cohort)]
     return [NumberedClient(client, place) for client, place in zip(clients, places)]
+
+
+class ProgramContext(tff.program.NativeFederatedContext):
+    """`tff.program.NativeFederatedContext` for clients whose data are structures of arrays.
+
+    TFF's own looks for references in its arguments by their types and takes the list of clients for
+    one client's structure: clients beyond the number of its columns are lost, the others fail. This
+    one looks for them by value, and hands lists of clients on as they are.
+
+    Args:
+        worker: Where computations run; it has to outlive the context.
+    """
+
+    def __init__(self, worker: TffWorker) -> None:
+        super().__init__(_ContextOfCalls(create_async_context(worker)))
+
+    def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
+        """Invokes `comp`; see `tff.program.FederatedContext.invoke`."""
+        return super().invoke(_Call(comp, arg), None)
+
+
+class _Call(NamedTuple):
+    """A computation with its argument, in the shape of a computation without one."""
+
+    computation: tff.Computation
+    argument: Optional[Any]
+
+    @property
+    def type_signature(self) -> tff.FunctionType:
+        return tff.FunctionType(None, self.computation.type_signature.result)
+
+
+class _ContextOfCalls:
+    """Invokes the computation of a `_Call` with its argument."""
+
+    def __init__(self, context: tff.framework.AsyncExecutionContext) -> None:
+        self._context = context
+
+    async def invoke(self, call: _Call, _: None) -> Any:
+        return await self._context.invoke(call.computation, await _materialize(call.argument))
+
+
+async def _materialize(value: Any) -> Any:
+    if isinstance(value, tff.structure.Struct):
+        return tff.structure.Struct(
+            [(name, await _materialize(v)) for name, v in tff.structure.iter_elements(value)]
+        )
+    return await tff.program.materialize_value(value)

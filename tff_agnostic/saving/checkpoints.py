@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tff_agnostic.computations.exchange import MAIN_MODEL
+from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import OWNER_ONLY, atomic_file, make_folder, sync_folder, write_errors
-from tff_agnostic.models.frozen import as_in_keras, with_frozen
-from tff_agnostic.models.functional import ModelWeights
+from tff_agnostic.models.keras import as_in_keras, with_frozen
+from tff_agnostic.models.model import ModelWeights
 
 # In the folder of a run.
 CHECKPOINTS = "checkpoints"

@@ -20,7 +20,7 @@ from typing import Any, Callable, Optional, Union
 import h5py
 import tensorflow as tf
 
-from tff_agnostic.models.user_imports import is_of_a_user
+from tff_agnostic.user_code import is_of_a_user
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"

@@ -3,18 +3,17 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import quote
 
+from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.functional import Model, ModelWeights
-from tff_agnostic.models.mixtures.ensemble import EnsembleModel
+from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
-from tff_agnostic.saving.check import FileCheck, check_file
-from tff_agnostic.saving.formats import FORMATS
-from tff_agnostic.saving.keras_format import NotForKeras
-from tff_agnostic.saving.tflite_format import NOT_QUANTIZED, QUANTIZATIONS
-from tff_agnostic.saving.trained_model import TrainedModel
+from tff_agnostic.saving import keras, saved_model, tflite
+from tff_agnostic.saving.keras import NotForKeras
+from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
+from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file
 from tff_agnostic.tasks.task import Task
 
 _KERAS = "keras"
@@ -168,3 +167,30 @@ def _trained(task: Task, model: Model, weights: ModelWeights) -> TrainedModel:
 def _size(path: Path) -> int:
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     return sum(file.stat().st_size for file in files)
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How a trained model becomes a file or a folder, and how that is used again.
+
+    Attributes:
+        file_name: What follows the model's name in that of the file.
+        write: (model, path) -> what is to be known of the file, for the model card.
+        load: (path, model) -> a function from x to predictions in the model's form.
+        quantizes: Whether `write` has an argument `quantize`.
+    """
+
+    file_name: str
+    write: Callable[..., dict[str, Any]]
+    load: Callable[[Path, TrainedModel], Callable[[Any], Any]]
+    quantizes: bool = False
+
+
+FORMATS: Registry[Format] = Registry(
+    "format",
+    {
+        "keras": Format(".keras", keras.write, keras.load),
+        "saved_model": Format("_saved_model", saved_model.write, saved_model.load),
+        "tflite": Format(".tflite", tflite.write, tflite.load, quantizes=True),
+    },
+)

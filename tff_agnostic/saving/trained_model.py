@@ -1,16 +1,24 @@
-"""A trained model, and what its inputs and outputs are called in files."""
+"""A trained model, and whether a saved file predicts what it predicts."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, Optional
 
+import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.models.functional import Model, ModelWeights
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.files import finite_or_none
+from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights, measures_of
+from tff_agnostic.tasks.task import Task
 
 # Of the only input and the only output.
 INPUT = "x"
 OUTPUT = "predictions"
+# TFLite runs example by example.
+_MAX_EXAMPLES = 2000
+# What rounding in another order may change.
+_TOLERANCE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,3 +96,127 @@ def output_names(predictions: Any) -> list[str]:
 def outputs_by_name(predictions: Any) -> dict[str, Any]:
     """Returns the tensors of predictions by their names."""
     return dict(zip(output_names(predictions), tf.nest.flatten(predictions)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FileCheck:
+    """A saved file beside the run's model.
+
+    Attributes:
+        num_examples: Test examples on which both were called.
+        largest_difference: Largest absolute difference of two predictions; None if one is finite
+            and the other is not, or they are different infinities.
+        is_same: Whether all of them agree up to 1e-5, absolute or relative.
+        domains: The examples of each domain, and each measure of the run's model and of the file;
+            None where there is nothing to measure, or it is not finite.
+    """
+
+    num_examples: int
+    largest_difference: Optional[float]
+    is_same: bool
+    domains: dict[str, dict[str, Any]]
+
+
+def check_file(
+    trained: TrainedModel, task: Task, predict: Callable[[Any], Any], seed: int = 0
+) -> FileCheck:
+    """Calls a saved file and the run's model on test examples.
+
+    Args:
+        trained: The run's model.
+        task: The task, whose test clients are drawn until they have 2,000 examples.
+        predict: The file, as a function of x.
+        seed: Seeds the draw.
+    """
+    sums = {"run": _Sums(trained, task), "file": _Sums(trained, task)}
+    own = tf.function(trained.predict, input_signature=[trained.model.example_spec["x"]])
+    num_examples, largest, is_same = 0, 0.0, True
+    for examples in _drawn(task.test, seed):
+        x = tf.nest.map_structure(tf.convert_to_tensor, examples["x"])
+        expected, found = own(x), predict(x)
+        for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
+            difference = _differences(a, b)
+            largest = max(largest, float(difference.max(initial=0.0)))
+            is_near = np.isfinite(difference) & (difference <= _TOLERANCE * (1 + np.abs(a)))
+            is_same &= bool(np.all(is_near | (difference == 0.0)))
+        sums["run"].add(examples, expected)
+        sums["file"].add(examples, found)
+        num_examples += len(examples["domain_id"])
+    domains = _side_by_side(task, sums)
+    return FileCheck(num_examples, finite_or_none(largest), is_same, domains)
+
+
+def _differences(expected: Any, found: Any) -> np.ndarray:
+    """Returns absolute differences; 0 of the same infinity or NaN in both, and never NaN."""
+    a, b = (np.asarray(array, np.float64) for array in (expected, found))
+    is_equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(a - b)
+    return np.where(is_equal, 0.0, np.where(np.isnan(difference), np.inf, difference))
+
+
+def _drawn(clients: ClientDataset, seed: int) -> Iterator[Examples]:
+    count = 0
+    for k in np.random.default_rng(seed).permutation(len(clients.client_ids)):
+        examples = clients.read(clients.client_ids[k])
+        size = len(examples["domain_id"])
+        if size == 0:
+            continue
+        left = _MAX_EXAMPLES - count
+        yield tf.nest.map_structure(lambda column, left=left: column[:left], dict(examples))
+        count += size
+        if count >= _MAX_EXAMPLES:
+            return
+
+
+class _Sums:
+    """Numerators and denominators of each measure, by domain."""
+
+    def __init__(self, trained: TrainedModel, task: Task) -> None:
+        self._trained = trained
+        self.measures = measures_of(trained.model)
+        shape = [len(self.measures), task.num_domains]
+        self.numerators, self.denominators = np.zeros(shape), np.zeros(shape)
+        self.counts = np.zeros(task.num_domains, np.int64)
+
+    def add(self, examples: Examples, predictions: Any) -> None:
+        domains, y = examples["domain_id"], examples["y"]
+        self.counts += np.bincount(domains, minlength=len(self.counts))
+        for k, measure in enumerate(self.measures.values()):
+            numerator, denominator = self._per_example(measure, y, predictions)
+            np.add.at(self.numerators[k], domains, np.asarray(numerator, np.float64))
+            np.add.at(self.denominators[k], domains, np.asarray(denominator, np.float64))
+
+    def values(self, domain: int) -> dict[str, Optional[float]]:
+        """Returns each measure; None where a domain has nothing to measure, or it is not finite."""
+        values = {}
+        for k, measure in enumerate(self.measures.values()):
+            denominator = self.denominators[k, domain]
+            ratio = tf.constant(self.numerators[k, domain] / max(denominator, 1e-30), tf.float32)
+            value = ratio if measure.metric is None else measure.metric.value(ratio)
+            values[measure.name] = finite_or_none(float(value)) if denominator > 0 else None
+        return values
+
+    def _per_example(self, measure: Measure, y: Any, predictions: Any) -> tuple[Any, Any]:
+        if measure.metric is not None:
+            return measure.metric.per_example(tf.convert_to_tensor(y), predictions)
+        model = self._trained.model
+        losses = tf.cast(model.loss(tf.convert_to_tensor(y), predictions), tf.float32)
+        if model.regularizer is not None:
+            losses += model.regularizer(self._trained.weights.trainable)
+        return losses, tf.ones_like(losses)
+
+
+def _side_by_side(task: Task, sums: dict[str, _Sums]) -> dict[str, dict[str, Any]]:
+    run, file = sums["run"], sums["file"]
+    return {
+        name: {
+            "examples": int(run.counts[k]),
+            **{
+                measure: {"run": value, "file": file.values(k)[measure]}
+                for measure, value in run.values(k).items()
+            },
+        }
+        for k, name in enumerate(task.domain_names)
+        if run.counts[k] > 0
+    }

@@ -13,13 +13,11 @@ from typing import Callable, Optional
 import numpy as np
 
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
-from tff_agnostic.data.store import Store
-from tff_agnostic.data.store_clients import StoreClients
+from tff_agnostic.data.store import Store, StoreClients
 from tff_agnostic.data.store_format import DOMAIN, LABEL, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.emnist_cnn import emnist_cnn
-from tff_agnostic.models.emnist_linear import emnist_linear
-from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
+from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
@@ -28,11 +26,11 @@ from tff_agnostic.tasks.stored import (
     SplitOptions,
     data_fingerprint,
     domains_by_name,
+    emnist_store,
     labels_of,
     open_store,
 )
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
-from tff_agnostic.tasks.tff_datasets import emnist_store
 
 HIGH_SCHOOL, CENSUS = "high_school", "census"
 _DOMAIN_NAMES = (HIGH_SCHOOL, CENSUS)

@@ -9,23 +9,23 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_agnostic.data import remarks
-from tff_agnostic.data.sentences import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder
-from tff_agnostic.data.store import Store, vocabulary_digest
-from tff_agnostic.data.store_clients import StoreClients
+from tff_agnostic.data import data_warnings
+from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, TOKENS, Feature
-from tff_agnostic.data.stored_examples import parse_examples
+from tff_agnostic.data.texts import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.functional import Examples, Model
+from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import NextWordNetwork, next_word_model
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
+    DomainOptions,
     SplitOptions,
+    StoredDomains,
+    chosen_domains,
     data_fingerprint,
     open_store,
 )
-from tff_agnostic.tasks.stored_domains import DomainOptions, StoredDomains, chosen_domains
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
 
 # How SQLite files begin.
@@ -230,7 +230,7 @@ def next_word_task(
         has_counts = cuts and domains.are_the_stores
         return StoreClients(store, split, features, to_examples, domains.names, has_counts)
 
-    def remarks_on_words() -> list[remarks.Remark]:
+    def remarks_on_words() -> list[data_warnings.Remark]:
         in_chunks = f"--{name}_long_sentences=chunk continues them in the next example."
         return cut_words(name, store, options.sequence_length, in_chunks) if cuts else []
 
@@ -246,7 +246,9 @@ def next_word_task(
     )
 
 
-def cut_words(task: str, store: Store, sequence_length: int, mend: str) -> list[remarks.Remark]:
+def cut_words(
+    task: str, store: Store, sequence_length: int, mend: str
+) -> list[data_warnings.Remark]:
     """Returns what is said of the words of the training clients that are cut off.
 
     Args:
@@ -259,7 +261,7 @@ def cut_words(task: str, store: Store, sequence_length: int, mend: str) -> list[
     where = TRAIN_SPLIT
     if lengths is None:
         lengths, where = _sampled_lengths(store), f"some clients of {TRAIN_SPLIT}"
-    return remarks.cut_words(
+    return data_warnings.cut_words(
         lengths,
         sequence_length,
         f"{task}_sequence_length",

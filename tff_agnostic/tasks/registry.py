@@ -1,4 +1,4 @@
-"""Every task by name, and how one is loaded."""
+"""Every task by name, how one is loaded, and whom it is evaluated on."""
 
 import dataclasses
 import functools
@@ -6,49 +6,57 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+import numpy as np
+
+from tff_agnostic.data.clients import SelectedClients
+from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
-from tff_agnostic.setting_flags import check_type, settings_in
-from tff_agnostic.settings import check_values
+from tff_agnostic.settings import check_type, check_values, settings_in
 from tff_agnostic.tasks import (
     adult,
-    client_files,
-    custom,
-    digits,
     emnist,
-    fashion_mnist,
+    image_classes,
     next_word,
-    spanish_keyboard,
-    stackoverflow,
-    text_classifier,
+    own_data,
+    text_tasks,
     toy_regression,
-    two_domain_lm,
-    unigram,
 )
-from tff_agnostic.tasks.divided import divided
 from tff_agnostic.tasks.stored import TRAIN_SPLIT, SplitOptions
-from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_flag
+from tff_agnostic.tasks.task import (
+    HELDOUT_SPLIT,
+    TEST_SPLIT,
+    Task,
+    TaskContext,
+    TaskSpec,
+    Use,
+    option_flag,
+)
 
 _TRAINED_ON = "train_clients"
-
 TASKS: Registry[TaskSpec] = Registry(
     "task",
     {
-        "digits": digits.TASK,
+        "digits": image_classes.DIGITS,
         "toy_regression": toy_regression.TASK,
         "adult": adult.TASK,
-        "client_files": client_files.TASK,
-        "custom": custom.TASK,
-        "next_word": next_word.TASK,
-        "text_classifier": text_classifier.TASK,
+        "client_files": own_data.CLIENT_FILES,
+        "custom": own_data.CUSTOM,
+        "next_word": next_word.NEXT_WORD,
+        "text_classifier": text_tasks.TEXT_CLASSIFIER,
         "emnist": emnist.TASK,
-        "stackoverflow": stackoverflow.TASK,
-        "spanish_keyboard": spanish_keyboard.TASK,
-        "fashion_mnist": fashion_mnist.TASK,
-        "two_domain_lm": two_domain_lm.TASK,
-        "unigram": unigram.TASK,
+        "stackoverflow": next_word.STACKOVERFLOW,
+        "spanish_keyboard": next_word.SPANISH_KEYBOARD,
+        "fashion_mnist": image_classes.FASHION_MNIST,
+        "two_domain_lm": next_word.TWO_DOMAIN_LM,
+        "unigram": text_tasks.UNIGRAM,
     },
 )
+_OF_STORES = {"test_split": HELDOUT_SPLIT}
+# Divides the training clients, so that nobody looks at the other splits.
+_DIVISION = "train_share"
+# Keeps this draw apart from others that use the run's seed.
+_STREAM = 12
 
 
 def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Task:
@@ -124,3 +132,106 @@ def _check_path(
         raise UserError(f"--{flag} has no effect with --task={task}, which reads no {what}")
     elif not is_there(path):
         raise UserError(f"--{flag}: expected a {what}, found none at {path}")
+
+
+def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a task with which it is evaluated on its held-out examples.
+
+    Args:
+        name: The task.
+        given: Options that a user gave, by field.
+
+    Raises:
+        UserError: If the task has no held-out examples, or what was given asks for others.
+    """
+    wanted = _wanted(name)
+    if not wanted:
+        raise UserError(
+            f"--task={name}: expected a task with a held-out split, to choose settings by, found "
+            f"one without: {', '.join(n for n in TASKS if _wanted(n))} have one"
+        )
+    for field in dataclasses.fields(TASKS[name].options):
+        flag, value = option_flag(name, field), given.get(field.name)
+        if field.name in wanted and value is not None and value == field.default:
+            raise UserError(
+                f"--{flag}={value}: expected the held-out split, found the test split: settings "
+                f"that are chosen by it have seen it; the default here is {wanted[field.name]}"
+            )
+        if field.name == _DIVISION and value is not None:
+            raise UserError(
+                f"--{flag}: expected the held-out split of the store, which settings are chosen "
+                "by, found a division of its training clients"
+            )
+    return {**wanted, **given}
+
+
+def what_decides_the_split(name: str) -> frozenset[str]:
+    """Returns the fields of a task's options that say whom it is evaluated on."""
+    return frozenset((*_wanted(name), *_OF_STORES, _DIVISION))
+
+
+def check_store(path: Optional[Path]) -> None:
+    """Checks, before anything is loaded, that a store has somebody to choose settings by.
+
+    Args:
+        path: The store; None where there is none.
+
+    Raises:
+        UserError: If it cannot be read, or nobody is in its held-out split.
+    """
+    if path is None:
+        return
+    splits = Store(path).splits()
+    if HELDOUT_SPLIT not in splits:
+        raise UserError(
+            f"--data: expected a store with clients in the split {HELDOUT_SPLIT}, to choose "
+            f"settings by, found the splits {', '.join(splits) or '(none)'} in {path}: import the "
+            "data again with a share for it (import_data "
+            f"--split=train:0.8,{HELDOUT_SPLIT}:0.1,test:0.1)"
+        )
+
+
+def check_heldout(task: Task, name: str) -> None:
+    """Raises a `UserError` if a task, loaded, is evaluated on anything but held-out examples."""
+    if task.test_split != HELDOUT_SPLIT:
+        raise UserError(
+            f"--task={name}: expected to choose settings by the {HELDOUT_SPLIT} split, found "
+            f"{task.test_split}"
+        )
+
+
+def _wanted(name: str) -> Mapping[str, Any]:
+    spec = TASKS[name]
+    return _OF_STORES if issubclass(spec.options, SplitOptions) else spec.heldout
+
+
+def divided(task: Task, name: str, options: SplitOptions, seed: int) -> Task:
+    """Returns a task in which a share of the training clients trains, and the others are tested on.
+
+    Args:
+        task: The task, loaded.
+        name: Its name.
+        options: Its options.
+        seed: Of the run; each has a division of its own.
+
+    Raises:
+        UserError: If nobody would be left to train or to test on, or another split was asked for.
+    """
+    share = options.train_share
+    if share is None:
+        return task
+    flag = f"--{name}_train_share"
+    if options.test_split != TEST_SPLIT:
+        raise UserError(
+            f"--{name}_test_split has no effect with {flag}: then training clients are tested on"
+        )
+    ids = np.array(task.train.client_ids)
+    number = round(share * len(ids))
+    if not 1 <= number < len(ids):
+        raise UserError(
+            f"{flag}: expected a share that leaves clients to train and others to test on, found "
+            f"{share:g}, {number} of {len(ids)} training clients"
+        )
+    drawn = np.random.default_rng([seed, _STREAM]).permutation(ids).tolist()
+    train, test = (SelectedClients(task.train, part) for part in (drawn[:number], drawn[number:]))
+    return dataclasses.replace(task, train=train, test=test)

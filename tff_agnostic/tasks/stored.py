@@ -1,14 +1,15 @@
-"""What tasks that read client stores share."""
+"""What tasks that read client stores share: stores, domains, values, TFF's own data sets."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
+import tensorflow_federated as tff
 
 from tff_agnostic.data.clients import check_labels
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
@@ -16,6 +17,9 @@ from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT
 
 TRAIN_SPLIT = TRAIN
+# More than anybody looks at one by one; a feature with more groups nothing.
+_MAX_VALUES = 1000
+_DTYPES = ("string", "int64")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,3 +136,178 @@ def check_domain(name: str, domain_names: Sequence[str], flag: str) -> int:
     """
     index_of = {domain: i for i, domain in enumerate(domain_names)}
     return Registry(f"domain in --{flag}", index_of)[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainOptions:
+    """The option of tasks whose domains are whatever a store says."""
+
+    domain_feature: str = setting(
+        DOMAIN,
+        "Feature of the store that says an example's domain: domain, as it was imported, or any "
+        "other text or whole number, such as type of a store of Stack Exchange.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredDomains:
+    """The domains of a task, as a store says them.
+
+    Attributes:
+        names: Their names, in the order of their ids.
+        feature: Name of the feature that says an example's domain.
+        kind: That feature.
+    """
+
+    names: tuple[str, ...]
+    feature: str = DOMAIN
+    kind: Feature = Feature("string")
+
+    @property
+    def are_the_stores(self) -> bool:
+        """Whether they are what the store counts by client."""
+        return self.feature == DOMAIN
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """What has to be parsed of an example to know its domain."""
+        return {self.feature: self.kind}
+
+    def of_examples(self, store: Store) -> DomainsOf:
+        """Returns the function that looks up the domain of each example."""
+        return domains_by_name(self.names, store.path, self.feature)
+
+
+def chosen_domains(store: Store, feature: str, task: str, splits: Sequence[str]) -> StoredDomains:
+    """Returns the domains that --TASK_domain_feature chooses.
+
+    Names of other features than "domain" are all values that it has; see `distinct_values`.
+
+    Args:
+        store: The store.
+        feature: Name of the feature.
+        task: Name of the task, for messages.
+        splits: Names of the splits that the task reads.
+
+    Raises:
+        UserError: If the store has no such feature, or its values are no domains.
+    """
+    if feature == DOMAIN:
+        return StoredDomains(stored_domains(store))
+    flag = f"--{task}_domain_feature"
+    names = distinct_values(store, feature, splits, flag, "domains")
+    return StoredDomains(names, feature, store.description.features[feature])
+
+
+def distinct_values(
+    store: Store, feature: str, splits: Sequence[str], flag: str, what: str
+) -> tuple[str, ...]:
+    """Returns the values of a feature, in alphabetical order, or numbers in ascending order.
+
+    To find them, every example of the splits is read once.
+
+    Args:
+        store: The store.
+        feature: Name of the feature.
+        splits: Names of the splits to read.
+        flag: What names the feature, for messages.
+        what: What its values are to be, for messages.
+
+    Raises:
+        UserError: If the store has no such feature, or it has too many values.
+    """
+    features = store.description.features
+    possible = [n for n, f in features.items() if f.dtype in _DTYPES and f.shape == ()]
+    if feature not in possible:
+        raise UserError(
+            f"{flag}: expected a text or a whole number of every example of {store.path}, which "
+            f"has {', '.join(possible)}, found {feature!r}"
+        )
+    values: set[Any] = set()
+    for split in dict.fromkeys(splits):
+        for client_id in store.client_ids(split):
+            where = f"{store.path}: client {client_id}"
+            columns = parse_examples(
+                store.read(split, client_id), {feature: features[feature]}, where
+            )
+            values.update(columns[feature].tolist())
+            if len(values) > _MAX_VALUES:
+                raise UserError(
+                    f"{flag}: expected at most {_MAX_VALUES} {what}, found more values of "
+                    f"{feature} in {store.path}"
+                )
+    return tuple(map(as_text, sorted(values)))
+
+
+def as_text(value: Any) -> str:
+    """Returns a value of a feature as a name."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def texts_of(column: np.ndarray) -> list[str]:
+    """Returns the values of a column as names."""
+    return [as_text(value) for value in column.tolist()]
+
+
+def emnist_store(cache_dir: Optional[Path]) -> Path:
+    """Returns the file of TFF's EMNIST.
+
+    Its splits are all_train and all_test (62 classes, 3,400 writers), digits_only_train and
+    digits_only_test (10 classes, 3,383 writers).
+
+    Args:
+        cache_dir: Where TFF keeps it; its own default if None.
+
+    Raises:
+        UserError: If it is neither there nor can be downloaded.
+    """
+
+    def load(folder: str) -> None:
+        tff.simulation.datasets.emnist.load_data(cache_dir=folder)
+
+    return _fetched(cache_dir, "emnist_all.sqlite", load)
+
+
+def stackoverflow_store(cache_dir: Optional[Path]) -> Path:
+    """Returns the file of TFF's Stack Overflow (342,477 clients; splits train, heldout, test).
+
+    Raises:
+        UserError: If it is neither there nor can be downloaded.
+    """
+
+    def load(folder: str) -> None:
+        tff.simulation.datasets.stackoverflow.load_data(cache_dir=folder)
+
+    return _fetched(cache_dir, "stackoverflow.sqlite", load)
+
+
+def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
+    """Returns the words that most of Stack Overflow's training users use.
+
+    Raises:
+        UserError: If the list is neither there nor can be downloaded.
+    """
+    folder = None if cache_dir is None else str(cache_dir)
+    try:
+        counts = tff.simulation.datasets.stackoverflow.load_word_counts(folder, size)
+    except Exception as e:  # Whatever a download can raise.
+        instead = "name a file of words with --stackoverflow_vocabulary"
+        raise _not_fetched("stackoverflow.word_count", e, instead) from e
+    return tuple(counts)
+
+
+def _fetched(cache_dir: Optional[Path], file: str, load: Callable[[str], None]) -> Path:
+    folder = Path.home() / ".tff" if cache_dir is None else cache_dir
+    if not (folder / file).is_file():
+        try:
+            load(str(folder))
+        except Exception as e:  # Whatever a download can raise.
+            raise _not_fetched(file, e, "name a client store with --data") from e
+    return folder / file
+
+
+def _not_fetched(file: str, error: Exception, instead: str) -> UserError:
+    return UserError(
+        f"{file}: TensorFlow Federated could not download it "
+        f"({' '.join(str(error).split()) or type(error).__name__}); {instead}"
+    )

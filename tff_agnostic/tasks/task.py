@@ -9,8 +9,8 @@ from typing import Any, Callable, Optional
 from matplotlib.figure import Figure
 
 from tff_agnostic.data.clients import ClientDataset
-from tff_agnostic.data.remarks import Remark
-from tff_agnostic.models.functional import Model
+from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.models.model import Model
 
 # In a task's fingerprint: the examples themselves. Weights may be evaluated on others.
 DATA = "data"

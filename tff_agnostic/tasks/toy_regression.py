@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.data.partition import even_partition
+from tff_agnostic.data.clients import InMemoryClients, even_partition
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.functional import Model
 from tff_agnostic.models.keras import model_from_keras
+from tff_agnostic.models.model import Model
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 

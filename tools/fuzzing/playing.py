@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from plan_runner.clients.kernel import Kernel, give_kernel
-from plan_runner.command.request import Request
 from plan_runner.errors import PlanError
-from plan_runner.files.limits import Limits
-from plan_runner.isolation.bounds import Listener
+from plan_runner.export import Limits
+from plan_runner.isolation import Listener
+from plan_runner.kernel import Kernel, give_kernel
+from plan_runner.play import Request
 
 LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=20.0)
 # Begins the name of the folder that says, to who reads strace's log, which mutant is played.
@@ -83,7 +83,7 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
 
 def _end_of(folder: Path, scratch: Path) -> str:
     """Verifies an export; returns how that ends."""
-    from plan_runner.command.play import play
+    from plan_runner.play import play
 
     try:
         # With other numbers: those expected are of more clients.

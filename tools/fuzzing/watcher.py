@@ -60,7 +60,7 @@ class Tally:
 
 
 class Watcher:
-    """A `bounds.Listener` that has strace watch the process once that asks for it."""
+    """A `isolation.Listener` that has strace watch the process once that asks for it."""
 
     def __init__(self, log: Path, tally: Tally) -> None:
         self._log, self._tally = log, tally

@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
-from plan_runner.clients.client import Client, clients_in
+from plan_runner.client import Client, clients_in
 from plan_runner.errors import PlanError
-from plan_runner.files.manifest import TensorType
+from plan_runner.export import TensorType
 from tests.plan_runner.exports import encoded, example, write_client
 
 FLOATS = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))

@@ -10,11 +10,11 @@ import tensorflow as tf
 from tensorflow.lite.python.convert import register_custom_opdefs
 from tensorflow.python.framework import op_def_registry
 
-from plan_runner.clients import kernel
-from plan_runner.clients.kernel import kernel_problem, token_of
-from plan_runner.files.export import open_export
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients
+from plan_runner import kernel
+from plan_runner.export import open_export
+from plan_runner.kernel import kernel_problem, token_of
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients
 
 _DEFINITION = """
 name: "ExternalDataset"

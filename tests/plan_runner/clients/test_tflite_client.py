@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from plan_runner import plan_pb2
-from plan_runner.clients.tflite_client import TfLiteClient
 from plan_runner.errors import PlanError
-from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
+from plan_runner.graph_session import read_checkpoint, write_checkpoint
+from plan_runner.tflite import TfLiteClient
 from tests.plan_runner.graphs.converted import converted, restored, saved
 
 

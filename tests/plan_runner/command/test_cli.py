@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from plan_runner import plan_pb2
-from plan_runner.command import cli
-from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
+from plan_runner import cli, plan_pb2
+from plan_runner.graph_session import read_checkpoint, write_checkpoint
 from tests.plan_runner.exports import (
     CLIENTS,
     STATE,

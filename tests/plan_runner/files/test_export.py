@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from plan_runner.errors import PlanError
-from plan_runner.files.export import open_export
+from plan_runner.export import open_export
 from tests.plan_runner.exports import rehash
 
 

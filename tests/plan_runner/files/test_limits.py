@@ -8,10 +8,8 @@ import pytest
 import tensorflow as tf
 
 from plan_runner.errors import PlanError
-from plan_runner.files.archives import read_arrays
-from plan_runner.files.frames import check_frames
-from plan_runner.files.limits import Limits
-from plan_runner.graphs.bounds import check_bounds, tensor_bytes
+from plan_runner.export import Limits, check_frames, read_arrays
+from plan_runner.graph_messages import check_bounds, tensor_bytes
 from tests.plan_runner.exports import write_client
 
 

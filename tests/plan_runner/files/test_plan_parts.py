@@ -7,10 +7,9 @@ import tensorflow as tf
 
 from plan_runner import plan_pb2
 from plan_runner.errors import PlanError
-from plan_runner.files.export import open_export
-from plan_runner.graphs.messages import parse_plan
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.profiles.registry import load_profile
+from plan_runner.export import open_export
+from plan_runner.plan_messages import parse_plan
+from plan_runner.rounds import load_profile, run_rounds
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.plans import spec
 
@@ -256,7 +255,7 @@ def test_the_least_number_of_clients(exports, daf, tmp_path):
     (folder / "plan.pb").write_bytes(daf.SerializeToString())
     rehash(folder)
     export = open_export(folder)
-    from plan_runner.playing.verify import conformance_clients
+    from plan_runner.verify import conformance_clients
 
     clients = conformance_clients(export)
     assert len(list(run_rounds(export, [clients]))) == 1

@@ -8,9 +8,9 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import op_def_registry
 
+from plan_runner import graph_check
 from plan_runner.errors import PlanError
-from plan_runner.graphs import ops
-from plan_runner.graphs.check import Permissions, check_graph
+from plan_runner.graph_check import Permissions, check_graph
 
 raw = tf.raw_ops
 PATHS = Permissions(reads=frozenset({"in:0"}), writes=frozenset({"out:0"}))
@@ -369,7 +369,7 @@ def test_no_operation_with_a_telling_name_slips_through():
     )
     judged = 0
     for definition in known.op:
-        if not telling.search(definition.name) or definition.name in ops.STRING_INPUTS:
+        if not telling.search(definition.name) or definition.name in graph_check.STRING_INPUTS:
             continue
         graph = tf.compat.v1.GraphDef()
         graph.node.add(name="bad", op=definition.name)
@@ -382,11 +382,16 @@ def test_no_operation_with_a_telling_name_slips_through():
         assert not definition.is_stateful, definition.name
         assert not any(a.type == tf.string.as_datatype_enum for a in definition.input_arg)
         attributes = {a.name for a in definition.attr if a.type in ("string", "list(string)")}
-        assert attributes <= ops.STRING_ATTRIBUTES, definition.name
+        assert attributes <= graph_check.STRING_ATTRIBUTES, definition.name
     assert judged > 100
 
 
 def test_the_lists_name_operations_that_exist():
-    for names in (*ops.STATEFUL.values(), ops.STRING_INPUTS, ops.READS_FILE, ops.WRITES_FILE):
+    for names in (
+        *graph_check.STATEFUL.values(),
+        graph_check.STRING_INPUTS,
+        graph_check.READS_FILE,
+        graph_check.WRITES_FILE,
+    ):
         for name in names:
             assert op_def_registry.get(name) is not None, name

@@ -5,9 +5,9 @@ import inspect
 import pytest
 import tensorflow as tf
 
-from plan_runner.clients.tflite_check import check_tflite
 from plan_runner.errors import PlanError
-from plan_runner.graphs.check import Permissions
+from plan_runner.graph_check import Permissions
+from plan_runner.tflite import check_tflite
 from tests.plan_runner.graphs.converted import converted, restored, saved, saving_graph
 from tests.plan_runner.hostile.attacks import (
     custom_code,

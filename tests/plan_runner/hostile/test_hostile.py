@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from plan_runner.clients.kernel import find_kernel
+from plan_runner.kernel import find_kernel
 from tests.binaries.harness import ROOT, tree
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, call
 from tests.plan_runner.hostile.files import FILES
@@ -29,8 +29,8 @@ _EARLY = """
 import contextlib, io, json, sys, tempfile
 from pathlib import Path
 from absl import flags
-from plan_runner.command import cli
-from plan_runner.command.play import play
+from plan_runner import cli
+from plan_runner.play import play
 
 def here(request, listener):
     with tempfile.TemporaryDirectory() as scratch:

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from unittest import mock
 
-from plan_runner.isolation.bounds import Refused
+from plan_runner.sandbox import Refused
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _TIOCSTI = 1, 0x5412
@@ -127,7 +127,7 @@ def tries(payload, listener, folder):
 
 def plays_unchecked(payload, listener, folder):
     """Plays an export, and runs a TFLite graph, without a check of graphs."""
-    from plan_runner.command.play import _play_payload
+    from plan_runner.play import _play_payload
 
     with unchecked():
         try:
@@ -141,7 +141,7 @@ def plays_unchecked(payload, listener, folder):
 @contextlib.contextmanager
 def unchecked():
     with contextlib.ExitStack() as stack:
-        for module in ("profiles.daf", "profiles.secure", "clients.client_graph"):
+        for module in ("daf", "secure", "client"):
             name = f"plan_runner.{module}.check_graph"
             stack.enter_context(mock.patch(name, lambda *arguments: None))
         yield
@@ -155,7 +155,7 @@ def invoke(flatbuffer: Path, folder: Path):
     import numpy as np
     import tensorflow as tf
 
-    from plan_runner.graphs.checkpoints import write_checkpoint
+    from plan_runner.graph_session import write_checkpoint
 
     write_checkpoint(folder / "in", {"a": np.ones(2, np.float32)})
     interpreter = tf.lite.Interpreter(model_content=flatbuffer.read_bytes())

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from plan_runner.isolation.bounds import Refused
+from plan_runner.sandbox import Refused
 
 
 def tells(payload, listener, folder):

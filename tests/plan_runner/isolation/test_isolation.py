@@ -8,9 +8,7 @@ import tempfile
 
 import pytest
 
-from plan_runner.isolation.bounds import Bounds, IsolationError
-from plan_runner.isolation.supervisor import run_isolated
-from plan_runner.isolation.wire import Decoder, encoded
+from plan_runner.isolation import Bounds, Decoder, IsolationError, encoded, run_isolated
 from tests.binaries.harness import ROOT
 from tests.plan_runner.isolation.told import Told
 from tests.processes import default_signals, is_running, wait_until
@@ -24,8 +22,8 @@ _SHORT = Bounds(max_memory_gb=0.7, max_round_seconds=3.0)
 _COMMAND = """
 import sys
 from absl import flags
-from plan_runner.command import cli
-from plan_runner.isolation.supervisor import run_isolated
+from plan_runner import cli
+from plan_runner.isolation import run_isolated
 
 values = flags.FlagValues()
 cli.define_flags(values)

@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plan_runner.clients.kernel import find_kernel
-from plan_runner.command.read_state import read_state
-from plan_runner.command.request import Request
-from plan_runner.files.limits import Limits
-from plan_runner.graphs.checkpoints import write_checkpoint
-from plan_runner.isolation.bounds import Bounds
-from plan_runner.isolation.sandbox import missing
-from plan_runner.isolation.supervisor import run_isolated
+from plan_runner.export import Limits
+from plan_runner.graph_session import write_checkpoint
+from plan_runner.isolation import Bounds, run_isolated
+from plan_runner.kernel import find_kernel
+from plan_runner.play import Request, read_state
+from plan_runner.sandbox import missing
 from tests.binaries.harness import ROOT
 from tests.plan_runner.graphs.converted import saving_graph
 from tests.plan_runner.harness import call

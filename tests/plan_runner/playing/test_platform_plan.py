@@ -13,11 +13,10 @@ import pytest
 import tensorflow as tf
 
 from plan_runner import plan_pb2
-from plan_runner.files.export import open_export
-from plan_runner.files.manifest import TensorType
-from plan_runner.graphs.checkpoints import read_checkpoint, type_of, write_checkpoint
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients
+from plan_runner.export import TensorType, open_export
+from plan_runner.graph_session import read_checkpoint, type_of, write_checkpoint
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients
 from tests.plan_runner.exports import MEANS, STATE, rehash, write_export
 from tests.plan_runner.plans import daf_plan, spec
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from plan_runner.clients.client import clients_in
+from plan_runner.client import clients_in
 from plan_runner.errors import PlanError
-from plan_runner.files.export import open_export
-from plan_runner.graphs.checkpoints import read_checkpoint, write_checkpoint
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients, verify
+from plan_runner.export import open_export
+from plan_runner.graph_session import read_checkpoint, write_checkpoint
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients, verify
 from tests.plan_runner.exports import MEANS, SECURE_MEANS, STATE
 
 

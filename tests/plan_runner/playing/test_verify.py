@@ -6,10 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from plan_runner.command.request import ROUNDING
 from plan_runner.errors import PlanError
-from plan_runner.files.export import open_export
-from plan_runner.playing.verify import read_tensors, relative_difference, verify
+from plan_runner.export import ROUNDING, open_export
+from plan_runner.verify import read_tensors, relative_difference, verify
 from tests.plan_runner.exports import rehash
 
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from plan_runner.errors import PlanError
-from plan_runner.files.export import open_export
-from plan_runner.files.manifest import TensorType
-from plan_runner.playing.metric_outputs import other_outputs, with_metrics
-from plan_runner.playing.rounds import run_rounds
-from plan_runner.playing.verify import conformance_clients
+from plan_runner.export import TensorType, open_export
+from plan_runner.rounds import other_outputs, run_rounds, with_metrics
+from plan_runner.verify import conformance_clients
 from tests.plan_runner.exports import rehash
 
 _TYPES = {"m/one": TensorType("float32", ()), "m/two": TensorType("int64", (2,))}

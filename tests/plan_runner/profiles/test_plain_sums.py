@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from plan_runner import plan_pb2
+from plan_runner.daf import PlainSums, read_sum
 from plan_runner.errors import PlanError
-from plan_runner.profiles.plain_sums import PlainSums, read_sum
 from tests.plan_runner.plans import spec
 
 

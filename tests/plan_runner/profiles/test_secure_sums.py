@@ -7,8 +7,8 @@ import pytest
 
 from plan_runner import plan_pb2
 from plan_runner.errors import PlanError
-from plan_runner.files.manifest import TensorType
-from plan_runner.profiles.secure_sums import (
+from plan_runner.export import TensorType
+from plan_runner.secure import (
     LARGEST_MODULUS,
     FixedModulus,
     GrowingModulus,

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tests.data.stores import write_store
-from tff_agnostic.data.records import Record
+from tff_agnostic.data.store_format import Record
 
 
 def point(client: str, domain: str, x: Any, label: Any) -> Record:

@@ -1,0 +1,286 @@
+"""The command line: verifies an export, or runs rounds of it on a folder of clients."""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Callable, NoReturn, Optional
+
+from absl import app, flags, logging
+
+from plan_runner.errors import PlanError
+from plan_runner.export import METRICS, ROUNDING, STATE, Limits, publish, results_folder
+from plan_runner.isolation import Listener
+from plan_runner.play import Request, play_isolated
+
+# Plays what is asked for, tells the listener of it, and returns the exit status.
+Player = Callable[[Request, Listener], int]
+
+_USAGE_STATUS = 2
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+_LIMIT_HELPS = {
+    "max_memory_gb": "Memory of the process that reads the export and runs its graphs, in 10^9 "
+    "bytes: when it needs more it is ended. TensorFlow alone takes about 0.5.",
+    "max_round_seconds": "Seconds for each step: reading the export, loading the plan, a round; "
+    "one that goes on is ended.",
+    "max_records": "Most examples of a client.",
+    "max_unpacked_mb": "What an archive of the export may hold once it is unpacked, in 10^6 bytes.",
+    "max_manifest_mb": "Largest manifest, in 10^6 bytes.",
+}
+# By the flag that they need, or without which they are needed.
+_VERIFY_FLAGS = ("tolerance",)
+_RUN_FLAGS = (
+    "clients",
+    "rounds",
+    "clients_per_round",
+    "seed",
+    "cohorts",
+    "state",
+    "output",
+)
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags."""
+    flags.DEFINE_string("plan", None, "Folder of the export.", flag_values=values)
+    flags.DEFINE_bool(
+        "verify",
+        False,
+        "Replay the export's conformance rounds and compare every tensor with the one expected.",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "tolerance",
+        ROUNDING,
+        "With --verify: the largest difference of floats that passes, as a share of a tensor's "
+        "largest number; 0 is bit for bit. Builds of TensorFlow differ in last bits.",
+        lower_bound=0.0,
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "clients", None, "Folder with a file NAME.tfrecord per client.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "rounds",
+        None,
+        "Number of rounds; by default 1, or all lines of --cohorts.",
+        lower_bound=1,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "clients_per_round",
+        None,
+        "Clients drawn for every round, without replacement; all by default.",
+        lower_bound=1,
+        flag_values=values,
+    )
+    flags.DEFINE_integer("seed", 0, "Seed of --clients_per_round.", flag_values=values)
+    flags.DEFINE_string(
+        "cohorts",
+        None,
+        "Text file with the clients of every round instead: a line per round, names with commas "
+        "between them, in the order in which they are summed.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "state",
+        None,
+        "Checkpoint of the server's state to begin with instead of the export's.",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "output", None, f"Folder to write {STATE} and {METRICS} to.", flag_values=values
+    )
+    flags.DEFINE_bool(
+        "trust",
+        False,
+        "Run the graphs without a sandbox: only for a plan that you trust, where the kernel has no "
+        "Landlock or no seccomp.",
+        flag_values=values,
+    )
+    for field in dataclasses.fields(Limits):
+        is_whole = field.type in (int, "int")
+        define = flags.DEFINE_integer if is_whole else flags.DEFINE_float
+        define(field.name, field.default, _LIMIT_HELPS[field.name], flag_values=values)
+
+
+def main(
+    argv: Sequence[str],
+    values: flags.FlagValues = flags.FLAGS,
+    player: Player = play_isolated,
+) -> int:
+    """Verifies or runs; returns the exit status.
+
+    Args:
+        argv: The command line, without its flags.
+        values: The flags.
+        player: Does the work.
+
+    Raises:
+        PlanError: If a flag, the export or a client's data is not what it has to be.
+    """
+    if len(argv) > 1:
+        raise PlanError(f"expected flags only, found {argv[1]!r}")
+    _check_flags(values)
+    request = _request(values)
+    if values.verify:
+        return player(request, _Printer())
+    output = Path(values.output)
+    with results_folder(output):
+        return player(request, _Printer(output))
+
+
+def exit_status(
+    argv: Sequence[str],
+    values: flags.FlagValues = flags.FLAGS,
+    player: Player = play_isolated,
+) -> int:
+    """Calls `main`; what is not as it has to be is told in one line, and has status 2."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        # What runs from here on cleans up when it is interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with _ending_by_exception():
+            return main(argv, values, player)
+    except PlanError as e:
+        return _failed(e)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as e:
+        # A file that may not be read, say; without a name it is no file of the user's.
+        if e.filename is None:
+            raise
+        return _failed(PlanError(f"{e.filename}: {e.strerror}"))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except _Ended as e:
+        return 128 + e.number
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run_app() -> NoReturn:
+    """Runs as an absl app, and ends the process with its exit status."""
+    before = set(flags.FLAGS)
+    define_flags()
+    for name in set(flags.FLAGS) - before:
+        # Otherwise --help shows only what the main module itself defines.
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+    app.run(lambda argv: sys.exit(exit_status(argv)), flags_parser=parse_flags)
+    raise AssertionError("app.run does not return")
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses the flags, and returns what is left; ends the process if one is wrong.
+
+    Or if one asks for help, which absl calls a failure.
+    """
+    logging.use_absl_handler()
+    try:
+        rest: list[str] = flags.FLAGS(list(argv))
+    except flags.Error as e:
+        # As absl says that a flag file is missing.
+        sys.exit(_failed(PlanError(str(e).removeprefix("ERROR:: "))))
+    except SystemExit:
+        sys.exit()
+    if not flags.FLAGS["verbosity"].present:
+        # TensorFlow's Python side warns of its own deprecations.
+        logging.set_verbosity(logging.ERROR)
+    return rest
+
+
+class _Printer:
+    """A `isolation.Listener` that prints, and publishes results to a folder."""
+
+    def __init__(self, output: Optional[Path] = None) -> None:
+        self._output = output
+
+    def step(self, name: str) -> None:
+        """Prints nothing: whoever watches the time is told."""
+
+    def line(self, text: str) -> None:
+        print(_shown(text), flush=True)
+
+    def results(self, folder: Path) -> None:
+        assert self._output is not None, "a verification has no results"
+        publish(folder, self._output)
+        shutil.rmtree(folder)
+
+
+class _Ended(BaseException):
+    """A signal that asks this process to end; what runs cleans up on the way."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ending_by_exception() -> Iterator[None]:
+    def end(number: int, frame: Optional[FrameType]) -> NoReturn:
+        del frame
+        raise _Ended(number)
+
+    # A shell lets what it starts by nohup ignore a hang-up.
+    heeded = [n for n in _ENDING if signal.getsignal(n) is signal.SIG_DFL]
+    for number in heeded:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _failed(error: Exception) -> int:
+    print(f"error: {_shown(' '.join(str(error).split()))}", file=sys.stderr)
+    return _USAGE_STATUS
+
+
+def _shown(text: str) -> str:
+    # A file may hold what a terminal obeys.
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+    if not values.plan:
+        raise PlanError("--plan: expected the folder of an export, found none")
+    unheeded = _RUN_FLAGS if values.verify else _VERIFY_FLAGS
+    for name in unheeded:
+        if values[name].present:
+            mode = "with" if values.verify else "without"
+            raise PlanError(f"--{name} has no effect {mode} --verify")
+    _limits(values).check()
+    if values.verify:
+        return
+    if not values.clients:
+        raise PlanError("--clients: expected a folder of clients (or --verify), found none")
+    if not values.output:
+        raise PlanError("--output: expected a folder for the results, found none")
+    if values.cohorts is not None and values.clients_per_round is not None:
+        raise PlanError("--clients_per_round has no effect with --cohorts")
+    if values["seed"].present and values.clients_per_round is None:
+        raise PlanError("--seed has no effect without --clients_per_round")
+
+
+def _request(values: flags.FlagValues) -> Request:
+    given = {
+        name: getattr(values, name)
+        for name in (field.name for field in dataclasses.fields(Request))
+        if name in values
+    }
+    return Request(**{**given, "clients": values.clients or "", "limits": _limits(values)})
+
+
+def _limits(values: flags.FlagValues) -> Limits:
+    return Limits(**{f.name: getattr(values, f.name) for f in dataclasses.fields(Limits)})

@@ -1,0 +1,244 @@
+"""Clients: files of serialised examples, and their work in a session."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import message
+
+from plan_runner import plan_pb2
+from plan_runner.errors import PlanError, reason
+from plan_runner.examples_feed import examples_feed
+from plan_runner.export import DEFAULT_LIMITS, Limits, TensorType, check_frames
+from plan_runner.graph_check import Permissions, check_graph
+from plan_runner.graph_messages import constants, graph_of, tensor_specs
+from plan_runner.graph_session import GraphSession, load_graph, session_config
+from plan_runner.plan_messages import check_parts
+from plan_runner.tflite import TfLiteBeside
+
+SUFFIX = ".tfrecord"
+_LISTS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
+_DTYPES = {name: dtype for dtype, name in _LISTS.items()}
+_WHERE = "plan.pb: client"
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """A client, whose examples are read when it takes part.
+
+    Attributes:
+        name: Its name.
+        path: Its TFRecord file.
+        features: What its examples have.
+        max_records: How many examples it may have.
+    """
+
+    name: str
+    path: Path
+    features: Mapping[str, TensorType]
+    max_records: int = DEFAULT_LIMITS.max_records
+
+    def examples(self) -> list[bytes]:
+        """Returns its serialised examples.
+
+        Raises:
+            PlanError: If its file is damaged or has too many examples, or one lacks a feature or
+                has a wrong one.
+        """
+        records = read_records(self.path, self.max_records)
+        for number, record in enumerate(records, 1):
+            _check_example(record, self.features, f"{self.path}, record {number}")
+        return records
+
+
+def clients_in(
+    folder: Path, features: Mapping[str, TensorType], limits: Limits = DEFAULT_LIMITS
+) -> dict[str, Client]:
+    """Returns the clients whose files are in a folder, by name, in order.
+
+    Args:
+        folder: The folder.
+        features: What examples have.
+        limits: How many a client may have.
+
+    Raises:
+        PlanError: If there are none.
+    """
+    if not folder.is_dir():
+        raise PlanError(f"{folder}: expected a folder with files NAME{SUFFIX}, found none")
+    paths = {path.name[: -len(SUFFIX)]: path for path in folder.glob(f"*{SUFFIX}")}
+    if not paths:
+        raise PlanError(f"{folder}: expected files NAME{SUFFIX}, found no clients")
+    most = limits.max_records
+    return {name: Client(name, paths[name], features, most) for name in sorted(paths)}
+
+
+def read_records(path: Path, max_records: int = DEFAULT_LIMITS.max_records) -> list[bytes]:
+    """Returns the records of a TFRecord file, which may be empty.
+
+    Raises:
+        PlanError: If it is missing or damaged, or has more records.
+    """
+    check_frames(path, max_records)
+    try:
+        return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
+    except tf.errors.OpError as e:
+        raise PlanError(f"{path}: expected a TFRecord file, cannot read it ({_short(e)})") from e
+
+
+def _short(error: Any) -> str:
+    # What comes after is about TensorFlow's nodes, which are not the reader's.
+    return reason(ValueError(str(error.message).partition("}} ")[2] or str(error.message)))
+
+
+def _check_example(record: bytes, features: Mapping[str, TensorType], where: str) -> None:
+    try:
+        found = tf.train.Example.FromString(record).features.feature
+    except message.DecodeError as e:
+        raise PlanError(f"{where}: expected a tf.train.Example, cannot parse it") from e
+    for name, kind in features.items():
+        expected = f"{where}: feature {name!r}: expected {kind}"
+        if name not in found:
+            raise PlanError(f"{expected}, found none")
+        which = found[name].WhichOneof("kind")
+        if which != _LISTS[kind.dtype]:
+            raise PlanError(f"{expected}, found {_DTYPES.get(which, 'an empty feature')}")
+        count = len(getattr(found[name], which).value)
+        # Of a size that is open, any multiple will do.
+        size = math.prod(size for size in kind.shape if size is not None)
+        fits = count % size == 0 if None in kind.shape and size else count == size
+        if not fits:
+            raise PlanError(f"{expected}, found {count} values")
+
+
+class ClientGraph:
+    """Plays one client after the other on a plan's client graph.
+
+    Attributes:
+        outputs: The tensors that a client returns directly, by name.
+        beside: What else runs every client, and compares; None by default.
+
+    Args:
+        plan: The plan.
+        writes_update: Whether a client writes a checkpoint; otherwise it returns tensors only.
+
+    Raises:
+        PlanError: If the plan's client part is not one that this runner can play.
+    """
+
+    def __init__(self, plan: plan_pb2.Plan, writes_update: bool) -> None:
+        phase = plan.phase[0].client_phase
+        check_parts(
+            phase,
+            _WHERE,
+            ("tensorflow_spec", "federated_compute"),
+            ("name", "minimum_number_of_participants"),
+        )
+        spec, router = phase.tensorflow_spec, phase.federated_compute
+        update = ("output_filepath_tensor_name",) if writes_update else ("aggregations",)
+        check_parts(router, f"{_WHERE}: federated_compute", ("input_filepath_tensor_name", *update))
+        results = ("target_node_names",) if writes_update else ("output_tensor_specs",)
+        check_parts(
+            spec,
+            f"{_WHERE}: tensorflow_spec",
+            ("dataset_token_tensor_name", "input_tensor_specs", *results),
+            ("constant_inputs", "example_selector"),
+        )
+        self._minimum = phase.minimum_number_of_participants
+        self.outputs = tensor_specs(spec.output_tensor_specs, f"{_WHERE}: output_tensor_specs")
+        secure = {
+            name
+            for name, config in router.aggregations.items()
+            if config.HasField("secure_aggregation")
+        }
+        if set(self.outputs) != secure or secure != set(router.aggregations):
+            raise PlanError(
+                f"{_WHERE}: expected secure_aggregation of every tensor of output_tensor_specs, "
+                f"found {sorted(secure)} for {sorted(self.outputs)}"
+            )
+        self._input = router.input_filepath_tensor_name
+        self._output = router.output_filepath_tensor_name
+        inputs = tensor_specs(spec.input_tensor_specs, f"{_WHERE}: input_tensor_specs")
+        paths = {self._input, self._output} - {""}
+        if set(inputs) != paths:
+            raise PlanError(
+                f"{_WHERE}: input_tensor_specs: expected {sorted(paths)}, found {sorted(inputs)}"
+            )
+        self._names = [*self.outputs, *spec.target_node_names]
+        graph_def = graph_of(plan.client_graph_bytes, f"{_WHERE}: graph")
+        check_graph(graph_def, Permissions.of_client(phase), f"{_WHERE}: graph")
+        self.beside: Optional[TfLiteBeside] = None
+        self._feed = examples_feed(spec.dataset_token_tensor_name)
+        selector = self._feed.prepare(graph_def, f"{_WHERE}: graph")
+        # For the service of a device that asks the message, not the graph.
+        if spec.HasField("example_selector") and spec.example_selector != selector:
+            raise PlanError(
+                f"{_WHERE}: tensorflow_spec: example_selector: expected "
+                f"{selector.collection_uri!r} as in the graph, found "
+                f"{spec.example_selector.collection_uri!r}"
+            )
+        self._session = GraphSession(
+            load_graph(graph_def, f"{_WHERE}: graph"),
+            _WHERE,
+            session_config(plan.tensorflow_config_proto, f"{_WHERE}: tensorflow_config_proto"),
+            constants(spec.constant_inputs, f"{_WHERE}: constant_inputs"),
+        )
+        with _closed_on_error(self._session):
+            self._session.require([*paths, *self._feed.feeds([]), *self._names])
+
+    def check_cohort(self, clients: Sized) -> None:
+        """Checks that enough clients take part.
+
+        Raises:
+            PlanError: If fewer than the plan asks for.
+        """
+        if len(clients) < self._minimum:
+            raise PlanError(
+                f"cohort: expected at least {self._minimum} clients, found {len(clients)}"
+            )
+
+    def run(
+        self, name: str, examples: Sequence[bytes], checkpoint: Path, update: Optional[Path] = None
+    ) -> dict[str, np.ndarray]:
+        """Plays one client; returns the tensors that it sends directly, by name.
+
+        Args:
+            name: The client's name, for messages.
+            examples: Its serialised examples.
+            checkpoint: What the server has sent.
+            update: Where to write its checkpoint, if it writes one.
+
+        Raises:
+            PlanError: If the graph fails on its examples, or writes nothing.
+        """
+        feeds: dict[str, Any] = {
+            **self._feed.feeds(examples),
+            self._input: str(checkpoint),
+        }
+        if update is not None:
+            feeds[self._output] = str(update)
+        values = self._session.run(self._names, feeds, f"client {name}")
+        if update is not None and not update.is_file():
+            raise PlanError(f"{_WHERE}: client {name}: expected an update, the graph wrote none")
+        sent = dict(zip(self.outputs, values))
+        if self.beside is not None:
+            self.beside.compare(name, examples, checkpoint, update, sent)
+        return sent
+
+    def close(self) -> None:
+        """Ends its session."""
+        self._session.close()
+
+
+@contextlib.contextmanager
+def _closed_on_error(session: GraphSession) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        session.close()
+        raise

@@ -1,1 +1,0 @@
-"""Clients: their examples, and their graph in a session and in TFLite's interpreter."""

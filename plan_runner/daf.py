@@ -1,0 +1,267 @@
+"""Plans whose server sums by itself, between two graphs (`server_phase_v2`)."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from plan_runner import plan_pb2
+from plan_runner.client import Client, ClientGraph
+from plan_runner.errors import PlanError
+from plan_runner.export import TensorType
+from plan_runner.graph_check import Permissions, check_graph
+from plan_runner.graph_messages import (
+    NamedTensor,
+    constants,
+    graph_of,
+    tensor_name,
+    tensor_spec,
+    tensor_specs,
+)
+from plan_runner.graph_session import (
+    GraphSession,
+    check_tensors,
+    load_graph,
+    read_checkpoint,
+    write_checkpoint,
+)
+from plan_runner.plan_messages import check_parts
+from plan_runner.profile import Profile, RoundOutcome
+
+_WHERE = "plan.pb: server_phase_v2"
+_URI = "federated_sum"
+_SUMMABLE = "iufV"  # NumPy's kinds; TensorFlow's bfloat16 is of the last.
+
+
+class DafProfile(Profile):
+    """Plays rounds of plain sums.
+
+    Args:
+        plan: The plan.
+
+    Raises:
+        PlanError: If it is not one of this profile.
+    """
+
+    def __init__(self, plan: plan_pb2.Plan) -> None:
+        check_parts(
+            plan,
+            "plan.pb",
+            (
+                "phase",
+                "client_graph_bytes",
+                "server_graph_prepare_bytes",
+                "server_graph_result_bytes",
+                "version",
+            ),
+            ("tensorflow_config_proto", "client_tflite_graph_bytes"),
+        )
+        check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase_v2"))
+        phase = plan.phase[0].server_phase_v2
+        check_parts(
+            phase,
+            _WHERE,
+            (
+                "aggregations",
+                "tensorflow_spec_prepare",
+                "prepare_router",
+                "tensorflow_spec_result",
+                "result_router",
+            ),
+            ("name",),
+        )
+        self._sums = [
+            read_sum(config, f"{_WHERE}: aggregations {number}")
+            for number, config in enumerate(phase.aggregations, 1)
+        ]
+        for names in ([s.source.name for s in self._sums], [s.result.name for s in self._sums]):
+            if len(set(names)) != len(names):
+                raise PlanError(
+                    f"{_WHERE}: aggregations: expected every tensor once, found {names}"
+                )
+        before, after = phase.prepare_router, phase.result_router
+        paths = _paths(before, f"{_WHERE}: prepare_router")
+        self._state_in, self._client_out, self._kept_out = paths
+        self._prepare = _ServerGraph(
+            plan.server_graph_prepare_bytes,
+            phase.tensorflow_spec_prepare,
+            (paths[:1], paths[1:]),
+            f"{_WHERE}: prepare",
+        )
+        paths = _paths(after, f"{_WHERE}: result_router")
+        self._kept_in, self._sums_in, self._state_out = paths
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._prepare.close)
+            self._result = _ServerGraph(
+                plan.server_graph_result_bytes,
+                phase.tensorflow_spec_result,
+                (paths[:2], paths[2:]),
+                f"{_WHERE}: result",
+                ("output_tensor_specs",),
+            )
+            stack.callback(self._result.close)
+            self.client = ClientGraph(plan, writes_update=True)
+            stack.callback(self.client.close)
+            # All is well: the sessions stay open.
+            self._sessions = stack.pop_all()
+
+    def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
+        """Plays a round; see `Profile`."""
+        self.client.check_cohort(clients)
+        down, kept = scratch / "client.ckpt", scratch / "intermediate.ckpt"
+        self._prepare.run({self._state_in: state}, {self._client_out: down, self._kept_out: kept})
+        sums, bytes_up = PlainSums(self._sums), 0
+        for client in clients:
+            update = scratch / "update.ckpt"
+            self.client.run(client.name, client.examples(), down, update)
+            where = f"update of client {client.name}"
+            sums.add(read_checkpoint(update, where), where)
+            bytes_up += update.stat().st_size
+            update.unlink()
+        aggregate, new_state = scratch / "aggregate.ckpt", scratch / "state.ckpt"
+        write_checkpoint(aggregate, sums.results())
+        outputs = self._result.run(
+            {self._kept_in: kept, self._sums_in: aggregate}, {self._state_out: new_state}
+        )
+        tensors = read_checkpoint(new_state, f"{_WHERE}: the new state")
+        return RoundOutcome(tensors, down.stat().st_size, bytes_up / max(1, len(clients)), outputs)
+
+    def close(self) -> None:
+        """Ends its sessions."""
+        self._sessions.close()
+
+
+def _paths(router: Any, where: str) -> list[str]:
+    names = [field.name for field in router.DESCRIPTOR.fields]
+    check_parts(router, where, names)
+    values = [getattr(router, name) for name in names]
+    if len(set(values)) != len(values):
+        raise PlanError(f"{where}: expected a tensor of its own for every path, found {values}")
+    return values
+
+
+class _ServerGraph:
+    """A graph that reads files and writes files in one run."""
+
+    def __init__(
+        self,
+        packed: Any,
+        spec: Any,
+        paths: tuple[Sequence[str], Sequence[str]],
+        where: str,
+        optional: Sequence[str] = (),
+    ) -> None:
+        self._where = where
+        check_parts(
+            spec,
+            where,
+            ("input_tensor_specs", "target_node_names"),
+            ("constant_inputs", *optional),
+        )
+        inputs = tensor_specs(spec.input_tensor_specs, f"{where}: input_tensor_specs")
+        reads, writes = paths
+        if set(inputs) != {*reads, *writes}:
+            raise PlanError(
+                f"{where}: input_tensor_specs: expected {sorted([*reads, *writes])}, "
+                f"found {sorted(inputs)}"
+            )
+        self._targets = list(spec.target_node_names)
+        self._outputs = tensor_specs(spec.output_tensor_specs, f"{where}: output_tensor_specs")
+        graph_def = graph_of(packed, f"{where}: graph")
+        permissions = Permissions(
+            frozenset(tensor_name(name) for name in reads),
+            frozenset(tensor_name(name) for name in writes),
+            fed=frozenset(map(tensor_name, spec.constant_inputs)),
+        )
+        check_graph(graph_def, permissions, f"{where}: graph")
+        self._session = GraphSession(
+            load_graph(graph_def, f"{where}: graph"),
+            where,
+            always=constants(spec.constant_inputs, f"{where}: constant_inputs"),
+        )
+        self._session.require([*inputs, *self._targets, *self._outputs])
+
+    def run(self, reads: Mapping[str, Path], writes: Mapping[str, Path]) -> dict[str, np.ndarray]:
+        """Returns the outputs by name, without their position at the node."""
+        feeds = {name: str(path) for name, path in {**reads, **writes}.items()}
+        values = self._session.run([*self._outputs, *self._targets], feeds)
+        for name, path in writes.items():
+            if not path.is_file():
+                raise PlanError(f"{self._where}: expected a file at {name}, the graph wrote none")
+        return {name.partition(":")[0]: value for name, value in zip(self._outputs, values)}
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainSum:
+    """One sum: its tensor in a client's checkpoint, and in the server's."""
+
+    source: NamedTensor
+    result: NamedTensor
+
+
+def read_sum(config: Any, where: str) -> PlainSum:
+    """Reads a ServerAggregationConfig.
+
+    Raises:
+        PlanError: If it is another aggregation than a sum of one tensor.
+    """
+    if config.intrinsic_uri != _URI:
+        raise PlanError(f"{where}: intrinsic_uri: expected {_URI}, found {config.intrinsic_uri!r}")
+    check_parts(config, where, ("intrinsic_uri", "intrinsic_args", "output_tensors"))
+    if len(config.intrinsic_args) != 1 or len(config.output_tensors) != 1:
+        raise PlanError(f"{where}: expected one argument and one output, found more")
+    check_parts(config.intrinsic_args[0], f"{where}: intrinsic_args", ("input_tensor",))
+    source = tensor_spec(config.intrinsic_args[0].input_tensor, f"{where}: input_tensor")
+    result = tensor_spec(config.output_tensors[0], f"{where}: output_tensors")
+    if source.kind != result.kind:
+        raise PlanError(
+            f"{where}: expected the output to be {source.kind} as the input, found {result.kind}"
+        )
+    return PlainSum(source, result)
+
+
+class PlainSums:
+    """Adds up the updates of one round's clients, in the order in which they come."""
+
+    def __init__(self, sums: Sequence[PlainSum]) -> None:
+        self._sums = sums
+        self._expected = {s.source.name: s.source.kind for s in sums}
+        self._totals: dict[str, np.ndarray] = {}
+
+    def add(self, update: dict[str, np.ndarray], where: str) -> None:
+        """Adds one client's tensors.
+
+        Raises:
+            PlanError: If they are not those that the plan sums.
+        """
+        check_tensors(update, self._expected, where)
+        for name, value in update.items():
+            if value.dtype.kind not in _SUMMABLE:
+                raise PlanError(f"{where}: {name}: expected numbers, found {value.dtype.name}")
+            # From zero, as a server does: the sum of one -0.0 is 0.0.
+            total = self._totals.setdefault(name, np.zeros(value.shape, value.dtype))
+            if total.shape != value.shape:
+                found = f"expected the shape {total.shape} of the clients before"
+                raise PlanError(f"{where}: {name}: {found}, found {value.shape}")
+            # What is not finite is the graphs' business.
+            with np.errstate(all="ignore"):
+                np.add(total, value, out=total)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Returns the sums under the names that the server's graph reads; zeros of no clients."""
+        return {
+            s.result.name: self._totals.get(s.source.name, _zeros(s.result.kind))
+            for s in self._sums
+        }
+
+
+def _zeros(kind: TensorType) -> np.ndarray:
+    sizes = [size or 0 for size in kind.shape]
+    return np.zeros(sizes, tf.as_dtype(kind.dtype).as_numpy_dtype)

@@ -1,0 +1,533 @@
+"""The folder of an export, read without trusting it: files, archives, frames, limits, manifest.
+
+The frames of a TFRecord file: how long every record says that it is.
+
+TensorFlow takes a length at its word, and ends the process if there is not so much memory.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Callable, Optional, TypeVar
+
+import numpy as np
+
+from plan_runner.errors import PlanError, reason
+from plan_runner.isolation import Bounds
+
+# Of the largest number of a tensor: what builds of TensorFlow, and processors, may differ by.
+ROUNDING = 1e-4
+PLAN = "plan.pb"
+CLIENT_ONLY_PLAN = "client_only_plan.pb"
+SERVER_STATE = "server_state.ckpt"
+CLIENTS = "conformance/clients"
+_REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
+_BLOCK_BYTES = 1 << 20
+_SUFFIX = ".npy"
+# By the version of an array's header, all that `np.savez` writes of numbers and strings.
+_HEADERS: dict[tuple[int, int], Callable] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+# A record's length, the length's checksum, the record, and its checksum.
+_LENGTH = struct.Struct("<Q")
+_HEADER_BYTES = _LENGTH.size + 4
+_CHECKSUM_BYTES = 4
+# More than a kernel counts in bytes is no limit that it can be told, and no machine has so much.
+_MOST_MEMORY_GB = 1e6
+NAME = "manifest.json"
+FORMAT = "tff_agnostic federated export"
+# The first one had no outputs of metrics, and gave devices both graphs.
+FORMAT_VERSIONS = (1, 2)
+_FEATURE_DTYPES = ("float32", "int64", "string")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CLIENT_NAME = re.compile(r"[^/\\\x00]+")
+_T = TypeVar("_T")
+STATE = "server_state.ckpt"
+METRICS = "metrics.jsonl"
+# The state of a plan with noise holds its key.
+_OWNER_ONLY = 0o600
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEntry:
+    """What a file of the export has to hold."""
+
+    sha256: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorType:
+    """A tensor's dtype, by TensorFlow's name, and its shape; None is any size."""
+
+    dtype: str
+    shape: tuple[Optional[int], ...]
+
+    def admits(self, dtype: str, shape: tuple[int, ...]) -> bool:
+        """Returns whether a value of that dtype and shape is one of this type."""
+        return (
+            dtype == self.dtype
+            and len(shape) == len(self.shape)
+            and all(size in (None, found) for size, found in zip(self.shape, shape))
+        )
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype}[{sizes}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Conformance:
+    """Rounds whose results are known: the clients in order, and a file of tensors per round.
+
+    Attributes:
+        clients: Names of the clients.
+        expected: Names of the files.
+        state: Name of the state that they begin with, where it is not the export's.
+    """
+
+    clients: tuple[str, ...]
+    expected: tuple[str, ...]
+    state: Optional[str] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """The parts of a manifest that running needs."""
+
+    profile: str
+    files: Mapping[str, FileEntry]
+    features: Mapping[str, TensorType]
+    server_state: Mapping[str, TensorType]
+    metrics: Mapping[str, TensorType]
+    conformance: Conformance
+    max_clients: Optional[int]
+    has_noise: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits of one run of the runner; see the flags of the same names.
+
+    Attributes:
+        max_memory_gb: Memory of the process that reads the export and runs its graphs, in 10^9
+            bytes.
+        max_round_seconds: Wall clock of each step: reading the export, loading the plan, a round.
+        max_records: Examples of a client.
+        max_unpacked_mb: What an archive in the export holds once it is unpacked, in 10^6 bytes.
+        max_manifest_mb: The manifest's size, in 10^6 bytes.
+    """
+
+    max_memory_gb: float = 2.0
+    max_round_seconds: float = 600.0
+    max_records: int = 1_000_000
+    max_unpacked_mb: float = 500.0
+    max_manifest_mb: float = 16.0
+
+    @property
+    def bounds(self) -> Bounds:
+        """Those of the process."""
+        return Bounds(self.max_memory_gb, self.max_round_seconds)
+
+    def check(self) -> None:
+        """Checks that each limit is one.
+
+        Raises:
+            PlanError: Naming the flag of the first that is none.
+        """
+        for field in dataclasses.fields(self):
+            found = getattr(self, field.name)
+            # NaN is not, either.
+            if not found > 0:
+                raise PlanError(f"--{field.name}: expected a number above 0, found {found}")
+        if self.max_memory_gb > _MOST_MEMORY_GB:
+            raise PlanError(
+                f"--max_memory_gb: expected at most {_MOST_MEMORY_GB:g}, found {self.max_memory_gb}"
+            )
+
+    def check_manifest(self, size: int, where: str) -> None:
+        """Checks the size of a manifest, before it is read.
+
+        Raises:
+            PlanError: If it is larger.
+        """
+        if size > self.max_manifest_mb * 1e6:
+            raise PlanError(
+                f"{where}: expected at most {self.max_manifest_mb:g} MB (--max_manifest_mb), found "
+                f"{size / 1e6:.1f} MB"
+            )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class Export:
+    """An export whose files all had the right content when it was opened.
+
+    Args:
+        folder: Its folder.
+        manifest: What that says of itself.
+        limits: What reading and playing it may take.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.limits = limits
+
+    def path(self, name: str) -> Path:
+        """Returns the path of a file that the manifest names.
+
+        Raises:
+            PlanError: If the manifest does not name it.
+        """
+        if name not in self.manifest.files:
+            raise PlanError(f"{NAME}: files: expected {name!r}, found none")
+        return self.folder / name
+
+    def read(self, name: str) -> bytes:
+        """Returns a file's content, which is the very content that was checked.
+
+        Raises:
+            PlanError: If the manifest does not name it, or it has changed since.
+        """
+        content = self.path(name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.manifest.files[name].sha256:
+            raise PlanError(f"{self.folder / name}: expected the manifest's sha256, it has changed")
+        return content
+
+
+def open_export(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Export:
+    """Opens an export, and checks every file's hash before anything in it is parsed.
+
+    Args:
+        folder: Its folder.
+        limits: What reading and playing it may take.
+
+    Raises:
+        PlanError: If a file is missing, damaged, not in the manifest or outside the folder, or the
+            manifest is not one for this runner, or larger than the limit.
+    """
+    if not folder.is_dir():
+        raise PlanError(f"{folder}: expected the folder of an export, found none")
+    _check_inside(folder, NAME)
+    path = folder / NAME
+    # A pipe would be read until somebody writes to it.
+    if not path.is_file():
+        raise PlanError(f"{folder}: expected the file {NAME}, found none")
+    limits.check_manifest(path.stat().st_size, NAME)
+    manifest = parse_manifest(path.read_bytes())
+    for name, entry in manifest.files.items():
+        _check_inside(folder, name)
+        _check_content(folder / name, entry)
+    export = Export(folder, manifest, limits)
+    for name in (
+        *_REQUIRED,
+        *manifest.conformance.expected,
+        *(conformance_client(name) for name in manifest.conformance.clients),
+    ):
+        export.path(name)
+    for name in _entries(folder):
+        if name not in manifest.files and name != NAME:
+            raise PlanError(f"{folder / name}: expected the manifest's files only, found this one")
+    return export
+
+
+def conformance_client(name: str) -> str:
+    """Returns the name, within an export, of the file of a conformance client."""
+    return f"{CLIENTS}/{name}.tfrecord"
+
+
+def _check_inside(folder: Path, name: str) -> None:
+    parts = PurePosixPath(name).parts
+    plain = bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+    # The same file must not have two names, either.
+    if not plain or str(PurePosixPath(name)) != name:
+        raise PlanError(f"{folder}: expected paths within the export, found {name!r}")
+    root = folder.resolve()
+    try:
+        resolved = (root / name).resolve()
+    except (OSError, RuntimeError, ValueError) as e:  # A loop of links, or no name for a file.
+        raise PlanError(f"{folder / name}: expected a file, found a link that leads nowhere") from e
+    if root not in resolved.parents:
+        raise PlanError(f"{folder / name}: expected a file within the export, it links to another")
+
+
+def _check_content(path: Path, entry: FileEntry) -> None:
+    if not path.is_file():
+        raise PlanError(f"{path}: expected the manifest's file, found none")
+    size = path.stat().st_size
+    if size != entry.size:
+        raise PlanError(f"{path}: expected {entry.size} bytes as in the manifest, found {size}")
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != entry.sha256:
+        raise PlanError(
+            f"{path}: expected the sha256 {entry.sha256} as in the manifest, "
+            f"found {digest.hexdigest()}"
+        )
+
+
+def _entries(folder: Path) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in sorted([*files, *links]):
+            yield (Path(parent) / name).relative_to(folder).as_posix()
+
+
+def read_arrays(path: Path, max_unpacked_mb: float) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file.
+
+    Args:
+        path: The file.
+        max_unpacked_mb: How much it may hold, in 10^6 bytes.
+
+    Raises:
+        PlanError: If it is none, damaged, too large, or holds anything but numbers and strings.
+    """
+    expected = f"{path}: expected an .npz file"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            # What is unpacked is never more than this: zipfile stops there.
+            size = sum(member.file_size for member in members)
+            if size > max_unpacked_mb * 1e6:
+                raise PlanError(
+                    f"{path}: expected at most {max_unpacked_mb:g} MB when unpacked "
+                    f"(--max_unpacked_mb), found {size / 1e6:.1f} MB"
+                )
+            return {
+                member.filename.removesuffix(_SUFFIX): _array(archive.read(member))
+                for member in members
+            }
+    except PlanError:
+        raise
+    # A damaged archive makes NumPy and zipfile raise many kinds.
+    except Exception as e:
+        raise PlanError(f"{expected}, cannot read it ({reason(e)})") from e
+
+
+def _array(content: bytes) -> np.ndarray:
+    file = io.BytesIO(content)
+    read_header = _HEADERS[np.lib.format.read_magic(file)]
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python's objects")
+    # NumPy would first make room for whatever the header says.
+    size, found = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if min(shape, default=0) < 0 or size != found:
+        raise ValueError(f"an array of {size} bytes in {found} bytes")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def check_frames(path: Path, max_records: int) -> None:
+    """Checks that the records of a file fill it, and that there are not too many.
+
+    Nothing of them is read; their checksums are TensorFlow's to compare.
+
+    Raises:
+        PlanError: If the file is missing, cut or damaged, or has too many records.
+    """
+    expected = f"{path}: expected a TFRecord file"
+    if not path.is_file():
+        raise PlanError(f"{expected}, cannot read it (no such file)")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        position, records = 0, 0
+        while position < size:
+            header = file.read(_HEADER_BYTES)
+            if len(header) < _HEADER_BYTES:
+                raise PlanError(f"{expected}, cannot read it (cut after record {records})")
+            (length,) = _LENGTH.unpack(header[: _LENGTH.size])
+            position += _HEADER_BYTES + length + _CHECKSUM_BYTES
+            if position > size:
+                raise PlanError(
+                    f"{expected}, cannot read it (record {records + 1} of {length} bytes is longer "
+                    "than the file)"
+                )
+            records += 1
+            if records > max_records:
+                raise PlanError(
+                    f"{path}: expected at most {max_records} records (--max_records), found more"
+                )
+            file.seek(position)
+
+
+def parse_manifest(content: bytes) -> Manifest:
+    """Reads a manifest.
+
+    Raises:
+        PlanError: If it is damaged, of another or a newer format, or has missing or wrong parts.
+    """
+    try:
+        value = json.loads(content.decode())
+    except (ValueError, RecursionError) as e:
+        raise PlanError(f"{NAME}: expected JSON, cannot read it ({reason(e)})") from e
+    top = _checked(value, dict, NAME)
+    found = _part(top, "format", str, NAME)
+    if found != FORMAT:
+        raise PlanError(f"{NAME}: format: expected {FORMAT!r}, found {found!r}")
+    version = _part(top, "format_version", int, NAME)
+    if version not in FORMAT_VERSIONS:
+        newest = max(FORMAT_VERSIONS)
+        newer = "; a newer export needs a newer runner" if version > newest else ""
+        raise PlanError(f"{NAME}: format_version: expected 1 to {newest}, found {version}{newer}")
+    examples = _part(top, "examples", dict, NAME)
+    features = _tensors(examples, "features", f"{NAME}: examples")
+    for name, kind in features.items():
+        if kind.dtype not in _FEATURE_DTYPES:
+            known = ", ".join(_FEATURE_DTYPES)
+            raise PlanError(
+                f"{NAME}: examples: features: {name}: expected one of {known}, found {kind.dtype!r}"
+            )
+    tensors = _part(top, "tensors", dict, NAME)
+    server_state = _tensors(tensors, "server_state", f"{NAME}: tensors")
+    if not server_state:
+        raise PlanError(f"{NAME}: tensors: server_state: expected tensors, found none")
+    return Manifest(
+        profile=_part(top, "profile", str, NAME),
+        files=_files(_part(top, "files", dict, NAME)),
+        features=features,
+        server_state=server_state,
+        metrics=_tensors(tensors, "metrics", f"{NAME}: tensors"),
+        conformance=_conformance(_part(top, "conformance", dict, NAME)),
+        max_clients=_max_clients(top),
+        has_noise="differential_privacy" in top.get("privacy", {}),
+    )
+
+
+def _max_clients(top: Mapping[str, Any]) -> Optional[int]:
+    privacy = _checked(top.get("privacy", {}), dict, f"{NAME}: privacy")
+    if "maximum_clients_per_round" not in privacy:
+        return None
+    return _part(privacy, "maximum_clients_per_round", int, f"{NAME}: privacy")
+
+
+def _files(value: Mapping[str, Any]) -> dict[str, FileEntry]:
+    files = {}
+    for name, entry in value.items():
+        where = f"{NAME}: files: {name}"
+        entry = _checked(entry, dict, where)
+        sha256 = _part(entry, "sha256", str, where)
+        if not _SHA256.fullmatch(sha256):
+            raise PlanError(f"{where}: sha256: expected 64 hexadecimal digits, found {sha256!r}")
+        files[name] = FileEntry(sha256, _part(entry, "bytes", int, where))
+    return files
+
+
+def _tensors(parent: Mapping[str, Any], key: str, where: str) -> dict[str, TensorType]:
+    tensors = {}
+    for name, entry in _part(parent, key, dict, where).items():
+        place = f"{where}: {key}: {name}"
+        entry = _checked(entry, dict, place)
+        shape = _part(entry, "shape", list, place)
+        for size in shape:
+            if size is not None and (type(size) is not int or size < 0):
+                raise PlanError(f"{place}: shape: expected sizes, found {size!r}")
+        tensors[name] = TensorType(_part(entry, "dtype", str, place), tuple(shape))
+    return tensors
+
+
+def _conformance(value: Mapping[str, Any]) -> Conformance:
+    where = f"{NAME}: conformance"
+    rounds = _part(value, "rounds", int, where)
+    clients = _names(value, "clients", where)
+    for name in clients:
+        if not _CLIENT_NAME.fullmatch(name):
+            raise PlanError(f"{where}: clients: expected names of files, found {name!r}")
+    expected = _names(value, "expected", where)
+    if clients != sorted(set(clients)):
+        raise PlanError(f"{where}: clients: expected distinct names in order, found {clients}")
+    if rounds < 1 or rounds != len(expected):
+        raise PlanError(
+            f"{where}: expected a file for each of 1 or more rounds ({rounds}), "
+            f"found {len(expected)}"
+        )
+    state = _part(value, "state", str, where) if "state" in value else None
+    return Conformance(tuple(clients), tuple(expected), state)
+
+
+def _names(parent: Mapping[str, Any], key: str, where: str) -> list[str]:
+    return [_checked(name, str, f"{where}: {key}") for name in _part(parent, key, list, where)]
+
+
+def _part(parent: Mapping[str, Any], key: str, kind: type[_T], where: str) -> _T:
+    if key not in parent:
+        raise PlanError(f"{where}: expected the part {key!r}, found none")
+    return _checked(parent[key], kind, f"{where}: {key}")
+
+
+def _checked(value: Any, kind: type[_T], where: str) -> _T:
+    # By the very type: True is an int as well.
+    if type(value) is not kind:
+        raise PlanError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+@contextlib.contextmanager
+def results_folder(folder: Path) -> Iterator[None]:
+    """Makes the folder for a run's results, and removes it again if the first round fails.
+
+    Raises:
+        PlanError: If it holds something, or cannot be made.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = next(folder.iterdir(), None)
+    except OSError as e:
+        raise PlanError(f"{folder}: expected a folder, cannot make it ({e.strerror})") from e
+    if found is not None:
+        raise PlanError(f"{folder}: expected a new or empty folder, found {found.name} in it")
+    try:
+        yield
+    except BaseException:
+        # Only empty folders can be removed so; the innermost is first.
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
+
+
+def publish(results: Path, folder: Path) -> None:
+    """Copies a round's results so that a reader finds whole files or none.
+
+    Args:
+        results: What `rounds.write_results` has written.
+        folder: Where to; files of an earlier round are replaced.
+
+    Raises:
+        PlanError: If they cannot be written.
+    """
+    names = (METRICS, STATE)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".plan_runner_", dir=folder) as partial:
+            for name in names:
+                shutil.copyfile(results / name, Path(partial) / name)
+                _sync(Path(partial) / name)
+            # Before it is where others see it: only the owner sees the folder of the copies.
+            (Path(partial) / STATE).chmod(_OWNER_ONLY)
+            for name in names:
+                os.replace(Path(partial) / name, folder / name)
+    except OSError as e:
+        raise PlanError(f"{folder}: cannot write: {e.strerror}") from e
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

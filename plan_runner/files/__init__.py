@@ -1,1 +1,0 @@
-"""Reads the files of an export without trusting them, and without TensorFlow."""

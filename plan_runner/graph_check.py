@@ -1,0 +1,435 @@
+"""Which operations a plan's graphs may hold; refuses graphs that could do more than compute.
+
+Which operations a plan's graphs may hold.
+
+A plan is code that somebody else wrote. The lists name what may run rather than what may not: an
+operation that TensorFlow adds one day is refused until somebody has looked at it.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import op_def_registry
+
+from plan_runner import plan_pb2
+from plan_runner.errors import PlanError
+from plan_runner.graph_messages import check_bounds, tensor_name
+
+# Stateful ones, by the reason why they are harmless: state that they have lives in the session.
+STATEFUL = {
+    "control flow and calls, whose bodies are checked as well": frozenset(
+        ("Assert", "Case", "DeviceIndex", "If", "StatefulPartitionedCall", "While")
+    ),
+    "checks of numbers": frozenset(("CheckNumerics", "CheckNumericsV2")),
+    "uninitialised memory of the graph's own": frozenset(("Empty", "DeepCopy")),
+    "random numbers": frozenset(
+        (
+            "Multinomial",
+            "NonDeterministicInts",
+            "ParameterizedTruncatedNormal",
+            "RandomCrop",
+            "RandomGamma",
+            "RandomPoisson",
+            "RandomPoissonV2",
+            "RandomShuffle",
+            "RandomStandardNormal",
+            "RandomUniform",
+            "RandomUniformInt",
+            "RngReadAndSkip",
+            "RngSkip",
+            "StatefulRandomBinomial",
+            "StatefulStandardNormal",
+            "StatefulStandardNormalV2",
+            "StatefulTruncatedNormal",
+            "StatefulUniform",
+            "StatefulUniformFullInt",
+            "StatefulUniformInt",
+            "StatelessRandomGetAlg",
+            "TruncatedNormal",
+        )
+    ),
+    "variables": frozenset(
+        (
+            "AssignAddVariableOp",
+            "AssignSubVariableOp",
+            "AssignVariableOp",
+            "DestroyResourceOp",
+            "ReadVariableOp",
+            "ResourceGather",
+            "ResourceGatherNd",
+            "ResourceStridedSliceAssign",
+            "TemporaryVariable",
+            "VarHandleOp",
+            "VarIsInitializedOp",
+            "Variable",
+            "VariableShape",
+            "VariableV2",
+        )
+    ),
+    "datasets over tensors, and what reads them": frozenset(
+        (
+            "AnonymousIteratorV2",
+            "AnonymousIteratorV3",
+            "AnonymousMemoryCache",
+            "AnonymousRandomSeedGenerator",
+            "AnonymousSeedGenerator",
+            "DatasetToSingleElement",
+            "DeleteIterator",
+            "DeleteMemoryCache",
+            "DeleteRandomSeedGenerator",
+            "DeleteSeedGenerator",
+            "DummyIterationCounter",
+            "DummyMemoryCache",
+            "DummySeedGenerator",
+            "GroupByReducerDataset",
+            "IteratorGetNext",
+            "IteratorGetNextAsOptional",
+            "IteratorGetNextSync",
+            "IteratorV2",
+            "MakeIterator",
+            "RandomDataset",
+            "RandomDatasetV2",
+            "RangeDataset",
+            "ReduceDataset",
+            "ShuffleAndRepeatDatasetV2",
+            "ShuffleDatasetV2",
+            "ShuffleDatasetV3",
+            "SparseTensorSliceDataset",
+            "TensorDataset",
+            "TensorSliceDataset",
+        )
+    ),
+    "tables that are filled from tensors": frozenset(
+        (
+            "AnonymousHashTable",
+            "AnonymousMutableDenseHashTable",
+            "AnonymousMutableHashTable",
+            "HashTableV2",
+            "InitializeTableV2",
+            "LookupTableExportV2",
+            "LookupTableFindV2",
+            "LookupTableImportV2",
+            "LookupTableInsertV2",
+            "LookupTableRemoveV2",
+            "LookupTableSizeV2",
+            "MutableDenseHashTableV2",
+            "MutableHashTableV2",
+        )
+    ),
+    "arrays and stacks of loops": frozenset(
+        (
+            "StackCloseV2",
+            "StackPopV2",
+            "StackPushV2",
+            "StackV2",
+            "TensorArrayCloseV3",
+            "TensorArrayConcatV3",
+            "TensorArrayGatherV3",
+            "TensorArrayGradV3",
+            "TensorArrayReadV3",
+            "TensorArrayScatterV3",
+            "TensorArraySizeV3",
+            "TensorArraySplitV3",
+            "TensorArrayV3",
+            "TensorArrayWriteV3",
+        )
+    ),
+    "candidates drawn from numbers": frozenset(
+        (
+            "AllCandidateSampler",
+            "LearnedUnigramCandidateSampler",
+            "LogUniformCandidateSampler",
+            "UniformCandidateSampler",
+        )
+    ),
+    "recurrent layers, in the branch that a device with cuDNN takes": frozenset(
+        (
+            "CudnnRNN",
+            "CudnnRNNBackprop",
+            "CudnnRNNBackpropV2",
+            "CudnnRNNBackpropV3",
+            "CudnnRNNV2",
+            "CudnnRNNV3",
+        )
+    ),
+}
+# Families that apply gradients to variables, or scatter into them.
+STATEFUL_PREFIXES = ("ResourceApply", "ResourceScatter", "ResourceSparseApply")
+# Without state. A file or a host can only be named by a string: an operation that has neither an
+# input nor an attribute that is always a string may run; of the others, these.
+STRING_INPUTS = frozenset(
+    (
+        "DecodeAndCropJpeg",
+        "DecodeBase64",
+        "DecodeBmp",
+        "DecodeCSV",
+        "DecodeGif",
+        "DecodeImage",
+        "DecodeJpeg",
+        "DecodePaddedRaw",
+        "DecodePng",
+        "DecodeRaw",
+        "EncodeBase64",
+        "Fingerprint",
+        "ParseExample",
+        "ParseExampleV2",
+        "ParseSequenceExample",
+        "ParseSequenceExampleV2",
+        "ParseSingleExample",
+        "ParseSingleSequenceExample",
+        "ReduceJoin",
+        "RegexFullMatch",
+        "RegexReplace",
+        "ShardedFilename",
+        "StaticRegexFullMatch",
+        "StaticRegexReplace",
+        "StringJoin",
+        "StringLength",
+        "StringLower",
+        "StringNGrams",
+        "StringSplit",
+        "StringSplitV2",
+        "StringStrip",
+        "StringToHashBucket",
+        "StringToHashBucketFast",
+        "StringToHashBucketStrong",
+        "StringToNumber",
+        "StringUpper",
+        "Substr",
+        "UnicodeDecode",
+        "UnicodeDecodeWithOffsets",
+        "UnicodeTranscode",
+        "UnsortedSegmentJoin",
+    )
+)
+STRING_ATTRIBUTES = frozenset(
+    (
+        "align",
+        "allowed_devices",
+        "cardinality_options",
+        "config",
+        "config_proto",
+        "container",
+        "context_dense_keys",
+        "context_sparse_keys",
+        "data_format",
+        "dct_method",
+        "debug_name",
+        "dense_keys",
+        "density_unit",
+        "deterministic",
+        "direction",
+        "dst_format",
+        "encoding",
+        "equation",
+        "errors",
+        "executor_type",
+        "feature_list_dense_keys",
+        "feature_list_dense_missing_assumed_empty",
+        "feature_list_sparse_keys",
+        "field_delim",
+        "fill",
+        "fill_mode",
+        "frame_name",
+        "input_encoding",
+        "input_mode",
+        "interpolation",
+        "kernel_type",
+        "left_pad",
+        "message",
+        "metadata",
+        "method",
+        "mode",
+        "na_value",
+        "noise",
+        "output_encoding",
+        "padding",
+        "pattern",
+        "placeholder",
+        "ragged_keys",
+        "rewrite",
+        "right_pad",
+        "rnn_mode",
+        "round_mode",
+        "row_partition_types",
+        "separator",
+        "serialized_options",
+        "set_operation",
+        "shared_name",
+        "sparse_keys",
+        "src_format",
+        "stack_name",
+        "template",
+        "tensor_array_name",
+        "unit",
+        "var_name",
+    )
+)
+# Attributes that choose among a few values, of which an operation may have no other: those that
+# TensorFlow got after 2.14. Of all that 2.21 has and 2.14 has not, no other is on an operation that
+# may run, and names anything.
+STRING_VALUES = {"bad_indices_policy": frozenset((b"", b"DEFAULT", b"ERROR", b"IGNORE"))}
+# Their first input is a path: a placeholder that the plan names as one.
+READS_FILE = frozenset(("Restore", "RestoreSlice", "RestoreV2"))
+WRITES_FILE = frozenset(("Save", "SaveSlices"))
+PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
+# The one operation of the platform's own: a client's examples.
+EXTERNAL_DATASET = "ExternalDataset"
+_NEVER_CONSTANT = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)
+
+
+def is_stateful_allowed(op: str) -> bool:
+    """Returns whether a stateful operation may run."""
+    return op.startswith(STATEFUL_PREFIXES) or any(op in ops for ops in STATEFUL.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Permissions:
+    """What a graph may do besides computing.
+
+    Attributes:
+        reads: Names of the tensors that hold the paths of files it may read.
+        writes: The same of files it may write.
+        fed: Names of the other tensors whose values a run replaces: constants of the plan, sums,
+            the token of examples.
+        examples: Whether it asks for a client's examples, by one ExternalDataset.
+    """
+
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    fed: frozenset[str] = frozenset()
+    examples: bool = False
+
+    @classmethod
+    def of_client(cls, phase: plan_pb2.ClientPhase) -> "Permissions":
+        """Returns what the graphs of a client may do, TensorFlow's and TFLite's."""
+        spec, router = phase.tensorflow_spec, phase.federated_compute
+        written = router.output_filepath_tensor_name
+        return cls(
+            reads=frozenset([tensor_name(router.input_filepath_tensor_name)]),
+            writes=frozenset([tensor_name(written)] if written else []),
+            fed=frozenset(
+                map(tensor_name, [spec.dataset_token_tensor_name, *spec.constant_inputs])
+            ),
+            examples=True,
+        )
+
+
+def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: str) -> None:
+    """Checks the operations of a graph and of the functions in it.
+
+    Raises:
+        PlanError: If there is one that TensorFlow does not know, or that is not allowed, or the
+            graph is out of bounds; see `bounds`.
+    """
+    check_bounds(graph, where)
+    functions = {function.signature.name for function in graph.library.function}
+    for name in sorted(functions):
+        if op_def_registry.get(name) is not None:
+            raise PlanError(f"{where}: function {name}: expected a name of its own, it is an op's")
+    nodes = {node.name: node for node in graph.node}
+    if len(nodes) != len(graph.node):
+        raise PlanError(f"{where}: expected nodes of different names, found one twice")
+    external = [node for node in graph.node if node.op == EXTERNAL_DATASET]
+    if len(external) != int(permissions.examples):
+        raise PlanError(
+            f"{where}: expected {int(permissions.examples)} ExternalDataset, found {len(external)}"
+        )
+    _check_fed(nodes, permissions, where)
+    for node in graph.node:
+        if node.op in READS_FILE:
+            _check_path(node, permissions.reads, where)
+        elif node.op in WRITES_FILE:
+            _check_path(node, permissions.writes, where)
+        elif node.op != EXTERNAL_DATASET:
+            _check_node(node, functions, where)
+    for function in graph.library.function:
+        place = f"{where}: function {function.signature.name}"
+        for node in function.node_def:
+            _check_node(node, functions, place)
+    for gradient in graph.library.gradient:
+        _check_functions([gradient.gradient_func], functions, f"{where}: gradients")
+
+
+def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -> None:
+    """Checks that what is fed are placeholders, and that each path is fed as a path only.
+
+    A value that is fed takes the place of whatever computes the tensor, a path as well.
+    """
+    paths = permissions.reads | permissions.writes
+    for name in sorted(paths | permissions.fed):
+        # By this very name: TensorFlow takes "x:00" for "x:0", and one of both would win.
+        node, _, output = name.rpartition(":")
+        # One that the graph has not cannot be fed, which its session finds.
+        if node in nodes and (output != "0" or nodes[node].op not in PLACEHOLDERS):
+            raise PlanError(f"{where}: expected a placeholder for {name!r}, which is fed")
+        if name in paths and name in permissions.fed:
+            raise PlanError(
+                f"{where}: expected a path for {name!r} only, another value is fed, too"
+            )
+
+
+def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:
+    """Checks that a file operation's path is a fed one, with nothing in between.
+
+    `_check_fed` has found a placeholder behind each of the names that are allowed.
+    """
+    path = next((name for name in node.input if not name.startswith("^")), "")
+    if tensor_name(path) not in allowed:
+        raise PlanError(
+            f"{where}: {node.name}: {node.op} is refused: its path is not one that the plan names"
+        )
+
+
+def _check_node(node: Any, functions: Iterable[str], where: str) -> None:
+    place = f"{where}: {node.name}"
+    # Whatever the operation's definition says of them: no attribute names other functions.
+    for value in node.attr.values():
+        called = [value.func, *value.list.func]
+        _check_functions([function.name for function in called], functions, place)
+    if node.op in functions:
+        return
+    definition = op_def_registry.get(node.op)
+    if definition is None:
+        raise PlanError(f"{place}: {node.op} is refused: this TensorFlow does not know it")
+    problem = next(_problems(node, definition), None)
+    if problem:
+        raise PlanError(f"{place}: {node.op} is refused: {problem}")
+
+
+def _problems(node: Any, definition: Any) -> Iterator[str]:
+    if node.op.startswith("_"):
+        yield "it is internal to TensorFlow"
+    if definition.is_stateful and not is_stateful_allowed(node.op):
+        yield "it reaches outside the graph, or is not known not to"
+    if node.op not in STRING_INPUTS and not is_stateful_allowed(node.op):
+        for argument in definition.input_arg:
+            if argument.type == types_pb2.DT_STRING:
+                yield f"its input {argument.name} may name a file"
+    for attribute in definition.attr:
+        if attribute.type not in ("string", "list(string)"):
+            continue
+        if attribute.name in STRING_VALUES:
+            found = node.attr[attribute.name].s if attribute.name in node.attr else b""
+            if found not in STRING_VALUES[attribute.name]:
+                yield f"its attribute {attribute.name} is none of those known"
+        elif attribute.name not in STRING_ATTRIBUTES:
+            yield f"its attribute {attribute.name} may name a file or code"
+    # Such constants are objects that TensorFlow would decode from the graph.
+    if node.op == "Const" and _dtype(node) in _NEVER_CONSTANT:
+        yield "it is no constant of numbers or strings"
+
+
+def _dtype(node: Any) -> int:
+    # Asking a map of messages for what it lacks would add it.
+    return int(node.attr["dtype"].type) if "dtype" in node.attr else types_pb2.DT_INVALID
+
+
+def _check_functions(found: Iterable[str], functions: Iterable[str], where: str) -> None:
+    for name in found:
+        # Some operations have branches that may be absent.
+        if name and name not in functions:
+            raise PlanError(f"{where}: expected a function of the graph's own, found {name!r}")

@@ -1,1 +1,0 @@
-"""The graphs of a plan and their checkpoints: what they may hold, and sessions that run them."""

@@ -1,0 +1,389 @@
+"""Runs a function in a process of its own, which is ended when it reaches its bounds."""
+
+import contextlib
+import ctypes
+import dataclasses
+import importlib
+import json
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, NoReturn, Optional, Protocol
+
+from plan_runner import sandbox
+from plan_runner.sandbox import Refused
+
+# A line is told of names and numbers of an export: none of ours is longer.
+_LONGEST_LINE = 1 << 20
+STEP, LINE, RESULTS, STATUS, ERROR = "step", "line", "results", "status", "error"
+_VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str}
+_PR_SET_PDEATHSIG = 1
+# What libraries have in memory, TensorFlow's above all: the kernel's limit does not count it.
+_LIBRARIES_BYTES = 300_000_000
+# As this process imports, so does the other one.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from plan_runner.isolation import main; main(*sys.argv[2:])"
+)
+_TASK = "task.json"
+_ERRORS = "errors.txt"
+_POLL_SECONDS = 0.1
+# Of what a process that has ended said, its last line being there.
+_MOST_ERRORS = 4096
+_PIECE = 1 << 16
+# What Python, the C library and TensorFlow heed; other variables may be secrets of the user's.
+_VARIABLES = (
+    *("ABSL_", "GLIBC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
+    *("PATH", "PLAN_RUNNER_", "PYTHON", "TF_", "TZ", "XLA_"),
+)
+
+
+class IsolationError(Exception):
+    """The isolated function has refused its payload, reached a bound, or ended by itself.
+
+    The message is one line, for the user.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Bounds of a process; called as the flags are that messages name.
+
+    Attributes:
+        max_memory_gb: Its memory, in 10^9 bytes.
+        max_round_seconds: Wall clock of each step that it tells of.
+    """
+
+    max_memory_gb: float
+    max_round_seconds: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory, in bytes."""
+        return int(self.max_memory_gb * 1e9)
+
+
+class Listener(Protocol):
+    """Who is told of what an isolated function does."""
+
+    def step(self, name: str) -> None:
+        """Something begins that has the time of one step: "round 3", say."""
+
+    def line(self, text: str) -> None:
+        """Something is to be printed."""
+
+    def results(self, folder: Path) -> None:
+        """There are results in a folder, which the listener removes."""
+
+
+class NoEventError(ValueError):
+    """What has arrived is no event."""
+
+
+def encoded(kind: str, value: Any) -> bytes:
+    """Returns an event as a line."""
+    return json.dumps([kind, value]).encode() + b"\n"
+
+
+class Decoder:
+    """Finds the events in what arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[tuple[str, Any]]:
+        """Yields the events (kind, value) that are whole after another piece.
+
+        Raises:
+            NoEventError: If it is no event, or too long for one.
+        """
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            raise NoEventError(f"a line of more than {_LONGEST_LINE} bytes")
+        for line in lines:
+            yield _event(line)
+
+
+def _event(line: bytes) -> tuple[str, Any]:
+    try:
+        kind, value = json.loads(line)
+        if type(value) is _VALUES[kind]:
+            return kind, value
+    # Its process may have been taken over by what it runs.
+    except (KeyError, RecursionError, TypeError, ValueError):
+        pass
+    raise NoEventError("something that is no event")
+
+
+class _Sender:
+    """A `Listener` at the other end of a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def step(self, name: str) -> None:
+        self.send(STEP, name)
+
+    def line(self, text: str) -> None:
+        self.send(LINE, text)
+
+    def results(self, folder: Path) -> None:
+        # Its name: whoever takes it knows where this process may write.
+        self.send(RESULTS, folder.name)
+
+    def send(self, kind: str, value: object) -> None:
+        content = encoded(kind, value)
+        while content:
+            content = content[os.write(self._pipe, content) :]
+
+
+def main(task_file: str, pipe: str, parent: str) -> NoReturn:
+    """Calls what a file names, within bounds; ends the process.
+
+    Args:
+        task_file: JSON with "function" (as MODULE:NAME), "payload", "bounds", and "reads", what its
+            sandbox lets it read, or null for no sandbox; its folder is for files that nobody needs
+            afterwards.
+        pipe: Number of the file descriptor to write events to.
+        parent: Id of the process without which this one is to end.
+    """
+    _end_with_parent(int(parent))
+    path, sender = Path(task_file), _Sender(int(pipe))
+    task = json.loads(path.read_text("utf-8"))
+    bounds = Bounds(**task["bounds"])
+    _take(bounds)
+    module, _, name = task["function"].partition(":")
+    try:
+        # Before anything else is imported: TensorFlow starts threads.
+        if task["reads"] is not None:
+            sandbox.enter(task["reads"], path.parent)
+        function = getattr(importlib.import_module(module), name)
+        sender.send(STATUS, function(task["payload"], sender, path.parent))
+    except Refused as e:
+        sender.send(ERROR, str(e))
+    except MemoryError:
+        sender.send(
+            ERROR,
+            f"expected to need at most {bounds.max_memory_gb:g} GB (--max_memory_gb), it needs "
+            "more",
+        )
+    # What nobody has foreseen of a stranger's file: one line for the user.
+    except Exception as e:
+        traceback.print_exc()
+        text = " ".join(str(e).split())[:300]
+        sender.send(ERROR, f"expected an export that can be played, {type(e).__name__}: {text}")
+    finally:
+        # At once: threads of what failed need not end by themselves.
+        os._exit(0)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Has the kernel end this process with its parent, also by a signal that nobody can handle."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have ended before.
+    if os.getppid() != parent:
+        sys.exit("the process that started this one has ended")
+
+
+def _take(bounds: Bounds) -> None:
+    limits = {
+        resource.RLIMIT_DATA: max(_LIBRARIES_BYTES, bounds.memory_bytes - _LIBRARIES_BYTES),
+        # Whatever is written has been in memory.
+        resource.RLIMIT_FSIZE: bounds.memory_bytes,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, limit in limits.items():
+        _, most = resource.getrlimit(kind)
+        if most != resource.RLIM_INFINITY:
+            limit = min(limit, most)
+        resource.setrlimit(kind, (limit, limit))
+    # Otherwise a file that is too large would end the process without a word.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+def run_isolated(
+    function: str,
+    payload: Any,
+    bounds: Bounds,
+    listener: Listener,
+    reads: Optional[Iterable[str]] = None,
+) -> int:
+    """Calls a function in a process that has bounds; returns its status.
+
+    When this returns or raises, the process has ended and its files are gone. If this process is
+    killed, the kernel ends the other one. What it reports is taken for what it says only: files
+    that it names are looked for in its own folder.
+
+    Args:
+        function: (payload, listener, folder for its files) -> status, as MODULE:NAME. It may raise
+            `sandbox.Refused`.
+        payload: Its argument, of what JSON has.
+        bounds: What it may take.
+        listener: Is told of it.
+        reads: Files and folders that it may read in its sandbox; without a sandbox None.
+
+    Raises:
+        IsolationError: If it raises an exception, reaches a bound, or ends without a status.
+    """
+    with tempfile.TemporaryDirectory(prefix="plan_runner_") as name:
+        folder = Path(name)
+        task = {
+            "function": function,
+            "payload": payload,
+            "bounds": dataclasses.asdict(bounds),
+            "reads": None if reads is None else list(reads),
+        }
+        (folder / _TASK).write_text(json.dumps(task), "utf-8")
+        # Read again by what was opened here: the name may be another file's then.
+        with open(folder / _ERRORS, "w+b") as errors, _Process(folder, bounds, errors) as process:
+            return process.follow(listener)
+
+
+class _Process:
+    """The process, as a context manager that leaves none behind."""
+
+    def __init__(self, folder: Path, bounds: Bounds, errors: BinaryIO) -> None:
+        self._folder = folder
+        self._bounds = bounds
+        self._errors = errors
+        self._step = "starting"
+        self._deadline = 0.0
+
+    def __enter__(self) -> "_Process":
+        self._pipe, other_end = os.pipe()
+        try:
+            arguments = [str(self._folder / _TASK), str(other_end), str(os.getpid())]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(sys.path), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                pass_fds=(other_end,),
+                # The Ctrl-C of a terminal is for this process, which ends the other one.
+                start_new_session=True,
+                env=self._environment(),
+            )
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(other_end)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        # With what it has started, in a session of its own. It may have ended by itself.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._pipe)
+
+    def _environment(self) -> dict[str, str]:
+        kept = {key: text for key, text in os.environ.items() if key.startswith(_VARIABLES)}
+        # What libraries keep in the user's home, as Keras does, they keep here.
+        return {**kept, "TMPDIR": str(self._folder), "HOME": str(self._folder)}
+
+    def follow(self, listener: Listener) -> int:
+        """Passes on what the process tells until it ends; returns its status."""
+        actions: dict[str, Callable[[Any], None]] = {
+            STEP: self._begin,
+            LINE: listener.line,
+            RESULTS: lambda name: listener.results(self._named(name)),
+            ERROR: _fail,
+        }
+        decoder, status = Decoder(), None
+        self._begin(self._step)
+        while piece := self._next_piece():
+            for kind, value in self._events(decoder, piece):
+                if kind == STATUS:
+                    status = value
+                else:
+                    actions[kind](value)
+        if status is None:
+            raise self._ended()
+        return status
+
+    def _events(self, decoder: Decoder, piece: bytes) -> Iterator[tuple[str, Any]]:
+        try:
+            yield from decoder.feed(piece)
+        except NoEventError as e:
+            raise self._reports(e) from e
+
+    def _named(self, name: str) -> Path:
+        """Returns the folder of that name among the process's own; there are files in it only."""
+        path = self._folder / name
+        if not name.isidentifier() or path.is_symlink() or not path.is_dir():
+            raise self._reports("a folder that is none of its own")
+        # Whoever takes them neither follows a link nor waits for a pipe.
+        if not all(entry.is_file(follow_symlinks=False) for entry in os.scandir(path)):
+            raise self._reports("a folder with more than files in it")
+        return path
+
+    def _reports(self, what: object) -> IsolationError:
+        return IsolationError(f"{self._step}: its process reports {what}")
+
+    def _begin(self, step: str) -> None:
+        self._step = step
+        self._deadline = time.monotonic() + self._bounds.max_round_seconds
+
+    def _next_piece(self) -> bytes:
+        """Waits for what the process tells next; nothing if it has ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pipe, selectors.EVENT_READ)
+            # Also of one that always has something to report.
+            self._check_bounds()
+            while not selector.select(_POLL_SECONDS):
+                self._check_bounds()
+        return os.read(self._pipe, _PIECE)
+
+    def _check_bounds(self) -> None:
+        bounds = self._bounds
+        if time.monotonic() > self._deadline:
+            raise IsolationError(
+                f"{self._step}: expected to end within {bounds.max_round_seconds:g} s "
+                "(--max_round_seconds), it went on and was ended"
+            )
+        # Beside the kernel's limit, which does not count files that are mapped into memory.
+        if _resident_bytes(self._process.pid) > bounds.memory_bytes:
+            raise self._too_large("it needs more and was ended")
+
+    def _ended(self) -> IsolationError:
+        """Returns what is to be said of a process that has ended without a status."""
+        code = self._process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return self._too_large(f"its process ended by {name}, as for lack of memory")
+        last = self._last_error() or "it said nothing"
+        return IsolationError(f"{self._step}: its process ended with status {code} ({last})")
+
+    def _too_large(self, found: str) -> IsolationError:
+        most = self._bounds.max_memory_gb
+        return IsolationError(
+            f"{self._step}: expected to need at most {most:g} GB (--max_memory_gb), {found}"
+        )
+
+    def _last_error(self) -> str:
+        size = os.fstat(self._errors.fileno()).st_size
+        self._errors.seek(max(0, size - _MOST_ERRORS))
+        text = self._errors.read(_MOST_ERRORS).decode(errors="replace").strip()
+        return text.rpartition("\n")[2]
+
+
+def _fail(text: str) -> None:
+    raise IsolationError(text)
+
+
+def _resident_bytes(pid: int) -> int:
+    """Returns how much memory a process has; 0 where that is not told."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

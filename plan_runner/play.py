@@ -1,0 +1,317 @@
+"""Does what the runner is asked for: verifies an export, runs its rounds, reads its state.
+
+Does what the runner is asked for: reads the export, and verifies it or runs rounds of it.
+
+What can be refused without TensorFlow is, before it is imported.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from plan_runner import export as exports
+from plan_runner import plan_pb2
+from plan_runner.errors import PlanError
+from plan_runner.export import (
+    DEFAULT_LIMITS,
+    ROUNDING,
+    Export,
+    Limits,
+    check_frames,
+    conformance_client,
+    open_export,
+    read_arrays,
+)
+from plan_runner.isolation import Bounds, IsolationError, Listener, run_isolated
+from plan_runner.kernel import Kernel, find_kernel, give_kernel
+from plan_runner.plan_messages import parse, parse_plan
+from plan_runner.sandbox import Refused, missing
+
+_LOADING = "loading the plan"
+VERIFIED, DIFFERENT = 0, 1
+_RESULTS, _TENSORS = "results", "tensors.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One run of the runner; paths are text, as all of it may go to another process.
+
+    Attributes:
+        plan: Folder of the export.
+        verify: Replay its conformance rounds; otherwise play rounds of `clients`.
+        tolerance: Of `verify`: the largest difference of floats that passes.
+        clients: Folder of clients.
+        rounds: Number of rounds; None is 1, or all that `cohorts` has.
+        clients_per_round: Clients drawn for every round; None is all.
+        seed: Of drawing them.
+        cohorts: File with the clients of every round instead.
+        state: Checkpoint to begin with instead of the export's.
+        limits: What all of it may take.
+        trust: Play without a sandbox.
+    """
+
+    plan: str
+    verify: bool
+    tolerance: float = ROUNDING
+    clients: str = ""
+    rounds: Optional[int] = None
+    clients_per_round: Optional[int] = None
+    seed: int = 0
+    cohorts: Optional[str] = None
+    state: Optional[str] = None
+    limits: Limits = DEFAULT_LIMITS
+    trust: bool = False
+
+    def paths(self) -> Iterator[str]:
+        """Yields what has to be read for it: files, and folders with what links in them lead to."""
+        for given in (self.plan, self.clients, self.cohorts, self.state):
+            if given:
+                yield given
+        # Clients may lie elsewhere; files of an export may not.
+        if self.clients and os.path.isdir(self.clients):
+            for entry in os.scandir(self.clients):
+                if entry.is_symlink():
+                    yield os.path.realpath(entry.path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as what JSON has; see `from_json`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Request":
+        """Returns the request of which this is `to_json`."""
+        return cls(**{**value, "limits": Limits(**value["limits"])})
+
+
+def play(request: Request, listener: Listener, scratch: Path) -> int:
+    """Plays; returns the exit status: 1 if a verification has found a difference.
+
+    Args:
+        request: What to do.
+        listener: Is told of it.
+        scratch: A folder for files that nobody needs afterwards, and for results until the listener
+            has taken them.
+
+    Raises:
+        PlanError: If the export, a client's data or the request is not what it has to be.
+    """
+    listener.step("reading the export")
+    export = open_export(Path(request.plan), request.limits)
+    _check_messages(export)
+    if request.verify:
+        _check_conformance(export)
+    listener.line(
+        f"{request.plan}: the hashes of {len(export.manifest.files)} files are right. "
+        f"Its graphs run {'without a sandbox (--trust)' if request.trust else 'in a sandbox'}."
+    )
+    if request.verify:
+        return _verify(request, export, listener)
+    return _run(request, export, listener, scratch)
+
+
+def play_isolated(request: Request, listener: Listener) -> int:
+    """Does what `play` does in a process of its own; see `call_isolated`.
+
+    Raises:
+        PlanError: As `play` does, or if `call_isolated` does.
+    """
+    check_sandbox("--plan", request.trust)
+    # Beforehand: no process can be started from the sandbox. Not for a path that is mistyped.
+    found = find_kernel() if os.path.isdir(request.plan) else Kernel("", "there is no export")
+    payload = {"request": request.to_json(), "kernel": found}
+    target = f"{__name__}:{_play_payload.__name__}"
+    reads = [*request.paths(), found.library]
+    return call_isolated(target, payload, request.limits.bounds, listener, reads, request.trust)
+
+
+def check_sandbox(flag: str, trust: bool) -> None:
+    """Checks that this machine has what a sandbox needs, unless none is asked for.
+
+    Args:
+        flag: What is to be read in it, for the message.
+        trust: Whether the user trusts that.
+
+    Raises:
+        PlanError: If it lacks something.
+    """
+    lacks = [] if trust else missing()
+    if lacks:
+        raise PlanError(
+            f"{flag}: expected a sandbox for files of others, this machine has no "
+            f"{' and no '.join(lacks)}; --trust goes without one, for files that you trust"
+        )
+
+
+def call_isolated(
+    function: str,
+    payload: Any,
+    bounds: Bounds,
+    listener: Listener,
+    reads: Iterable[str],
+    trust: bool,
+) -> int:
+    """Calls a function in a process of its own, which is ended at its bounds; returns its status.
+
+    It has a sandbox, in which it can read what is given, and write nothing but files that go with
+    it, unless the user trusts what it reads.
+
+    Raises:
+        PlanError: As the function does, or if a bound is reached or the process ends by itself.
+    """
+    try:
+        return run_isolated(function, payload, bounds, listener, None if trust else reads)
+    except IsolationError as e:
+        raise PlanError(str(e)) from e
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Has an isolated function end with the line of whatever is wrong with what it reads."""
+    try:
+        yield
+    except PlanError as e:
+        raise Refused(str(e)) from e
+    except OSError as e:
+        # A file that may not be read, say; without a name it is no file of the user's.
+        if e.filename is None:
+            raise
+        raise Refused(f"{e.filename}: {e.strerror}") from e
+
+
+def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
+    # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    give_kernel(Kernel(*payload["kernel"]))
+    with refusing():
+        return play(Request.from_json(payload["request"]), listener, scratch)
+
+
+def _check_messages(export: Export) -> None:
+    """Parses what is not TensorFlow's of both plans."""
+    parse_plan(export.read(exports.PLAN), exports.PLAN)
+    name = exports.CLIENT_ONLY_PLAN
+    parse(plan_pb2.ClientOnlyPlan, export.read(name), name)
+
+
+def _check_conformance(export: Export) -> None:
+    """Checks the sizes that the files of the conformance rounds claim to have."""
+    limits, conformance = export.limits, export.manifest.conformance
+    for client in conformance.clients:
+        check_frames(export.path(conformance_client(client)), limits.max_records)
+    for name in conformance.expected:
+        read_arrays(export.path(name), limits.max_unpacked_mb)
+
+
+def _verify(request: Request, export: Export, listener: Listener) -> int:
+    listener.step(_LOADING)
+    # These bring TensorFlow, which takes seconds.
+    from plan_runner.tflite import tflite_beside
+    from plan_runner.verify import OnDevices, tell_checks, verify
+
+    try:
+        devices = OnDevices(tflite_beside(export))
+    except PlanError as e:
+        devices = OnDevices(None, str(e))
+    checks = verify(export, listener.step, devices.beside)
+    verified = tell_checks(export, checks, request.tolerance, listener.line, devices)
+    return VERIFIED if verified else DIFFERENT
+
+
+def _run(request: Request, export: Export, listener: Listener, scratch: Path) -> int:
+    listener.step(_LOADING)
+    from plan_runner.client import clients_in
+    from plan_runner.rounds import (
+        drawn_cohorts,
+        metrics_row,
+        run_rounds,
+        write_results,
+        written_cohorts,
+    )
+    from plan_runner.verify import round_line
+
+    clients = clients_in(Path(request.clients), export.manifest.features, request.limits)
+    if request.cohorts is not None:
+        cohorts = written_cohorts(Path(request.cohorts), clients)
+        if request.rounds is not None and request.rounds > len(cohorts):
+            raise PlanError(
+                f"--rounds: expected at most {len(cohorts)}, the lines of {request.cohorts}, "
+                f"found {request.rounds}"
+            )
+        cohorts = cohorts[: request.rounds]
+    else:
+        per_round = request.clients_per_round
+        cohorts = drawn_cohorts(clients, request.rounds or 1, per_round, request.seed)
+    state = Path(request.state) if request.state is not None else None
+    rows = []
+    for result in run_rounds(export, cohorts, state, listener.step):
+        listener.line(round_line(result))
+        rows.append(metrics_row(result))
+        # Every round: whatever stops the next one, this one is not lost.
+        folder = scratch / f"results_{result.number}"
+        write_results(folder, rows, result.state)
+        listener.results(folder)
+    return VERIFIED
+
+
+def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]:
+    """Returns the tensors of a checkpoint by name: numbers and strings.
+
+    Args:
+        path: The checkpoint; it is TensorFlow's code that reads it, away from this process.
+        limits: What reading it may take.
+        trust: Do without a sandbox.
+
+    Raises:
+        PlanError: If it cannot be read or is none, or this machine has no sandbox.
+    """
+    check_sandbox("--server_state", trust)
+    taker = _Taker(limits)
+    payload = {"path": str(path)}
+    target = f"{__name__}:{_read_payload.__name__}"
+    call_isolated(target, payload, limits.bounds, taker, [str(path)], trust)
+    return dict(taker.tensors)
+
+
+class _Taker:
+    """A `isolation.Listener` that takes the tensors."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.tensors: Mapping[str, np.ndarray] = {}
+
+    def step(self, name: str) -> None:
+        """Has nothing to do."""
+
+    def line(self, text: str) -> None:
+        """Has nothing to do."""
+
+    def results(self, folder: Path) -> None:
+        # They were in that process's memory, too.
+        self.tensors = read_arrays(folder / _TENSORS, self._limits.max_memory_gb * 1e3)
+
+
+def _read_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
+    from plan_runner.graph_session import read_checkpoint
+
+    with refusing():
+        path = Path(payload["path"])
+        # A copy: TensorFlow takes the name of a checkpoint for a pattern.
+        copy = scratch / "server_state.ckpt"
+        try:
+            copy.write_bytes(path.read_bytes())
+        except OSError as e:
+            raise PlanError(f"{path}: expected a checkpoint, cannot read it ({e.strerror})") from e
+        tensors = read_checkpoint(copy, str(path))
+        (scratch / _RESULTS).mkdir()
+        # Strings come out of TensorFlow as objects, which no archive here may hold.
+        np.savez(
+            scratch / _RESULTS / _TENSORS,
+            **{n: v.astype(np.bytes_) if v.dtype.kind == "O" else v for n, v in tensors.items()},
+        )
+        listener.results(scratch / _RESULTS)
+    return 0

@@ -1,0 +1,54 @@
+"""What every kind of plan can do: play a round."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from plan_runner.client import Client, ClientGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundOutcome:
+    """What a round has made.
+
+    Attributes:
+        tensors: The server's new state and the metrics, by name.
+        bytes_down: The size of the checkpoint that every client gets.
+        bytes_up: The mean size of what a client sends.
+        outputs: What the server hands out beside its checkpoint, by name.
+    """
+
+    tensors: Mapping[str, np.ndarray]
+    bytes_down: int
+    bytes_up: float
+    outputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+class Profile(abc.ABC):
+    """Plays the server and the clients of one kind of plan; its graphs are loaded once.
+
+    Attributes:
+        client: Plays the clients.
+    """
+
+    client: ClientGraph
+
+    @abc.abstractmethod
+    def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
+        """Plays a round.
+
+        Args:
+            state: The checkpoint of the server's state.
+            clients: The clients, in the order in which they are summed; at least one.
+            scratch: An empty folder for this round's files.
+
+        Raises:
+            PlanError: If a client's data or a graph fails, or a secure bound is broken.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends its sessions."""

@@ -1,1 +1,0 @@
-"""The kinds of plans, and how a round of each is summed."""

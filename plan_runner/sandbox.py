@@ -1,0 +1,368 @@
+"""What keeps a process from the machine's files, processes and networks, whatever it runs.
+
+Landlock says which files it reaches, a seccomp filter which system calls it makes. Both are the
+kernel's, hold for every thread that is started later, and cannot be taken back. They are set by
+system calls through `ctypes`, so that nothing has to be installed.
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Optional
+
+_PACKAGE = Path(__file__).resolve().parent
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_NO_NEW_PRIVS = 38
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF, _SECCOMP = 444, 445, 446, 317
+# --- files
+
+
+# In the order of their bits; the number of them that each version of Landlock knows.
+_RIGHTS = (
+    *("execute", "write_file", "read_file", "read_dir", "remove_dir", "remove_file", "make_char"),
+    *("make_dir", "make_reg", "make_sock", "make_fifo", "make_block", "make_sym", "refer"),
+    *("truncate", "ioctl_dev"),
+)
+_KNOWN_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+# To bind and to connect by TCP, from version 4; abstract Unix sockets and signals, from 6. No rule
+# gives them back.
+_NETWORK, _NETWORK_VERSION = 0b11, 4
+_SCOPED, _SCOPED_VERSION = 0b11, 6
+_READ_FILE = ("read_file",)
+_READ_FOLDER = ("read_file", "read_dir")
+# No links, pipes, sockets or devices: whoever reads a result may open what is there.
+_WRITE_FOLDER = (
+    *_READ_FOLDER,
+    *("write_file", "remove_dir", "remove_file", "make_dir", "make_reg", "truncate"),
+)
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+# What the C library and TensorFlow read of the system when they start.
+_SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/ssl/openssl.cnf",
+    "/dev/urandom",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/sys/vm/overcommit_memory",
+    # Its own folder, by the number that it has now.
+    "/proc/self",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+    "/sys/kernel/mm/transparent_hugepage",
+)
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARY_PATH = "LD_LIBRARY_PATH"
+_NULL = "/dev/null"
+# --- system calls
+
+
+# Of x86-64. What is not among them is refused: processes, sockets, keys, modules, mounts, tracing,
+# the memory of others, owners and modes of files, which Landlock does not know, and the like.
+_CALLS = {
+    # Files, which Landlock keeps to some.
+    **{"read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8},
+    **{"pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "dup": 32},
+    **{"dup2": 33, "sendfile": 40, "fsync": 74, "fdatasync": 75, "ftruncate": 77, "getdents": 78},
+    **{"getcwd": 79, "rename": 82, "mkdir": 83, "rmdir": 84, "unlink": 87, "readlink": 89},
+    **{"umask": 95, "statfs": 137, "fstatfs": 138, "readahead": 187, "getdents64": 217},
+    **{"fadvise64": 221, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263, "renameat": 264},
+    **{"readlinkat": 267, "faccessat": 269, "fallocate": 285, "dup3": 292, "preadv": 295},
+    **{"pwritev": 296, "renameat2": 316, "copy_file_range": 326, "preadv2": 327, "pwritev2": 328},
+    **{"statx": 332, "close_range": 436, "faccessat2": 439},
+    # Memory of its own.
+    **{"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "msync": 26},
+    **{"mincore": 27, "madvise": 28, "mlock": 149, "munlock": 150, "mbind": 237},
+    **{"set_mempolicy": 238, "get_mempolicy": 239, "membarrier": 324, "mlock2": 325},
+    **{"pkey_mprotect": 329, "pkey_alloc": 330, "pkey_free": 331},
+    # Threads, and signals among them.
+    **{"rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sched_yield": 24},
+    **{"exit": 60, "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigsuspend": 130},
+    **{"sigaltstack": 131, "arch_prctl": 158, "gettid": 186, "futex": 202},
+    **{"sched_getaffinity": 204, "set_tid_address": 218, "restart_syscall": 219},
+    **{"exit_group": 231, "set_robust_list": 273, "get_robust_list": 274, "getcpu": 309},
+    **{"rseq": 334, "futex_waitv": 449, "wait4": 61, "waitid": 247},
+    **{"sched_getparam": 143, "sched_getscheduler": 145, "sched_get_priority_max": 146},
+    **{"sched_get_priority_min": 147, "sched_getattr": 315},
+    # Waiting, pipes and events.
+    **{"poll": 7, "pipe": 22, "select": 23, "pause": 34, "nanosleep": 35, "epoll_create": 213},
+    **{"clock_nanosleep": 230, "epoll_wait": 232, "epoll_ctl": 233, "pselect6": 270, "ppoll": 271},
+    **{"epoll_pwait": 281, "eventfd": 284, "eventfd2": 290, "epoll_create1": 291, "pipe2": 293},
+    **{"epoll_pwait2": 441},
+    # Time, randomness, and what the machine and the process are.
+    **{"getpid": 39, "uname": 63, "gettimeofday": 96, "getrlimit": 97, "getrusage": 98},
+    **{"sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108},
+    **{"getppid": 110, "getpgrp": 111, "getgroups": 115, "getresuid": 118, "getresgid": 120},
+    **{"getpgid": 121, "getsid": 124, "capget": 125, "getpriority": 140, "time": 201},
+    **{"clock_gettime": 228, "clock_getres": 229, "getrandom": 318},
+}
+# The numbers from here on are of calls that programs do without where a kernel is older: they get
+# ENOSYS, others EPERM. The C library starts threads by clone where it has no clone3, whose flags
+# are in memory, where no filter sees them.
+_FIRST_NEW_CALL = 424
+_OPEN, _IOCTL, _CLONE, _KILL, _FCNTL, _PRCTL = 2, 16, 56, 62, 72, 157
+_TGKILL, _OPENAT, _PRLIMIT64 = 234, 257, 302
+# Landlock before version 3 lets a file be cut that is opened for reading, or by access mode 3, for
+# neither reading nor writing: files are opened with O_TRUNC for writing only, which is looked at.
+_OPEN_MASK = os.O_ACCMODE | os.O_TRUNC
+_OPEN_FLAGS = [
+    os.O_RDONLY,
+    os.O_WRONLY,
+    os.O_RDWR,
+    os.O_WRONLY | os.O_TRUNC,
+    os.O_RDWR | os.O_TRUNC,
+]
+_CLONE_THREAD = 0x00010000
+# New namespaces: of mounts, groups of control, hosts, messages, users, processes, networks, times.
+_CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: none that changes a device.
+_IOCTLS = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
+# Descriptors and their flags; no locks on files of others, and no signals to owners.
+_FCNTLS = [0, 1, 2, 3, 4, 1030]
+# PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA. To end with its parent stays.
+_PRCTLS = [15, 16, 23, 0x53564D41]
+_AUDIT_ARCH_X86_64 = 0xC000003E
+# Beside the calls of x86-64 the kernel may have those of x32, with this bit.
+_X32 = 0x40000000
+_KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_EPERM, _ENOSYS = 1, 38
+_SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
+# For all threads; and no mitigation that slows down whoever has a filter on kernels before 5.16.
+_TSYNC, _SPEC_ALLOW = 1, 4
+# The instructions: load a word of the call's data, and, compare (the next one where it is so, else
+# skipping), return.
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+
+
+class Refused(Exception):
+    """Raised by an isolated function whose payload is not what it has to be; one line."""
+
+
+def missing() -> list[str]:
+    """Returns what this machine lacks for a sandbox; nothing if it can have one."""
+    system = f"{platform.system()} {platform.machine()}"
+    if system != "Linux x86_64":
+        return [f"sandbox for {system} (there is one for Linux x86_64)"]
+    lacks = []
+    if _landlock_version() is None:
+        lacks.append("Landlock (Linux 5.13, with landlock among the kernel's security modules)")
+    if not _has_seccomp():
+        lacks.append("seccomp filters (CONFIG_SECCOMP_FILTER)")
+    return lacks
+
+
+def enter(reads: Iterable[str], scratch: Path) -> None:
+    """Puts this process into a sandbox, for good.
+
+    It may start threads, and read Python's own folders, shared libraries, what they ask of the
+    machine's processors and memory, and `reads`; it may write below `scratch`. It can neither start
+    a process, nor signal another one, nor open a socket.
+
+    Args:
+        reads: Files, and folders with all in them.
+        scratch: An existing folder.
+
+    Raises:
+        Refused: If the kernel does not take it, or there are threads that would stay outside.
+    """
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise Refused("expected one thread when the sandbox is entered, found more")
+    try:
+        _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _restrict_files([*_system_files(), *_python_folders(), *reads], scratch)
+        _restrict_calls()
+    except OSError as e:
+        raise Refused(f"expected the kernel to take the sandbox, it did not ({e.strerror})") from e
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+def _landlock_version() -> Optional[int]:
+    """Returns the version of this kernel's Landlock, or None if it has none."""
+    found = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    return found if found > 0 else None
+
+
+def _bits(rights: Iterable[str]) -> int:
+    return sum(1 << _RIGHTS.index(right) for right in rights)
+
+
+def _restrict_files(reads: Iterable[str], scratch: Path) -> None:
+    version = _landlock_version()
+    if version is None:
+        raise OSError(ctypes.get_errno(), "it has no Landlock")
+    # What the first versions do not know of is kept from by the system calls that it takes.
+    known = (1 << _KNOWN_RIGHTS[min(version, max(_KNOWN_RIGHTS))]) - 1
+    ruleset = _Ruleset(
+        known,
+        _NETWORK if version >= _NETWORK_VERSION else 0,
+        _SCOPED if version >= _SCOPED_VERSION else 0,
+    )
+    rules = _checked(
+        _LIBC.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), ctypes.sizeof(ruleset), 0)
+    )
+    for path in reads:
+        _allow(rules, path, _bits(_READ_FOLDER), _bits(_READ_FILE))
+    _allow(rules, _NULL, 0, _bits(("read_file", "write_file")))
+    _allow(rules, str(scratch), _bits(_WRITE_FOLDER) & known, 0)
+    _checked(_LIBC.syscall(_LANDLOCK_RESTRICT_SELF, rules, 0))
+    os.close(rules)
+
+
+def _allow(rules: int, path: str, in_folder: int, of_file: int) -> None:
+    """Adds a rule for what is at a path, if there is something."""
+    try:
+        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        # What is not there, or not for this user, needs no rule.
+        return
+    try:
+        is_folder = stat.S_ISDIR(os.fstat(opened).st_mode)
+        rule = _Beneath(in_folder if is_folder else of_file, opened)
+        if rule.allowed:
+            _checked(
+                _LIBC.syscall(_LANDLOCK_ADD_RULE, rules, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+            )
+    finally:
+        os.close(opened)
+
+
+def _system_files() -> Iterator[str]:
+    yield from _SYSTEM
+    yield from filter(os.path.isabs, os.environ.get(_LIBRARY_PATH, "").split(":"))
+
+
+def _python_folders() -> Iterator[str]:
+    """Yields where Python's own modules are, those that are installed, and this package.
+
+    The folders on the path that scripts and commands bring are the user's own.
+    """
+    yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
+    yield from sysconfig.get_paths().values()
+    yield str(_PACKAGE)
+    users = set(_PACKAGE.parents)
+    # It may have been removed.
+    with contextlib.suppress(OSError):
+        users.add(Path.cwd())
+    for entry in sys.path:
+        path = Path(entry).absolute()
+        if path.name in _INSTALLED or (entry and path.resolve() not in users):
+            yield entry
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("if_true", ctypes.c_uint8),
+        ("if_false", ctypes.c_uint8),
+        ("value", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
+
+
+_Code = list[tuple[int, int, int, int]]
+
+
+def _has_seccomp() -> bool:
+    action = ctypes.c_uint32(_ERRNO)
+    return bool(_LIBC.syscall(_SECCOMP, _GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0)
+
+
+def _restrict_calls() -> None:
+    code = _filter(os.getpid())
+    instructions = (_Instruction * len(code))(*(_Instruction(*step) for step in code))
+    program = _Program(len(code), instructions)
+    flags = _TSYNC | _SPEC_ALLOW
+    # Above 0 it would be the id of a thread that does not take it.
+    if _checked(_LIBC.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))):
+        raise OSError(_EPERM, "a thread does not take the filter")
+
+
+def _filter(pid: int) -> _Code:
+    """Returns the program that judges each system call of the process of that id."""
+    judged = {
+        _OPEN: _one_of(1, _OPEN_FLAGS, _OPEN_MASK),
+        _OPENAT: _one_of(2, _OPEN_FLAGS, _OPEN_MASK),
+        _CLONE: _one_of(0, [_CLONE_THREAD], _CLONE_THREAD | _CLONE_NEW),
+        _KILL: _one_of(0, [pid]),
+        _TGKILL: _one_of(0, [pid]),
+        _IOCTL: _one_of(1, _IOCTLS),
+        _FCNTL: _one_of(1, _FCNTLS),
+        _PRCTL: _one_of(0, _PRCTLS),
+        # Its new limits are at no address: they are read only.
+        _PRLIMIT64: [*_unless_zero(2), *_one_of(2, [0])],
+    }
+    return [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        *_if(_EQUAL, _AUDIT_ARCH_X86_64, [], otherwise=_KILL_PROCESS),
+        (_LOAD, 0, 0, _NUMBER),
+        *_if(_AT_LEAST, _X32, [(_RETURN, 0, 0, _ERRNO | _ENOSYS)]),
+        *(step for number in _CALLS.values() for step in _if(_EQUAL, number, [_allowed()])),
+        *(step for number, code in judged.items() for step in _if(_EQUAL, number, code)),
+        *_if(_AT_LEAST, _FIRST_NEW_CALL, [(_RETURN, 0, 0, _ERRNO | _ENOSYS)]),
+        _refused(),
+    ]
+
+
+def _allowed() -> tuple[int, int, int, int]:
+    return _RETURN, 0, 0, _ALLOW
+
+
+def _refused() -> tuple[int, int, int, int]:
+    return _RETURN, 0, 0, _ERRNO | _EPERM
+
+
+def _if(comparison: int, value: int, code: _Code, otherwise: Optional[int] = None) -> _Code:
+    """Runs code where the loaded word compares so; else goes on after it, or returns."""
+    if otherwise is not None:
+        return [(comparison, 1, 0, value), (_RETURN, 0, 0, otherwise), *code]
+    return [(comparison, 0, len(code), value), *code]
+
+
+def _one_of(argument: int, values: Iterable[int], mask: Optional[int] = None) -> _Code:
+    """Allows a call whose argument, 32 bits of it as the kernel takes it, is one of the values."""
+    masked = [] if mask is None else [(_AND, 0, 0, mask)]
+    compared = [step for value in values for step in _if(_EQUAL, value, [_allowed()])]
+    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *masked, *compared, _refused()]
+
+
+def _unless_zero(argument: int) -> _Code:
+    """Refuses a call whose argument's upper half is not 0."""
+    upper = _ARGUMENTS + 8 * argument + 4
+    return [(_LOAD, 0, 0, upper), (_EQUAL, 1, 0, 0), _refused()]
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+_CLONE_NEW |= 0x40000000 | 0x00000080

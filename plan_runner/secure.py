@@ -1,0 +1,323 @@
+"""Plans whose server's graph is fed with secure sums, in its variables (`server_phase`)."""
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from plan_runner import plan_pb2
+from plan_runner.client import Client, ClientGraph
+from plan_runner.errors import PlanError
+from plan_runner.export import TensorType
+from plan_runner.graph_check import Permissions, check_graph
+from plan_runner.graph_messages import dtype_name, graph_of, tensor_name
+from plan_runner.graph_session import (
+    OPS_AROUND,
+    CheckpointOp,
+    GraphSession,
+    load_graph,
+    read_checkpoint,
+)
+from plan_runner.plan_messages import check_parts
+from plan_runner.profile import Profile, RoundOutcome
+
+_WHERE = "plan.pb: server_phase"
+# Every path is always fed, as a default in the graph would be a path of the plan's choice; nothing
+# can be read or written here.
+_NOWHERE = "/dev/null/unused"
+_SAVERS = (
+    "write_client_init",
+    "write_intermediate_update",
+    "read_intermediate_update",
+    "write_accumulators",
+)
+LARGEST_MODULUS = 1 << 62
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+class SecureProfile(Profile):
+    """Plays rounds in which clients send nothing outside secure sums.
+
+    Args:
+        plan: The plan.
+
+    Raises:
+        PlanError: If it is not one of this profile.
+    """
+
+    def __init__(self, plan: plan_pb2.Plan) -> None:
+        check_parts(
+            plan,
+            "plan.pb",
+            ("phase", "client_graph_bytes", "server_graph_bytes", "server_savepoint", "version"),
+            ("tensorflow_config_proto", "client_tflite_graph_bytes"),
+        )
+        check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase"))
+        phase = plan.phase[0].server_phase
+        # What is not here, read_update above all, would be sums outside of the side channels.
+        check_parts(
+            phase,
+            _WHERE,
+            (
+                "phase_init_op",
+                "intermediate_aggregate_into_accumulators_op",
+                "apply_aggregrated_updates_op",
+                "read_aggregated_update",
+                *_SAVERS,
+            ),
+            ("name", "metrics"),
+        )
+        self._phase = phase
+        read = phase.read_aggregated_update
+        where = f"{_WHERE}: read_aggregated_update"
+        check_parts(
+            read, where, ("side_channel_tensors", "before_restore_op"), ("after_restore_op",)
+        )
+        self._tensors = {
+            name: read_side_channel(name, channel, f"{where}: {name}")
+            for name, channel in read.side_channel_tensors.items()
+        }
+        self._savepoint = CheckpointOp(plan.server_savepoint, "plan.pb: server_savepoint")
+        self._ops = {
+            name: CheckpointOp(getattr(phase, name), f"{_WHERE}: {name}") for name in _SAVERS
+        }
+        savers = [self._savepoint, *self._ops.values()]
+        self._paths = sorted({saver.path for saver in savers})
+        graph_def = graph_of(plan.server_graph_bytes, f"{_WHERE}: graph")
+        paths = frozenset(self._paths)
+        fed = frozenset(tensor_name(tensor.restore_name) for tensor in self._tensors.values())
+        check_graph(graph_def, Permissions(paths, paths, fed), f"{_WHERE}: graph")
+        self._graph = load_graph(graph_def, f"{_WHERE}: graph")
+        # As on servers of their own: what is in a session's variables never leaves it but by
+        # checkpoints, and the one that aggregates has no state of the server.
+        with contextlib.ExitStack() as stack:
+            self._coordinator = stack.enter_context(self._session("coordinator"))
+            self._aggregator = stack.enter_context(self._session("aggregator"))
+            self._coordinator.require(
+                [
+                    *(name for saver in savers for name in saver.names),
+                    *(getattr(read, name) for name in OPS_AROUND if getattr(read, name)),
+                    *(tensor_name(tensor.restore_name) for tensor in self._tensors.values()),
+                    *(tensor_name(metric.variable_name) for metric in phase.metrics),
+                    phase.phase_init_op,
+                    phase.intermediate_aggregate_into_accumulators_op,
+                    phase.apply_aggregrated_updates_op,
+                ]
+            )
+            self.client = ClientGraph(plan, writes_update=False)
+            stack.callback(self.client.close)
+            if set(self.client.outputs) != set(self._tensors):
+                raise PlanError(
+                    f"{where}: side_channel_tensors: expected the client's tensors "
+                    f"{sorted(self.client.outputs)}, found {sorted(self._tensors)}"
+                )
+            # All is well: the sessions stay open.
+            self._sessions = stack.pop_all()
+
+    def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
+        """Plays a round; see `Profile`."""
+        self.client.check_cohort(clients)
+        sums = {name: SecureSum(tensor, len(clients)) for name, tensor in self._tensors.items()}
+        down, partial = scratch / "client.ckpt", scratch / "intermediate.ckpt"
+        new_state = scratch / "state.ckpt"
+        coordinator = self._coordinator
+        self._savepoint.restore(coordinator, state)
+        self._run_op(coordinator, "phase_init_op")
+        self._ops["write_client_init"].save(coordinator, down)
+        for client in clients:
+            values = self.client.run(client.name, client.examples(), down)
+            for name, value in values.items():
+                sums[name].add(value, f"client {client.name}")
+        self._aggregate({name: s.result() for name, s in sums.items()}, partial)
+        self._ops["read_intermediate_update"].restore(coordinator, partial)
+        self._run_op(coordinator, "intermediate_aggregate_into_accumulators_op")
+        self._ops["write_accumulators"].save(coordinator, scratch / "accumulators.ckpt")
+        self._run_op(coordinator, "apply_aggregrated_updates_op")
+        self._savepoint.save(coordinator, new_state)
+        tensors = read_checkpoint(new_state, f"{_WHERE}: the new state")
+        bytes_up = float(sum(s.bytes_up for s in sums.values()))
+        return RoundOutcome(tensors, down.stat().st_size, bytes_up, self._measured())
+
+    def close(self) -> None:
+        """Ends its sessions."""
+        self._sessions.close()
+
+    def _aggregate(self, sums: Mapping[str, np.ndarray], partial: Path) -> None:
+        read = self._phase.read_aggregated_update
+        feeds = {tensor.restore_name: sums[name] for name, tensor in self._tensors.items()}
+        aggregator = self._aggregator
+        self._run_op(aggregator, "phase_init_op")
+        aggregator.run([read.before_restore_op], feeds, "read_aggregated_update")
+        if read.after_restore_op:
+            aggregator.run([read.after_restore_op], feeds, "read_aggregated_update")
+        self._ops["write_intermediate_update"].save(aggregator, partial)
+
+    def _measured(self) -> dict[str, np.ndarray]:
+        """Returns the values that the plan names as metrics, as they are in the variables now."""
+        metrics = self._phase.metrics
+        names = [tensor_name(metric.variable_name) for metric in metrics]
+        values = self._coordinator.run(names, {}, "metrics") if names else []
+        return {metric.stat_name: value for metric, value in zip(metrics, values)}
+
+    def _run_op(self, session: GraphSession, name: str) -> None:
+        session.run([getattr(self._phase, name)], {}, name)
+
+    def _session(self, role: str) -> GraphSession:
+        always = {path: _NOWHERE for path in self._paths}
+        return GraphSession(self._graph, f"{_WHERE}: {role}", always=always)
+
+
+class ModulusScheme(abc.ABC):
+    """How the modulus of a sum follows from the plan and the number of clients."""
+
+    @property
+    @abc.abstractmethod
+    def bound(self) -> int:
+        """Every value of a client is below it."""
+
+    @abc.abstractmethod
+    def modulus(self, clients: int) -> int:
+        """Returns the modulus of a sum over so many clients."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedModulus(ModulusScheme):
+    """One modulus for values and sums, which may wrap around."""
+
+    value: int
+
+    @property
+    def bound(self) -> int:
+        """Every value of a client is below it."""
+        return self.value
+
+    def modulus(self, clients: int) -> int:
+        """Returns the modulus of a sum over so many clients."""
+        del clients
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingModulus(ModulusScheme):
+    """A modulus that no sum reaches: the smallest power of two above the largest one."""
+
+    base: int
+
+    @property
+    def bound(self) -> int:
+        """Every value of a client is below it."""
+        return self.base
+
+    def modulus(self, clients: int) -> int:
+        """Returns the modulus of a sum over so many clients."""
+        return 1 << (clients * (self.base - 1)).bit_length()
+
+
+def _bit_width(value: int) -> ModulusScheme:
+    # Beyond the largest modulus anyway; a shift by a wild number would take all memory.
+    return GrowingModulus(1 << value if 0 <= value <= 64 else 0)
+
+
+_SCHEMES: dict[str, Callable[[Any], ModulusScheme]] = {
+    "quantized_input_bitwidth": _bit_width,
+    "fixed_modulus": lambda part: FixedModulus(part.modulus),
+    "modulus_times_shard_size": lambda part: GrowingModulus(part.base_modulus),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureTensor:
+    """A tensor that clients send into a secure sum only."""
+
+    name: str
+    kind: TensorType
+    scheme: ModulusScheme
+    restore_name: str
+
+
+def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
+    """Reads a SideChannel.
+
+    Raises:
+        PlanError: If it has missing parts or impossible values.
+    """
+    if not channel.HasField("secure_aggregand") or not channel.restore_name:
+        raise PlanError(f"{where}: expected secure_aggregand and restore_name, found a part of it")
+    aggregand = channel.secure_aggregand
+    dtype = dtype_name(aggregand.dtype, f"{where}: dtype")
+    if dtype not in _INTEGERS:
+        raise PlanError(f"{where}: dtype: expected integers, found {dtype}")
+    shape = tuple(dimension.size for dimension in aggregand.dimension)
+    if any(size < 0 for size in shape):
+        raise PlanError(f"{where}: dimension: expected sizes, found {shape}")
+    which = aggregand.WhichOneof("modulus_scheme")
+    if which is None:
+        raise PlanError(f"{where}: expected one of {', '.join(_SCHEMES)}, found none")
+    scheme = _SCHEMES[which](getattr(aggregand, which))
+    if not 1 <= scheme.bound <= LARGEST_MODULUS:
+        raise PlanError(f"{where}: {which}: expected a modulus from 1 to 2^62, found another")
+    return SecureTensor(name, TensorType(dtype, shape), scheme, channel.restore_name)
+
+
+class SecureSum:
+    """The sum of one tensor over the clients of a round.
+
+    Args:
+        tensor: The tensor.
+        clients: Their number, which all parties know before.
+
+    Raises:
+        PlanError: If secure aggregation has no room for so many.
+    """
+
+    def __init__(self, tensor: SecureTensor, clients: int) -> None:
+        self._tensor = tensor
+        self._modulus = tensor.scheme.modulus(clients)
+        if self._modulus > LARGEST_MODULUS:
+            raise PlanError(
+                f"{tensor.name}: expected a modulus of at most 2^62, {clients} clients with values "
+                f"below {tensor.scheme.bound} need {self._modulus}"
+            )
+        shape = [size or 0 for size in tensor.kind.shape]
+        # Twice a modulus fits.
+        self._total = np.zeros(shape, np.uint64)
+
+    @property
+    def bytes_up(self) -> int:
+        """What a client sends: every number in the bits of the modulus, packed."""
+        bits = self._total.size * (self._modulus - 1).bit_length()
+        return -(-bits // 8)
+
+    def add(self, value: np.ndarray, where: str) -> None:
+        """Adds one client's values.
+
+        Raises:
+            PlanError: If they are of another dtype or shape, or one is out of range.
+        """
+        kind, bound = self._tensor.kind, self._tensor.scheme.bound
+        place = f"{where}: {self._tensor.name}"
+        if not kind.admits(value.dtype.name, value.shape):
+            found = TensorType(value.dtype.name, value.shape)
+            raise PlanError(f"{place}: expected {kind}, found {found}")
+        if value.size:
+            smallest, largest = int(value.min()), int(value.max())
+            if smallest < 0 or largest >= bound:
+                wrong = smallest if smallest < 0 else largest
+                raise PlanError(f"{place}: expected values from 0 to {bound - 1}, found {wrong}")
+        self._total = (self._total + value.astype(np.uint64)) % np.uint64(self._modulus)
+
+    def result(self) -> np.ndarray:
+        """Returns the sum, in the dtype that the server's graph expects.
+
+        Raises:
+            PlanError: If it does not fit.
+        """
+        dtype = np.dtype(self._tensor.kind.dtype)
+        largest = int(self._total.max()) if self._total.size else 0
+        if largest > np.iinfo(dtype).max:
+            raise PlanError(f"{self._tensor.name}: expected a sum within {dtype}, found {largest}")
+        return self._total.astype(dtype)

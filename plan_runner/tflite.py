@@ -1,0 +1,281 @@
+"""The TFLite graph that devices get: checked, and run beside TensorFlow's on the same clients."""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+from flatbuffers import flexbuffers
+from google.protobuf import message
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.lite.python import schema_py_generated as schema
+
+from plan_runner import export as exports
+from plan_runner import plan_pb2
+from plan_runner.errors import PlanError, reason
+from plan_runner.export import Export
+from plan_runner.graph_check import Permissions, check_graph
+from plan_runner.graph_messages import constants, tensor_specs
+from plan_runner.graph_session import read_checkpoint
+from plan_runner.kernel import kernel_problem, token_of
+from plan_runner.plan_messages import parse
+
+_WHERE = f"{exports.CLIENT_ONLY_PLAN}: tflite_graph"
+_FLEX = "Flex"
+# What a damaged file makes its readers raise.
+_DAMAGE = (
+    AttributeError,
+    IndexError,
+    TypeError,
+    UnicodeDecodeError,
+    ValueError,
+    message.DecodeError,
+    struct.error,
+)
+_IN_CLIENT = "client_only_plan.pb: tflite_graph"
+_NO_FLEX = "link the Flex delegate"
+
+
+class TfLiteClient:
+    """Plays one client after the other; TensorFlow's kernel of ExternalDataset has to be loaded.
+
+    Args:
+        content: The flatbuffer, which was checked before.
+        phase: How it is run.
+
+    Raises:
+        PlanError: If the interpreter does not take it.
+    """
+
+    def __init__(self, content: bytes, phase: plan_pb2.ClientPhase) -> None:
+        self._spec, self._router = phase.tensorflow_spec, phase.federated_compute
+        where = f"{_IN_CLIENT}: constant_inputs"
+        self._constants = {}
+        for tensor, value in constants(self._spec.constant_inputs, where).items():
+            # A client of the platform feeds text.
+            if value.shape:
+                raise PlanError(f"{where}: {tensor}: expected one value, found {value.shape}")
+            self._constants[tensor] = value.item()
+        self._outputs = tensor_specs(self._spec.output_tensor_specs, f"{_IN_CLIENT}: outputs")
+        try:
+            self._interpreter = tf.lite.Interpreter(model_content=content)
+            self._interpreter.allocate_tensors()
+        except (RuntimeError, ValueError) as e:
+            # As in the package of TensorFlow 2.21: nothing is wrong with the graph.
+            if _NO_FLEX in str(e):
+                raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
+            raise PlanError(f"{_IN_CLIENT}: expected a graph for TFLite, found {reason(e)}") from e
+        self._inputs = _indices(self._interpreter.get_input_details())
+
+    def run(
+        self, name: str, examples: Sequence[bytes], checkpoint: Path, update: Optional[Path] = None
+    ) -> dict[str, np.ndarray]:
+        """Plays one client; see `ClientGraph.run`."""
+        feeds: dict[str, Any] = {
+            self._spec.dataset_token_tensor_name: token_of(examples),
+            self._router.input_filepath_tensor_name: str(checkpoint).encode(),
+        }
+        if update is not None:
+            feeds[self._router.output_filepath_tensor_name] = str(update).encode()
+        feeds.update(self._constants)
+        if set(feeds) != set(self._inputs):
+            raise PlanError(
+                f"{_IN_CLIENT}: expected inputs {sorted(feeds)}, found {sorted(self._inputs)}"
+            )
+        try:
+            for tensor, value in feeds.items():
+                self._interpreter.set_tensor(self._inputs[tensor], np.array(value, np.bytes_))
+            self._interpreter.invoke()
+        except (RuntimeError, ValueError) as e:
+            raise PlanError(f"{_IN_CLIENT}: client {name}: the graph failed ({reason(e)})") from e
+        if update is not None and not update.is_file():
+            raise PlanError(
+                f"{_IN_CLIENT}: client {name}: expected an update, the graph wrote none"
+            )
+        found = _indices(self._interpreter.get_output_details())
+        return {output: self._interpreter.get_tensor(found[output]) for output in self._outputs}
+
+
+class TfLiteBeside:
+    """Compares what clients send.
+
+    Attributes:
+        clients: How many were compared.
+        largest: The largest difference, as a share of a tensor's largest number, or of 1 if that is
+            larger: integers of secure sums are floats on their way there.
+
+    Args:
+        client: Runs the TFLite graph.
+    """
+
+    def __init__(self, client: TfLiteClient) -> None:
+        self._client = client
+        self.clients = 0
+        self.largest = 0.0
+
+    def compare(
+        self,
+        name: str,
+        examples: Sequence[bytes],
+        checkpoint: Path,
+        update: Optional[Path],
+        sent: Mapping[str, np.ndarray],
+    ) -> None:
+        """Runs a client once more, and compares.
+
+        Args:
+            name: The client's name, for messages.
+            examples: Its serialised examples.
+            checkpoint: What the server has sent.
+            update: The checkpoint that it has written, if it writes one.
+            sent: What it sends otherwise.
+
+        Raises:
+            PlanError: If the graph fails, or sends other tensors.
+        """
+        other = update and update.with_name(f"{update.name}.tflite")
+        found = self._client.run(name, examples, checkpoint, other)
+        if update is not None and other is not None:
+            sent, found = read_checkpoint(update, name), read_checkpoint(other, name)
+            other.unlink()
+        if set(found) != set(sent):
+            raise PlanError(f"{_WHERE}: expected {sorted(sent)}, found {sorted(found)}")
+        for tensor, value in sent.items():
+            self.largest = max(self.largest, _difference(value, found[tensor], tensor))
+        self.clients += 1
+
+
+def tflite_beside(export: Export) -> TfLiteBeside:
+    """Returns what runs an export's TFLite graph.
+
+    Raises:
+        PlanError: If it cannot be run here: there is none, or no kernel of ExternalDataset, or it
+            is not one that may run, or that TFLite takes.
+    """
+    plan = parse(plan_pb2.Plan, export.read(exports.PLAN), exports.PLAN)
+    name = exports.CLIENT_ONLY_PLAN
+    device = parse(plan_pb2.ClientOnlyPlan, export.read(name), name)
+    if not device.tflite_graph:
+        raise PlanError(f"{_WHERE}: expected one, found none")
+    if kernel_problem():
+        raise PlanError(kernel_problem())
+    phase = plan.phase[0].client_phase
+    check_tflite(device.tflite_graph, Permissions.of_client(phase), _WHERE)
+    return TfLiteBeside(TfLiteClient(device.tflite_graph, phase))
+
+
+def _difference(expected: np.ndarray, found: np.ndarray, name: str) -> float:
+    if (expected.dtype, expected.shape) != (found.dtype, found.shape):
+        raise PlanError(
+            f"{_WHERE}: {name}: expected {expected.dtype}{list(expected.shape)}, found "
+            f"{found.dtype}{list(found.shape)}"
+        )
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    scale = max(1.0, float(np.max(np.abs(a), initial=0.0)))
+    differences = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b) / scale)
+    # A NaN beside a number differs by more than anything.
+    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
+
+
+def check_tflite(content: bytes, permissions: Permissions, where: str) -> None:
+    """Checks the operations of a flatbuffer.
+
+    TFLite's own compute; of the others each is one of TensorFlow, and has to be one that may be in
+    a plan's graph.
+
+    Raises:
+        PlanError: If it is damaged, or there is an operation that is not allowed.
+    """
+    try:
+        graph = _as_graph(content, where)
+    except _DAMAGE as e:
+        if isinstance(e, PlanError):
+            raise
+        raise PlanError(f"{where}: expected a flatbuffer of TFLite, found a damaged one") from e
+    check_graph(graph, permissions, where)
+
+
+def _as_graph(content: bytes, where: str) -> graph_pb2.GraphDef:
+    """Returns TensorFlow's operations of a flatbuffer; a placeholder is what the caller feeds."""
+    model = schema.Model.GetRootAs(content, 0)
+    graph = graph_pb2.GraphDef()
+    main = model.Subgraphs(0)
+    names = _fed(model, main, where)
+    for name in names.values():
+        graph.node.add(name=name.partition(":")[0], op="Placeholder")
+    for number in range(model.SubgraphsLength()):
+        subgraph = model.Subgraphs(number)
+        if number == 0:
+            body = graph.node
+        else:
+            function = graph.library.function.add()
+            function.signature.name = subgraph.Name().decode()
+            body = function.node_def
+        for position, (operator, node) in enumerate(_flex_nodes(model, subgraph, where)):
+            del node.input[:]
+            if number == 0:
+                inputs = [int(operator.Inputs(i)) for i in range(operator.InputsLength())]
+                node.input.extend(names.get(index, f"computed_{index}") for index in inputs)
+            node.name = f"{node.op}_{number}_{position}"
+            body.append(node)
+    return graph
+
+
+def _fed(model: Any, main: Any, where: str) -> dict[int, str]:
+    """Returns the names of the tensors that the caller feeds, by their number.
+
+    What they hold is what is fed: an operation that writes into one of them, or a value that the
+    file has for it, could be another path than the one that is checked.
+    """
+    names: dict[int, str] = {}
+    for index in (int(main.Inputs(i)) for i in range(main.InputsLength())):
+        tensor = main.Tensors(index)
+        if index in names:
+            raise PlanError(f"{where}: expected every input once, found {names[index]} again")
+        names[index] = tensor.Name().decode()
+        buffer = model.Buffers(tensor.Buffer())
+        # Newer files may keep values behind the flatbuffer.
+        elsewhere = [getattr(buffer, part, int)() for part in ("Offset", "Size")]
+        if buffer.DataLength() or any(elsewhere) or tensor.IsVariable():
+            raise PlanError(f"{where}: {names[index]}: expected an input, found a value for it")
+    for position in range(main.OperatorsLength()):
+        operator = main.Operators(position)
+        written = {int(operator.Outputs(i)) for i in range(operator.OutputsLength())}
+        written |= {int(operator.Intermediates(i)) for i in range(operator.IntermediatesLength())}
+        for index in sorted(written & set(names)):
+            raise PlanError(
+                f"{where}: {names[index]}: expected no operation that writes into an input, found "
+                "one"
+            )
+    return names
+
+
+def _flex_nodes(
+    model: Any, subgraph: Any, where: str
+) -> Iterator[tuple[Any, node_def_pb2.NodeDef]]:
+    for position in range(subgraph.OperatorsLength()):
+        operator = subgraph.Operators(position)
+        code = model.OperatorCodes(operator.OpcodeIndex())
+        if max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) != schema.BuiltinOperator.CUSTOM:
+            continue
+        name = (code.CustomCode() or b"").decode()
+        if not name.startswith(_FLEX):
+            raise PlanError(f"{where}: {name} is neither an op of TFLite nor one of TensorFlow")
+        # TFLite would take these, and the others are what is checked.
+        if any(
+            getattr(operator, f"LargeCustomOptions{part}", int)() for part in ("Offset", "Size")
+        ):
+            raise PlanError(f"{where}: {name}: expected its options in it, found some elsewhere")
+        options = flexbuffers.GetRoot(operator.CustomOptionsAsNumpy().tobytes()).AsVector
+        node = node_def_pb2.NodeDef.FromString(options[1].AsStringBytes)
+        if {options[0].AsString, node.op} != {name[len(_FLEX) :]}:
+            raise PlanError(
+                f"{where}: expected {name[len(_FLEX) :]} in its options, found {node.op}"
+            )
+        yield operator, node
+
+
+def _indices(details: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {detail["name"]: detail["index"] for detail in details}

@@ -1,0 +1,29 @@
+"""Private sums for tests."""
+
+from typing import Any
+
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
+
+# A client's own limits, small enough that adversarial clients exceed all of them.
+LIMITS = {"max_examples": 20, "max_loss": 5.0}
+# A key of each generator of noise.
+KEYS: dict[str, tuple[int, ...]] = {"philox": (12, 34), "secure": (12, 34, -56, 78)}
+
+
+def private_sum(
+    name: str = "central",
+    inner: Aggregation = PlainSum(),
+    noise_multiplier: float = 0.0,
+    expected_clients: float = 4.0,
+    noise_key: tuple[int, ...] = (12, 34),
+    least_clients: int = 0,
+    noise_clients: int = 0,
+    **settings: Any,
+) -> Any:
+    """Returns private sums; by default without noise."""
+    spec = PRIVACIES[name]
+    options = spec.options(**{"noise_multiplier": noise_multiplier, **LIMITS, **settings})
+    of_clients = (least_clients, noise_clients)
+    facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)
+    return spec.build(name, inner, options, facts)

@@ -1,0 +1,253 @@
+"""Sums of integers that clients noise: bounded, as noisy as a server's, alike in every runtime."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tests.aggregations.sums import KEYS, LIMITS, private_sum
+from tests.aggregations.test_sensitivity import random_values
+from tests.algorithms.cases import build, cohorts
+from tests.computations.harness import assert_all_close, run_rounds
+from tests.selection import exhaustive, usually
+from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, PlainSum
+from tff_agnostic.aggregations.integer_codec import centred
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.computations.clients import Place
+from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.errors import UserError
+from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+
+_SECURE = SecureSum(SecureSumOptions(**LIMITS, min_clients=1))
+_CLIP_NORM = 0.3
+
+
+def _distributed(**settings: Any) -> Any:
+    return private_sum("distributed", _SECURE, clip_norm=_CLIP_NORM, **settings)
+
+
+def _facts(place: int, silent: int = 0) -> ClientFacts:
+    nothing = tf.constant(0, tf.int64)
+    return ClientFacts(
+        seed=nothing, examples_cut=nothing, place=Place(tf.constant(place), tf.constant(silent))
+    )
+
+
+def _added(answers: list[Any]) -> Any:
+    return tf.nest.map_structure(lambda *leaves: tf.add_n(leaves), *answers)
+
+
+def _exchange(aggregation: Any) -> Any:
+    (exchange,) = AggregatedRound(build("agnostic_fed_avg"), aggregation).exchanges
+    return exchange
+
+
+def _zeros(bounds: Any, of_updates: int) -> Any:
+    """Returns an answer whose update has so many values."""
+    return tf.nest.map_structure(
+        lambda bound: tf.zeros(
+            [of_updates] if bound.signed else [3] if bound.entrywise else [],
+            tf.int64 if bound.integer else tf.float32,
+        ),
+        bounds,
+    )
+
+
+@pytest.mark.parametrize("integer_clip", usually([20.0], [20.0, 2.0**14]))
+def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
+    """Without noise, in steps: whatever a client answers, of any size, or no number at all."""
+    aggregation = _distributed(integer_clip=integer_clip, clipping="adaptive")
+    exchange = _exchange(aggregation)
+    release, structure = exchange.aggregation, exchange.bounds
+    bounds = tf.nest.flatten(structure)
+    shapes = [(5,) if bound.entrywise or bound.signed else () for bound in bounds]
+    params = release.client_params(exchange.initialize())
+    rng, longest = np.random.default_rng(3), 0.0
+    for place in range(40):
+        values = random_values(rng, bounds, shapes)
+        output = tf.nest.pack_sequence_as(structure, values)
+        sent = release.encode(params, output, structure, _facts(place))
+        integers, padding = tf.nest.flatten(sent.values), iter(sent.padding)
+        of_groups = set()
+        codecs = release.codecs(integers, structure)
+        for group, codec in zip(release.groups(structure), codecs):
+            parts = [integers[i] for i in group.positions]
+            parts += [next(padding)] if codec.size > codec.num_values else []
+            of_groups.update(group.positions)
+            vector = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
+            bound = rounded_sensitivity(integer_clip, len(vector), ROUNDING_BETA).l2
+            norm = np.linalg.norm(np.float64(vector))
+            assert norm <= bound, group.name
+            longest = max(longest, norm / integer_clip)
+        for i in set(range(len(integers))) - of_groups:
+            assert not np.any(integers[i]), "a value in no group was sent"
+    # Otherwise it would hold for clients that send nothing.
+    assert longest > 0.99
+
+
+@exhaustive
+def test_without_noise_rounds_are_plain_ones(streaming_runtime):
+    algorithm = build("fed_avg")
+    settings = {"clip_norm": 1e3, "max_loss": 1e3, "integer_clip": 2.0**36}
+    distributed = private_sum("distributed", _SECURE, **settings)
+    state, _ = run_rounds(streaming_runtime.training(algorithm, distributed), cohorts(2))
+    expected, _ = run_rounds(streaming_runtime.training(algorithm, PlainSum()), cohorts(2))
+    assert_all_close(state.algorithm, expected.algorithm)
+
+
+@pytest.mark.parametrize("generator", KEYS)
+def test_clients_noise_together_is_as_much_as_a_servers(generator):
+    """Of 40,000 values of an update: the same variance, and a normal distribution."""
+    num_clients, z, size = 5, 1.3, 20_000
+    settings: dict[str, Any] = {
+        "noise_multiplier": z,
+        "expected_clients": float(num_clients),
+        "noise_generator": generator,
+        "noise_key": KEYS[generator],
+    }
+    found = {}
+    for name in ("distributed", "central"):
+        inner = _SECURE
+        exchange = _exchange(private_sum(name, inner, clip_norm=_CLIP_NORM, **settings))
+        release, bounds = exchange.aggregation, exchange.bounds
+        state = exchange.initialize()
+        params = release.client_params(state)
+        output = _zeros(bounds, size)
+        flat = tf.nest.flatten(output)
+        first = next(i for i, bound in enumerate(tf.nest.flatten(bounds)) if bound.signed)
+        group = next(g for g in release.groups(bounds) if g.is_update)
+        flat[first] = tf.one_hot(0, size) * group.limit * _CLIP_NORM
+        output = tf.nest.pack_sequence_as(output, flat)
+        answers = [release.encode(params, output, bounds, _facts(k)) for k in range(num_clients)]
+        _, total, _ = release.decode(state, _added(answers), bounds)
+        deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]
+        values = [tf.nest.flatten(total)[i] for i in group.positions]
+        noise = np.concatenate([np.ravel(v) for v in values]) / (group.limit * _CLIP_NORM)
+        # What clients had in common is their number times the bound, in its place.
+        noise[0] -= num_clients
+        assert abs(noise[0]) < 5 * deviation
+        found[name] = np.var(noise)
+        assert found[name] == pytest.approx(deviation**2, rel=0.03), name
+        assert stats.kstest(noise / deviation, "norm").pvalue > 0.01
+    assert found["distributed"] == pytest.approx(found["central"], rel=0.03)
+
+
+@pytest.mark.parametrize("generator", KEYS)
+def test_clients_releases_and_exchanges_have_noise_of_their_own(generator):
+    settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
+    exchange = _exchange(_distributed(noise_multiplier=1.0, **settings))
+    release, bounds = exchange.aggregation, exchange.bounds
+    state, output = exchange.initialize(), _zeros(exchange.bounds, 4000)
+
+    def sent(place: int = 1, state: Any = state, release: Any = release) -> np.ndarray:
+        encoded = release.encode(release.client_params(state), output, bounds, _facts(place))
+        values = tf.nest.flatten(encoded.values)
+        codecs = dict(zip(release.groups(bounds), release.codecs(values, bounds)))
+        group = next(g for g in codecs if g.is_update)
+        vector = tf.reshape(values[group.positions[0]], [-1])
+        return centred(vector, codecs[group].bits).numpy()
+
+    first = sent()
+    np.testing.assert_array_equal(sent(), first)
+    others = [
+        sent(place=2),
+        sent(state=state._replace(releases=state.releases + 1)),
+        sent(state=state._replace(noise_key=state.noise_key + 1)),
+        sent(release=dataclasses.replace(release, exchange=1)),
+    ]
+    for other in others:
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.06
+
+
+@exhaustive
+@pytest.mark.parametrize("generator", KEYS)
+def test_runtimes_agree(tff_runtime, streaming_runtime, generator):
+    algorithm = build("agnostic_fed_avg")
+    settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
+    aggregation = _distributed(noise_multiplier=0.7, clipping="adaptive", **settings)
+    rounds = [*cohorts(2), []]
+    expected, _ = run_rounds(streaming_runtime.training(algorithm, aggregation), rounds)
+    with CohortRuntime(RuntimeOptions(client_mode="vectorised")) as in_step:
+        for runtime in (tff_runtime, in_step):
+            training = runtime.training(algorithm, aggregation)
+            state, _ = run_rounds(training, rounds)
+            assert_all_close(state, expected, rtol=1e-4, atol=1e-4)
+    assert expected.aggregations[0].releases == 3
+
+
+def test_silent_clients_send_noise_alone_and_as_much_as_each_would():
+    """Also together, in one entry: of 40,000 values each, by variance and by distribution."""
+    answering, drawn, z, size = 4000, 10, 1.3, 20_000
+    settings: dict[str, Any] = {"noise_multiplier": z, "integer_clip": 200.0}
+    aggregation = _distributed(
+        **settings, expected_clients=float(drawn), noise_clients=answering, clipping="adaptive"
+    )
+    exchange = _exchange(aggregation)
+    release, bounds = exchange.aggregation, exchange.bounds
+    params, bundle = release.client_params(exchange.initialize()), release.bundle
+    assert 100 < bundle < answering
+    output = tf.nest.map_structure(tf.ones_like, _zeros(bounds, size))
+    for silent in (1, bundle):
+        sent = release.encode(params, output, bounds, _facts(5, silent))
+        assert sent.num_clients == silent
+        values, padding = tf.nest.flatten(sent.values), iter(sent.padding)
+        for group, codec in zip(release.groups(bounds), release.codecs(values, bounds)):
+            parts = [values[i] for i in group.positions]
+            parts += [next(padding)] if codec.size > codec.num_values else []
+            noise = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
+            variance = silent * (codec.deviation**2 / answering)
+            if len(noise) < 1000:
+                assert np.all(np.abs(noise) < 7 * np.sqrt(variance) + 7), group.name
+                continue
+            assert np.var(noise) == pytest.approx(variance, rel=0.03)
+            expected = stats.skellam(variance / 2, variance / 2)
+            edges = np.unique(expected.ppf(np.linspace(0.05, 0.95, 19)))
+            counts = np.histogram(noise, [-np.inf, *edges + 0.5, np.inf])[0]
+            shares = np.diff([0, *expected.cdf(edges), 1])
+            assert stats.chisquare(counts, shares * len(noise)).pvalue > 0.001
+
+
+def test_a_sum_of_too_few_clients_is_that_over_none():
+    exchange = _exchange(_distributed(least_clients=3, clipping="adaptive"))
+    release, bounds = exchange.aggregation, exchange.bounds
+    state = exchange.initialize()
+    params = release.client_params(state)
+    output = tf.nest.map_structure(tf.ones_like, _zeros(bounds, 10))
+    answers = [release.encode(params, output, bounds, _facts(k)) for k in range(3)]
+    of_none = _added([tf.nest.map_structure(tf.zeros_like, answers[0])])
+    for num_clients in (2, 3):
+        next_state, found, report = release.decode(state, _added(answers[:num_clients]), bounds)
+        _, expected, _ = release.decode(state, of_none, bounds)
+        has_enough = num_clients == 3
+        assert report["too_few_clients"] == int(not has_enough)
+        assert next_state.releases == 1
+        # All three were within the clip norm's bits: it moves.
+        assert (next_state.clip_norms[0] == state.clip_norms[0]) != has_enough
+        pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected))
+        assert all(np.array_equal(*pair) for pair in pairs) != has_enough
+
+
+def test_it_promises_secure_sums_and_no_secret_of_the_server():
+    assert _distributed().guarantees == {Guarantee.SECURE_SUMS}
+    # What is traced for one number of bits is not for another.
+    assert _distributed(noise_multiplier=1.0) != _distributed(noise_multiplier=2.0)
+
+
+def test_noise_that_takes_too_many_words_is_refused():
+    settings = {"noise_generator": "secure", "noise_key": KEYS["secure"]}
+    exchange = _exchange(_distributed(noise_multiplier=1.0, integer_clip=2.0**18, **settings))
+    params = exchange.aggregation.client_params(exchange.initialize())
+    with pytest.raises(UserError, match=r"^--integer_clip: .* takes 1\d+ random numbers for each"):
+        exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))
+
+
+def test_integers_that_are_too_fine_are_refused():
+    exchange = _exchange(_distributed(integer_clip=2.0**60))
+    params = exchange.aggregation.client_params(exchange.initialize())
+    with pytest.raises(UserError, match="--integer_clip: expected so few steps that sums of them"):
+        exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))

@@ -1,0 +1,294 @@
+"""Whatever a client holds or answers, it changes the sum of no group by more than its bound."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.aggregations.sums import private_sum
+from tests.algorithms.cases import CASES, NUM_DOMAINS, build, empty_client, spoiled_client
+from tests.computations.harness import make_client, random_client
+from tests.runtimes.model_kinds import KINDS
+from tests.selection import usually
+from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
+from tff_agnostic.aggregations.clipping import (
+    Group,
+    budget_shares,
+    clip,
+    clip_jointly,
+    clipped_group,
+    groups_of,
+    scaled_ratios,
+)
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.computations.clients import group_of_one, one_client
+from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.run.private_evaluation import private_evaluation_bounds, private_measurement
+
+_CLIP_NORM = 0.3
+
+
+def _private(inner: str) -> Any:
+    bits = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1, bits=40))
+    sums = {"plain": PlainSum(), "secure": bits, "joint": PlainSum(), "joint secure": bits}
+    return private_sum(
+        inner=sums[inner],
+        clip_norm=_CLIP_NORM,
+        clipping="adaptive",
+        joint_clipping=inner.startswith("joint"),
+    )
+
+
+def _norms(exchange: Any, encoded: Any) -> dict[str, tuple[float, float]]:
+    """Returns the norm of each group in a sum of one client, and its bound."""
+    aggregation = exchange.aggregation
+    released_bounds = aggregation.released_bounds(exchange.bounds)
+    _, released, _ = aggregation.inner.decode((), encoded, released_bounds)
+    values = [*tf.nest.flatten(released.answer), *released.within]
+    found = {}
+    for group in aggregation.groups(exchange.bounds):
+        norm = np.sqrt(sum(np.sum(np.square(np.float64(values[i]))) for i in group.positions))
+        found[group.name] = norm, group.limit * (_CLIP_NORM if group.is_update else 1.0)
+    of_groups = {i for group in aggregation.groups(exchange.bounds) for i in group.positions}
+    for i, value in enumerate(values):
+        if i not in of_groups:
+            assert not np.any(value), "a value in no group was sent"
+    return found
+
+
+def _assert_bounded(exchange: Any, encoded: Any) -> None:
+    if exchange.aggregation.options.joint_clipping:
+        shares = exchange.aggregation.shares
+        assert _joint_norm(exchange, encoded) <= np.sqrt(sum(shares)), exchange.exchange.name
+        return
+    for name, (norm, limit) in _norms(exchange, encoded).items():
+        assert norm <= limit, (exchange.exchange.name, name)
+
+
+def _joint_norm(exchange: Any, encoded: Any) -> float:
+    """Returns the norm of all groups together, each as a part of its bound, by its share."""
+    parts = [norm / limit for norm, limit in _norms(exchange, encoded).values()]
+    return float(np.sqrt(np.dot(exchange.aggregation.shares, np.square(parts))))
+
+
+def _adversaries() -> dict[str, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(4)
+    usual = random_client(rng, 6, range(NUM_DOMAINS))
+    return {
+        "usual": usual,
+        "huge": {**usual, "x": usual["x"] * np.float32(1e6)},
+        "beyond float32": {**usual, "x": usual["x"] * np.float32(1e37)},
+        "not a number": spoiled_client(np.nan),
+        "infinite": spoiled_client(np.inf),
+        "of one domain": random_client(rng, 20, [1]),
+        "of many examples": random_client(rng, 300, range(NUM_DOMAINS)),
+        "many of one domain": random_client(rng, 300, [0]),
+        "one example": make_client(np.ones([1, 4]), [2], [1]),
+        "empty": empty_client(),
+        # Each example's loss is at its bound of 5, and beyond.
+        "of large losses": make_client(np.full([20, 4], 60.0), [0] * 10 + [1] * 10, [2] * 20),
+    }
+
+
+_SUMS = [(name, inner) for name in CASES for inner in ("plain", "secure", "joint", "joint secure")]
+# Answers of every shape; secure sums of the two whose clients send most.
+_USUAL = [
+    ("agnostic_fed_avg", "secure"),
+    ("delta_fl", "joint secure"),
+    *((name, "plain") for name in ("q_ffl", "term", "afl_boost", "above_mean")),
+]
+
+
+@pytest.mark.parametrize(("name", "inner"), usually(_USUAL, _SUMS))
+def test_of_every_algorithm(name, inner):
+    algorithm = build(name, client_epochs=1)
+    aggregation = _private(inner)
+    exchanges = AggregatedRound(algorithm, aggregation).exchanges
+    state = tf.nest.map_structure(tf.convert_to_tensor, algorithm.initialize())
+    sums: tuple[Any, ...] = ()
+    kept: dict[str, Any] = dict.fromkeys(_adversaries(), ())
+    for exchange in exchanges:
+        aggregation_state = exchange.initialize()
+        broadcast = exchange.exchange.prepare(state, sums)
+        message = exchange.message(aggregation_state, broadcast, tf.constant([1, 2], tf.int32))
+        work = _traced(exchange, algorithm.client_data_spec)
+        done = {key: work(message, client, kept[key]) for key, client in _adversaries().items()}
+        answers = {key: submission.submitted for key, submission in done.items()}
+        if exchange.exchange.keeps:
+            kept = {key: submission.kept for key, submission in done.items()}
+        for encoded in answers.values():
+            _assert_bounded(exchange, encoded)
+        # Otherwise it would hold for clients that send nothing.
+        if inner.startswith("joint"):
+            found = [_joint_norm(exchange, answer) for answer in answers.values()]
+            # Whole counts are rounded down; a survey's, of one client, to none.
+            assert max(found) >= 0.7 * np.sqrt(sum(exchange.aggregation.shares))
+        else:
+            norms = _norms(exchange, answers["of many examples"])
+            assert any(norm >= 0.99 * limit for norm, limit in norms.values())
+        total = tf.nest.map_structure(lambda *leaves: tf.add_n(leaves), *answers.values())
+        sums = (*sums, exchange.decode(aggregation_state, total)[1])
+
+
+def _traced(exchange: Any, columns: Any) -> Any:
+    @tf.function(autograph=False, reduce_retracing=True)
+    def work(message: Any, examples: Any, kept: Any) -> Any:
+        return exchange.client_work(message, group_of_one(examples, kept), one_client)
+
+    def of_client(message: Any, client: Any, kept: Any) -> Any:
+        specs = {key: tf.constant(client[key], columns[key].dtype) for key in columns}
+        return work(message, specs, kept)
+
+    return of_client
+
+
+@pytest.mark.parametrize("kind", usually(["dict_of_inputs", "next_word"], KINDS))
+def test_of_every_kind_of_model(kind):
+    algorithm = build("agnostic_fed_avg", model=KINDS[kind].model(), client_epochs=1)
+    (exchange,) = AggregatedRound(algorithm, _private("plain")).exchanges
+    state = tf.nest.map_structure(tf.convert_to_tensor, algorithm.initialize())
+    broadcast = exchange.exchange.prepare(state, ())
+    message = exchange.message(exchange.initialize(), broadcast, tf.constant([1, 2], tf.int32))
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 30):
+        client = KINDS[kind].client(rng, size)
+        examples = tf.nest.map_structure(tf.convert_to_tensor, client)
+        encoded, _ = exchange.client_work(message, group_of_one(examples), one_client)
+        _assert_bounded(exchange, encoded)
+
+
+def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tuple]) -> list:
+    """Returns values of any size for bounds, some of them no numbers."""
+    scale = 10.0 ** rng.uniform(-3, 12)
+    values = []
+    for bound, shape in zip(bounds, shapes):
+        value = rng.normal(size=shape) * scale * bound.limit
+        if rng.random() < 0.3:
+            value = np.where(rng.random(shape) < 0.5, value, rng.choice([np.nan, np.inf, -np.inf]))
+        if bound.integer:
+            value = np.nan_to_num(value, posinf=2.0**62, neginf=-(2.0**62))
+            values.append(tf.constant(np.clip(value, -(2.0**62), 2.0**62), tf.int64))
+        else:
+            values.append(tf.constant(value, tf.float32))
+    return values
+
+
+def test_of_answers_that_no_algorithm_gives():
+    """Clients that do not keep to the protocol: negative counts, any float, any int."""
+    measurement = private_measurement(logistic_regression(4, 3), NUM_DOMAINS, True)
+    training = build("agnostic_fed_avg").exchanges[0]
+    rng, norms = np.random.default_rng(7), [tf.constant(_CLIP_NORM)] * 3
+    for exchange in (training, measurement.exchange):
+        aggregation = private_sum(clip_norm=_CLIP_NORM)
+        structure = exchange.bounds(aggregation.limits)
+        bounds = tf.nest.flatten(structure)
+        shapes = [(5,) if bound.entrywise or bound.signed else () for bound in bounds]
+        groups = aggregation.groups(structure)
+        shares = budget_shares(groups, 0.8)
+
+        @tf.function(autograph=False, reduce_retracing=True)
+        def clipped(values: Any, answer: Any = (bounds, groups), shares: Any = shares) -> Any:
+            each, _ = clip(values, *answer, norms)
+            jointly, _ = clip_jointly(values, *answer, shares, norms)
+            return each, jointly
+
+        for _ in range(60):
+            each, jointly = clipped(random_values(rng, bounds, shapes))
+            for norm, limit in _norms_and_limits(each, groups):
+                assert norm <= limit
+            parts = [norm / limit for norm, limit in _norms_and_limits(jointly, groups)]
+            assert np.dot(shares, np.square(parts)) <= 1.0
+
+
+def _norms_and_limits(sent: list, groups: Sequence[Group]) -> list[tuple[float, float]]:
+    return [
+        (
+            float(
+                np.linalg.norm(np.concatenate([np.ravel(np.float64(sent[i])) for i in g.positions]))
+            ),
+            g.limit * (_CLIP_NORM if g.is_update else 1.0),
+        )
+        for g in groups
+    ]
+
+
+def _answer(delta: Any, losses: Any, counts: Any) -> list[tf.Tensor]:
+    return [
+        tf.constant(v, t) for v, t in ((delta, "float32"), (losses, "float32"), (counts, "int64"))
+    ]
+
+
+def test_joint_clipping_is_that_of_one_vector():
+    """Against NumPy: delta and counts have bounds 2 and 10, losses 50, and shares .5, .2, .3."""
+    bounds = [
+        Bound(2.0, signed=True),
+        Bound(50.0, ratio="loss", entrywise=True),
+        Bound(10.0, integer=True, ratio="loss", entrywise=True, denominator=True),
+    ]
+    groups = [Group("update", (0,), 2.0, True), Group("l", (1,), 50.0), Group("c", (2,), 10.0)]
+    shares, norms = (0.5, 0.2, 0.3), [tf.constant(0.5)]
+
+    def clipped(delta: Any, losses: Any, counts: Any) -> list[np.ndarray]:
+        sent, _ = clip_jointly(_answer(delta, losses, counts), bounds, groups, shares, norms)
+        return [np.asarray(value) for value in sent]
+
+    # An update of norm 1.3, of which each group by itself would leave 1, and little else.
+    small = clipped([1.2, 0.5], [4.0, 0.0], [2, 0])
+    for found, expected in zip(small, ([1.2, 0.5], [4.0, 0.0], [2, 0])):
+        np.testing.assert_array_equal(found, np.asarray(expected, found.dtype))
+    # Everything almost at its bound stays. With an update four times as long all is scaled.
+    delta, losses, counts = np.float32([0.59, 0.79]), np.float32([30.0, 40.0]), np.int64([6, 8])
+    for found, expected in zip(clipped(delta, losses, counts), (delta, losses, counts)):
+        np.testing.assert_array_equal(found, expected)
+    factor = 1 / np.sqrt(0.5 * (4.0**2) * (0.59**2 + 0.79**2) + 0.2 + 0.3)
+    found = clipped(4 * delta, losses, counts)
+    np.testing.assert_allclose(found[0], 4 * delta * factor, rtol=1e-5)
+    np.testing.assert_array_equal(found[2], np.floor(counts * factor))
+    np.testing.assert_allclose(found[1], losses * (np.floor(counts * factor) / counts), rtol=1e-5)
+
+
+def test_an_evaluation_counts_every_domain_of_a_client_within_its_bounds():
+    """Nothing is cut of a client of all domains, which counts in their rows and in that of all."""
+    model = logistic_regression(4, 3)
+    limits = ClientLimits(max_examples=20, max_loss=5.0)
+    bounds = private_evaluation_bounds(model, NUM_DOMAINS, limits, says_of_clients=True)
+    measurement = private_measurement(model, NUM_DOMAINS, says_of_clients=True)
+    client = random_client(np.random.default_rng(0), 12, range(NUM_DOMAINS))
+    examples = tf.nest.map_structure(tf.convert_to_tensor, client)
+    weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
+    group = group_of_one(examples)
+    answer = measurement.exchange.client(weights, group, tf.constant([1], tf.int64), one_client)
+    values, flat = tf.nest.flatten(answer), tf.nest.flatten(bounds)
+    sent, _ = clip(values, flat, groups_of(bounds, 1.0, 1.0), [])
+    assert np.sum(answer.over_clients["loss"].num_clients) == NUM_DOMAINS + 1
+    for value, found, bound in zip(values, sent, flat):
+        expected = np.zeros_like(value) if bound.public_sum == 0.0 else np.asarray(value)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_ratios_stay_as_they_were():
+    bounds = [
+        Bound(10.0, ratio="loss", entrywise=True),
+        Bound(5.0, integer=True, ratio="loss", entrywise=True, denominator=True),
+    ]
+    losses, counts = np.float32([40.0, 3.0, 0.0]), np.int64([8, 6, 0])
+    scaled_losses, scaled_counts = scaled_ratios([tf.constant(losses), tf.constant(counts)], bounds)
+    assert np.linalg.norm(scaled_losses) <= 10.0
+    assert np.linalg.norm(scaled_counts) <= 5.0
+    there = scaled_counts.numpy() > 0
+    np.testing.assert_allclose(
+        (scaled_losses / tf.cast(scaled_counts, tf.float32)).numpy()[there],
+        (losses / counts.clip(1))[there],
+        rtol=1e-6,
+    )
+
+
+def test_what_is_within_its_bound_stays_as_it_is():
+    values = [tf.constant([0.1, -0.2]), tf.constant([[0.05]])]
+    for found, expected in zip(clipped_group(values, tf.constant(0.3)), values):
+        np.testing.assert_array_equal(found, expected)
+    clipped = clipped_group(values, tf.constant(0.1))
+    np.testing.assert_allclose(clipped[0][1] / clipped[0][0], -2.0, rtol=1e-6)

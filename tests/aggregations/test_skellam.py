@@ -1,0 +1,76 @@
+"""Tables of Skellam noise hold its probabilities, and draws from them are as it is."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tff_agnostic.aggregations.noise import skellam, skellam_table, skellam_words
+
+# The last one is beyond tables.
+_VARIANCES = [0.3, 6.0, 2.5e5, 1e8]
+
+
+@pytest.mark.parametrize("variance", [0.01, 0.3, 6.0, 9e4])
+def test_a_table_has_the_probability_of_every_value(variance):
+    """What share of all words stands for each value, in whole numbers, by the table's own rule."""
+    table = skellam_table(variance)
+    size, in_column = 2**table.bits, 2 ** (64 - table.bits)
+    found = [0] * size
+    for column, entry in enumerate(map(int, table.entries)):
+        first = (entry >> table.bits) + in_column // 2
+        assert 0 <= first < in_column
+        found[column] += first
+        found[entry % size] += in_column - first
+    assert sum(found) == 2**64
+    half = size // 2
+    assert found[half:0:-1] == found[half:], "not symmetric"
+    shares = np.array(found, np.float64) / 2.0**64
+    expected = stats.skellam(variance / 2, variance / 2).pmf(np.arange(-half, half))
+    # SciPy computes in float64.
+    np.testing.assert_allclose(shares, expected, rtol=1e-12, atol=2.0**-64)
+
+
+@pytest.mark.parametrize("variance", _VARIANCES)
+def test_noise_is_skellam(variance):
+    assert (skellam_table(variance) is None) == (variance == _VARIANCES[-1])
+    draws = skellam(_words(10_000), [variance], 10_000).numpy()
+    expected = stats.skellam(variance / 2, variance / 2)
+    # 3% is more than two standard errors where the kurtosis is a normal one's.
+    assert np.var(draws) == pytest.approx(variance, rel=0.03 if variance > 1 else 0.06)
+    if variance > 1000:
+        assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
+        return
+    values = np.arange(-3, 4)
+    found = [np.sum(draws == v) for v in values] + [np.sum(np.abs(draws) > 3)]
+    shares = [*expected.pmf(values), 2 * expected.sf(3)]
+    assert stats.chisquare(found, 10_000 * np.array(shares)).pvalue > 0.01
+
+
+@pytest.mark.parametrize("variance", [6.0, 1e8, 3e9])
+def test_wide_noise_is_looked_up_where_words_alone_decide(variance):
+    num_words = skellam_words(variance, 20_000, by_tables=True)
+    assert num_words // 20_000 == {6.0: 1, 1e8: 9, 3e9: 253}[variance]
+    draws = skellam(_words(num_words), [variance], 20_000, by_tables=True).numpy()
+    assert np.var(draws) == pytest.approx(variance, rel=0.03)
+    if variance > 1000:
+        assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
+    # Every word counts: with the last ones turned round, values are others.
+    turned = skellam(_words(num_words)[::-1], [variance], 20_000, by_tables=True).numpy()
+    assert np.mean(turned == draws) < 0.2
+
+
+def test_no_noise():
+    np.testing.assert_array_equal(skellam(_words(5), [0.0], 5), np.zeros(5))
+
+
+@pytest.mark.parametrize("variance", [6.0, 1e8])
+def test_a_single_number_has_words_to_spare(variance):
+    assert skellam(_words(2), [variance], 1).shape == [1]
+
+
+def _words(size: int) -> tf.Tensor:
+    seed = tf.constant([3, 4], tf.int64)
+    return tf.random.stateless_uniform([size], seed, None, None, tf.int64, alg="philox")

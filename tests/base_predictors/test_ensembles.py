@@ -1,0 +1,232 @@
+"""Base predictors: files, what they have to fit, counts of groups, and what is said of alpha."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.computations.harness import assert_all_close
+from tests.data.stores import sentence, write_store
+from tests.importing.harness import REAL, needs, read
+from tff_agnostic.base_predictors.counting import by_client, by_domain, smoothed_scores
+from tff_agnostic.base_predictors.files import (
+    MixingTask,
+    PredictorFile,
+    read_predictors,
+    single_predictors,
+    with_base_predictors,
+    write_predictors,
+)
+from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
+from tff_agnostic.run.results import alpha_table, write_alphas
+from tff_agnostic.saving.checkpoints import CheckpointFolder
+from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+_WORDS = {"the": 9, "cat": 5, "sat": 3}
+_RECORDS = [
+    ("train", sentence("a", "answer", "cat sat the")),
+    ("train", sentence("b", "question", "the cat")),
+    ("train", sentence("b", "answer", "sat unheard")),
+    ("train", sentence("c", "question", "the the the")),
+    ("test", sentence("t", "answer", "the dog sat")),
+]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Task:
+    """Words of three training clients; outcomes are "the", "cat", "sat" and any other word."""
+    path = tmp_path_factory.mktemp("store") / "texts.sqlite"
+    store = write_store(path, _RECORDS, "text", vocabulary=_WORDS)
+    return load_task("unigram", {}, TaskContext(0, data=store))
+
+
+def _file(task: Task, path: Path, names: tuple[str, ...] = ("a", "b"), **changes: Any) -> Path:
+    scores = np.log(np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]], np.float32))
+    fingerprint = {"vocabulary": task.fingerprint["vocabulary"]}
+    values = {"names": names, "arrays": (scores,), "fingerprint": fingerprint, "about": {}}
+    write_predictors(path, PredictorFile(**{**values, **changes}))
+    return path
+
+
+def _mixed(task: Task, *paths: Path) -> Task:
+    mixing = MixingTask(task, "unigram", {}, TaskContext(0))
+    return with_base_predictors(mixing, EnsembleOptions(tuple(map(str, paths)) or None))
+
+
+def _error(task: Task, *paths: Path) -> str:
+    with pytest.raises(UserError) as error:
+        _mixed(task, *paths)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_words_are_examples_and_unknown_ones_are_one_outcome(task):
+    assert task.domain_names == ("answer", "question")
+    examples = task.train.read("b")
+    assert examples["x"].tolist() == examples["y"].tolist() == [0, 1, 2, 3]
+    assert examples["domain_id"].tolist() == [1, 1, 0, 0]
+    assert task.model.initial_weights.trainable[0].shape == (4,)
+
+
+def test_predictors_of_files_and_runs_are_mixed(task, tmp_path):
+    run = tmp_path / "run"
+    weights = ModelWeights([np.array([1, 2, 3, 4], np.float32)], [])
+    CheckpointFolder(run / "checkpoints", 1).save(3, weights, {"model": weights})
+    fingerprint = {"data": "another", "vocabulary": task.fingerprint["vocabulary"]}
+    (run / "fingerprint.json").write_text(json.dumps(fingerprint))
+    mixed = _mixed(task, _file(task, tmp_path / "p.npz"), run)
+    assert isinstance(mixed.model, EnsembleModel)
+    assert mixed.model.names == ("a", "b", "run")
+    rows = mixed.model.initial_weights.non_trainable[0].T
+    np.testing.assert_allclose(rows[:2], [[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]], rtol=1e-6)
+    raised = np.exp([1.0, 2, 3, 4])
+    np.testing.assert_allclose(rows[2], raised / raised.sum(), rtol=1e-6)
+    # One checkpoint of a run is as good.
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert_all_close(
+        _mixed(task, checkpoint).model.initial_weights.non_trainable[0].T, rows[2:], rtol=0, atol=0
+    )
+
+
+def test_what_is_in_the_predictors_is_part_of_the_fingerprint(task, tmp_path):
+    first = _mixed(task, _file(task, tmp_path / "p.npz"))
+    again = _mixed(task, _file(task, tmp_path / "q.npz"))
+    assert first.fingerprint == again.fingerprint
+    assert first.fingerprint.items() > task.fingerprint.items()
+    other = _file(task, tmp_path / "r.npz", arrays=(np.zeros([2, 4], np.float32),))
+    assert _mixed(task, other).fingerprint != first.fingerprint
+    assert _mixed(task) is task
+
+
+def test_missing_damaged_and_other_files_are_refused(task, tmp_path):
+    path = _file(task, tmp_path / "p.npz")
+    assert "found nothing at" in _error(task, tmp_path / "none")
+    assert "found 'a' twice" in _error(task, path, path)
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(path.read_bytes()[:-30])
+    assert "found a damaged or another file" in _error(task, damaged)
+    arrays = tmp_path / "arrays.npz"
+    np.savez(arrays, x=np.zeros(3))
+    assert "expected a checkpoint, found other arrays" in _error(task, arrays)
+    (tmp_path / "empty").mkdir()
+    assert "expected checkpoints, found none" in _error(task, tmp_path / "empty")
+    other = _file(task, tmp_path / "v.npz", fingerprint={"vocabulary": "0123"})
+    assert "expected the vocabulary of this task" in _error(task, other)
+    larger = _file(task, tmp_path / "l.npz", arrays=(np.zeros([2, 5], np.float32),))
+    assert "expected weights of the task's model (float32[4]), found float32[5]" in _error(
+        task, larger
+    )
+    uneven = _file(task, tmp_path / "u.npz", arrays=(np.zeros([3, 4], np.float32),))
+    assert "expected arrays of 2 base predictors, found arrays of shapes [3, 4]" in _error(
+        task, uneven
+    )
+    twice = _file(task, tmp_path / "t.npz", names=("a", "a"))
+    assert "expected different names, found 'a' twice" in _error(task, twice)
+    without = np.array([[0, 0, -np.inf, 0], [0, 0, 0, 0]], np.float32)
+    lost = _file(task, tmp_path / "z.npz", arrays=(without,))
+    assert "a: expected positive probabilities, found 0 of outcome 2" in _error(task, lost)
+
+
+def test_a_file_of_a_later_release_is_refused(task, tmp_path):
+    path = _file(task, tmp_path / "p.npz")
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    header = json.loads(str(arrays["header"]))
+    arrays["header"] = np.array(json.dumps({**header, "format": 2}))
+    np.savez(path, **arrays)
+    assert "expected format 1 at most, found 2" in _error(task, path)
+
+
+def test_files_are_what_was_written(task, tmp_path):
+    found = read_predictors(_file(task, tmp_path / "p.npz", about={"smoothing": 0.5}))
+    assert (found.names, found.about) == (("a", "b"), {"smoothing": 0.5})
+    assert found.arrays[0].shape == (2, 4)
+
+
+def test_counts_of_domains_are_sums_over_clients(task, streaming_runtime):
+    found = by_domain(task, streaming_runtime, PlainSum())
+    expected = {"answer": [1, 1, 2, 1], "question": [4, 1, 0, 0]}
+    assert {name: counts.tolist() for name, counts in found.counts.items()} == expected
+    assert found.left_out == {}
+
+
+def test_secure_counts_are_those_of_groups_that_are_large_enough(task, streaming_runtime):
+    options = SecureSumOptions(max_examples=10, min_clients=2)
+    found = by_domain(task, streaming_runtime, SecureSum(options))
+    assert found.counts["question"].tolist() == [4, 1, 0, 0]
+    with pytest.raises(UserError, match="expected at least 4 clients in a sum, found 3"):
+        by_domain(task, streaming_runtime, SecureSum(SecureSumOptions(min_clients=4)))
+    only = SecureSum(SecureSumOptions(max_examples=10, min_clients=3))
+    assert by_domain(task, streaming_runtime, only).left_out == {"answer": 2, "question": 2}
+    with pytest.raises(UserError, match="--group_by=client has no sums over clients"):
+        by_client(task, streaming_runtime, only)
+
+
+def test_counts_of_clients(task, streaming_runtime):
+    found = by_client(task, streaming_runtime, PlainSum())
+    assert list(found.counts) == ["a", "b", "c"]
+    assert found.counts["b"].tolist() == [1, 1, 1, 1]
+
+
+def test_smoothing_is_a_share_of_the_uniform_distribution():
+    scores = smoothed_scores(np.array([3, 0, 1, 0]), 0.2)
+    np.testing.assert_allclose(np.exp(scores), [0.65, 0.05, 0.25, 0.05], rtol=1e-6)
+    assert smoothed_scores(np.array([3, 0]), 0.0)[1] == -np.inf
+
+
+@needs("tinyshakespeare")
+@pytest.mark.parametrize(
+    ("smoothing", "best", "uniform"), [(0.0, 6.69043, 6.84553), (0.01, 6.69078, 6.83009)]
+)
+def test_the_best_mixture_of_speakers_is_that_of_their_words(smoothing, best, uniform):
+    """Lemma 1 of Hamer et al. 2020: alpha_k = m_k / m, whose loss is known of Shakespeare."""
+    examples, _ = read("plays", REAL / "tinyshakespeare", tokenizer="letters", case="lower")
+    words = [(e.record.client, w) for e in examples for w in e.record.features["tokens"].split()]
+    (speakers, of_speaker), (known, ids) = (
+        np.unique(column, return_inverse=True) for column in zip(*words)
+    )
+    counts = np.zeros([len(speakers), len(known)])
+    np.add.at(counts, (of_speaker, ids), 1)
+    rows = np.exp([smoothed_scores(c, smoothing) for c in counts])
+    shares = counts.sum(axis=0) / counts.sum()
+
+    def loss(alpha: np.ndarray) -> float:
+        return float(-shares @ np.log(alpha @ rows))
+
+    # Of smoothed predictors the best mixture is another one, which is better by 3e-5.
+    assert loss(counts.sum(axis=1) / counts.sum()) == pytest.approx(best, abs=4e-5)
+    assert loss(np.full(len(speakers), 1 / len(speakers))) == pytest.approx(uniform, abs=1e-5)
+
+
+def test_alpha_is_told_in_a_file_a_figure_and_a_table(tmp_path):
+    scores = [ModelWeights([np.zeros(3, np.float32)], [])] * 40
+    names = [f"n{k}" for k in range(39)] + ['odd, "$x"']
+    model = ensemble(unigram_model(3), scores, names)
+    last = np.arange(40, dtype=np.float32) / 780
+    by_model = {"model": last, "mean": np.full(40, 1 / 40, np.float32)}
+    (tmp_path / "plots").mkdir()
+    write_alphas(tmp_path, model, by_model)
+    rows = list(csv.DictReader((tmp_path / "alpha.csv").open()))
+    assert [row["predictor"] for row in rows] == names
+    np.testing.assert_allclose([float(row["alpha (model)"]) for row in rows], last, rtol=1e-6)
+    assert (tmp_path / "plots" / "alpha.png").stat().st_size > 1000
+    lines = alpha_table(model, by_model).splitlines()
+    assert lines[2].split()[-2:] == ["0.0500", "0.0250"]
+    assert lines[-1].split() == ["30", "others", f"{last[:30].sum():.4f}", "0.7500"]
+
+
+def test_a_predictor_alone_is_an_ensemble_in_which_the_others_weigh_nothing():
+    scores = [ModelWeights([np.array(s, np.float32)], []) for s in ([0, 1], [1, 0])]
+    model = ensemble(unigram_model(2), scores, ["left", "right"])
+    alone = single_predictors(model, {"model": model.initial_weights})
+    assert alone["right"].trainable[0].tolist() == [0, 1]
+    assert single_predictors(unigram_model(2), {"model": model.initial_weights}) == {}

@@ -1,0 +1,167 @@
+"""Which predictors are sent, and what is made of their gradients: pure functions."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.references import fed_boost as reference
+from tff_agnostic.boosting.alpha import MIRROR_MAPS, BoostOptions
+from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES, SharedOutputs
+from tff_agnostic.boosting.sampling import (
+    GRADIENT_ESTIMATORS,
+    PREDICTOR_DRAWS,
+    PREDICTOR_SAMPLINGS,
+    Sent,
+)
+from tff_agnostic.errors import UserError
+
+_H = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]], np.float32)
+_ALPHA = np.array([0.5, 0.3, 0.2], np.float32)
+_DRAWS = 6000
+
+
+def _gamma(sampling: str, alpha: Any, budget: int, uniform_share: float = 0.0) -> np.ndarray:
+    found = PREDICTOR_SAMPLINGS[sampling](tf.constant(alpha), budget, uniform_share)
+    return np.asarray(found)
+
+
+def _estimated(estimator: str, loss: str, gamma: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    if not mask.any():
+        return np.zeros(3)
+    outputs = SharedOutputs(tf.constant(_H.T))
+    found = MIXTURE_LOSSES[loss].at(
+        outputs, tf.constant((mask * _ALPHA / gamma).astype(np.float32)), tf.constant([0])
+    )
+    sent = Sent(*(tf.constant(v.astype(np.float32)) for v in (_ALPHA, gamma, mask)))
+    estimate = GRADIENT_ESTIMATORS[estimator].estimate
+    return np.asarray(estimate(found.gradients, outputs.squared_norms(), sent))[0]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "sampling", "loss", "expected"),
+    [
+        ("masked", "weighted", "squared", (-0.62, 0.4776, 0.1696)),
+        ("masked", "uniform", "squared", (-0.2333, 0.4867, 0.1653)),
+        ("divided", "weighted", "squared", (-0.62, 0.796, 0.424)),
+        ("divided", "uniform", "squared", (-0.35, 0.73, 0.248)),
+        ("unbiased", "weighted", "squared", (-0.62, 0.532, 0.16)),
+        ("unbiased", "uniform", "squared", (-0.62, 0.532, 0.16)),
+        ("divided", "weighted", "log", (-1.694889, -0.23, -0.417778)),
+    ],
+)
+def test_expectations_over_all_masks_are_the_golden_ones(estimator, sampling, loss, expected):
+    gamma = _gamma(sampling, _ALPHA, 2)
+    found = reference.expectation(gamma, lambda m: _estimated(estimator, loss, gamma, m))
+    np.testing.assert_allclose(found, expected, atol=6e-5)
+
+
+@pytest.mark.parametrize("sampling", ["none", "uniform", "weighted"])
+@pytest.mark.parametrize(
+    ("estimator", "loss"),
+    [(e, x) for e, s in GRADIENT_ESTIMATORS.items() for x in MIXTURE_LOSSES if s.loss in (None, x)],
+)
+def test_every_mask_gives_the_reference_estimate(estimator, loss, sampling):
+    gamma = _gamma(sampling, _ALPHA, 2)
+    example = reference.Example(_H, 0)
+    for mask in reference.masks(3):
+        expected = reference.estimate(estimator, loss, _ALPHA, gamma, mask, example)
+        found = _estimated(estimator, loss, gamma, mask)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5])
+@pytest.mark.parametrize("uniform_share", [0.0, 0.1])
+def test_gammas_are_equation_8_with_a_floor_and_no_more_than_the_budget(budget, uniform_share):
+    alpha = np.array([0.6, 0.3, 0.1 - 2e-7, 1e-7, 1e-7], np.float32)
+    for sampling in ("uniform", "weighted"):
+        gamma = _gamma(sampling, alpha, budget, uniform_share)
+        expected = reference.gammas(sampling, alpha, budget, uniform_share)
+        np.testing.assert_allclose(gamma, expected, rtol=1e-6)
+        assert gamma.sum() <= budget * (1 + 1e-6)
+        assert np.all(gamma >= 0.999 * uniform_share * budget / 5)
+    np.testing.assert_array_equal(_gamma("none", alpha, budget), np.ones(5))
+
+
+@functools.cache
+def _draws(draw: str, gamma: tuple[float, ...], budget: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of q were sampled, bool [draws, q], and the places of messages, int [draws, room]."""
+
+    def one(seed: tf.Tensor) -> Any:
+        return tuple(PREDICTOR_DRAWS[draw](tf.constant(gamma), budget, seed))
+
+    seeds = tf.constant(np.random.default_rng(2).integers(-(2**62), 2**62, size=_DRAWS))
+    output = (tf.int32, tf.float32)
+    indices, sampled = tf.function(lambda s: tf.map_fn(one, s, fn_output_signature=output))(seeds)
+    chosen = np.zeros([_DRAWS, len(gamma)], bool)
+    np.put_along_axis(chosen, np.asarray(indices), np.asarray(sampled) > 0, axis=1)
+    return chosen, np.asarray(indices)
+
+
+_GAMMA = (0.9, 0.4, 0.3, 0.25, 0.1, 0.05)
+
+
+@pytest.mark.parametrize("draw", list(PREDICTOR_DRAWS))
+def test_predictors_are_drawn_with_their_probabilities(draw):
+    chosen, indices = _draws(draw, _GAMMA, 2)
+    np.testing.assert_allclose(chosen.mean(axis=0), _GAMMA, atol=0.025)
+    # What fills the room is other predictors: nothing is sent twice.
+    assert all(len(set(row)) == indices.shape[1] for row in indices[:100].tolist())
+
+
+def test_systematic_sampling_sends_as_many_as_gamma_sums_to():
+    chosen, indices = _draws("systematic", _GAMMA, 2)
+    assert set(chosen.sum(axis=1)) == {2}
+    assert indices.shape[1] == 2
+    # Of a sum that is not whole, either of its neighbours, and never more than C.
+    sizes = _draws("systematic", (1.0, 0.5, 0.2), 2)[0].sum(axis=1)
+    assert set(sizes) == {1, 2}
+    np.testing.assert_allclose(sizes.mean(), 1.7, atol=0.025)
+
+
+def test_of_a_thousand_predictors_exactly_the_budget_is_sent():
+    gamma = tf.fill([1000], np.float32(137 / 1000))
+    for seed in range(40):
+        drawn = PREDICTOR_DRAWS["systematic"](gamma, 137, tf.constant(seed, tf.int64))
+        assert drawn.indices.shape == [137]
+        assert float(tf.reduce_sum(drawn.is_sampled)) == 137
+
+
+def test_systematic_draws_are_not_independent_and_those_by_coins_are():
+    gamma = (2 / 3,) * 3
+    pairs = {
+        draw: np.mean(np.all(_draws(draw, gamma, 2)[0][:, :2], axis=1)) for draw in PREDICTOR_DRAWS
+    }
+    # Two of three: each pair once in three.
+    np.testing.assert_allclose(pairs["systematic"], 1 / 3, atol=0.025)
+    np.testing.assert_allclose(pairs["independent"], 4 / 9, atol=0.025)
+    # Of which the mean of `unbiased` is no longer the gradient: the page says so.
+    of_pair = [_estimated("unbiased", "squared", np.float32(gamma), m) for m in 1 - np.eye(3)]
+    assert np.max(np.abs(np.mean(of_pair, axis=0) - [-0.62, 0.532, 0.16])) > 0.05
+
+
+def test_what_coins_draw_beyond_the_room_is_left_out():
+    draw = PREDICTOR_DRAWS["independent"]
+    assert draw.room(4, 100) == 14
+    assert draw.room(4, 6) == 6
+    drawn = draw(tf.ones([100]), 4, tf.constant(3, tf.int64))
+    assert float(tf.reduce_sum(drawn.is_sampled)) == 14
+
+
+def test_golden_steps_of_both_mirror_maps():
+    gradient = np.array([-0.62, 0.532, 0.16], np.float32)
+    for name, expected in (
+        ("entropy", (0.621849, 0.209741, 0.168411)),
+        ("euclidean", (0.822, 0.046, 0.132)),
+    ):
+        step = MIRROR_MAPS[name]
+        np.testing.assert_allclose(step(_ALPHA, -gradient, 0.5), expected, atol=1e-6)
+
+
+def test_projections_need_a_floor_of_weighted_sampling():
+    with pytest.raises(UserError, match="--uniform_share: expected a positive share"):
+        BoostOptions(mirror_map="euclidean")
+    BoostOptions(mirror_map="euclidean", uniform_share=0.01)
+    BoostOptions(mirror_map="euclidean", predictor_sampling="uniform")

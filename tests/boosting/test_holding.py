@@ -1,0 +1,158 @@
+"""Predictors of several architectures in one array: what they say, and what a message has."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.selection import exhaustive
+from tff_agnostic.boosting.alpha import BoostBroadcast, BoostClient
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.boosting.predictor_store import (
+    Architecture,
+    OneArchitecture,
+    SeveralArchitectures,
+    held_by,
+)
+from tff_agnostic.boosting.sampling import Sent
+from tff_agnostic.computations.clients import (
+    clients_in_step,
+    group_of_many,
+    group_of_one,
+    one_client,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.models.keras import fixed_from_keras
+from tff_agnostic.models.model import ModelWeights
+
+_RNG = np.random.default_rng(3)
+_X = _RNG.normal(size=[7, 4]).astype(np.float32)
+_LIKE = logistic_regression(4, 3)
+layers = tf.keras.layers
+
+
+def _deep() -> tf.keras.Model:
+    """A model of probabilities, with averages that move while it is trained."""
+    stack = [layers.Dense(5, "relu"), layers.BatchNormalization(), layers.Dense(3, "softmax")]
+    model = tf.keras.Sequential([tf.keras.Input([4]), *stack])
+    model.set_weights([np.abs(_RNG.normal(size=w.shape)) for w in model.get_weights()])
+    return model
+
+
+def _shallow() -> tf.keras.Model:
+    model = tf.keras.Sequential([tf.keras.Input([4]), layers.Dense(3)])
+    model.set_weights([_RNG.normal(size=w.shape) for w in model.get_weights()])
+    return model
+
+
+class _Mixed:
+    """Five predictors: a linear one, a deep one, a linear one, and so on."""
+
+    def __init__(self) -> None:
+        self.keras = [_shallow(), _deep(), _shallow(), _deep(), _shallow()]
+        fixed = [fixed_from_keras(model, _LIKE) for model in self.keras[:2]]
+        kinds = [Architecture(fixed[0], True), Architecture(fixed[1], False)]
+        self.architectures = [kinds[k % 2] for k in range(5)]
+        self.weights = [ModelWeights([], model.get_weights()) for model in self.keras]
+        names = [f"p{k}" for k in range(5)]
+        self.model: EnsembleModel = ensemble(
+            _LIKE, self.weights, names, architectures=self.architectures
+        )
+
+    def said(self) -> np.ndarray:
+        """What each says of `_X`, by Keras: [n, 5, classes]."""
+        predicted = [model(_X, training=False) for model in self.keras]
+        rows = [p if k % 2 else tf.nn.softmax(p) for k, p in enumerate(predicted)]
+        return np.stack(rows, axis=1)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> _Mixed:
+    """The five."""
+    return _Mixed()
+
+
+def test_all_of_them_say_what_keras_says(mixed):
+    held = mixed.model.members.held
+    said = held.said(mixed.model.initial_weights.non_trainable, tf.constant(_X))
+    np.testing.assert_allclose(np.stack(said, axis=1), mixed.said(), rtol=1e-5, atol=1e-7)
+
+
+_MESSAGES = ((1,), (3, 0), (4, 1, 2), (3, 1, 0), (0, 1, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [pytest.param(m, marks=() if m in ((3, 0), (4, 1, 2)) else exhaustive) for m in _MESSAGES],
+)
+def test_a_message_has_the_chosen_ones_and_room_for_the_largest(mixed, indices):
+    held, (weights,) = mixed.model.members.held, mixed.model.initial_weights.non_trainable
+    chosen = held.chosen([tf.constant(weights)], tf.constant(indices))
+    run = tf.function(lambda message: held.said(message, tf.constant(_X)))
+    said = np.stack(run(chosen), axis=1)
+    np.testing.assert_allclose(said, mixed.said()[:, list(indices)], rtol=1e-5, atol=1e-7)
+    # A linear one has 15 weights, a deep one 25 + 20 + 18.
+    of_largest = sum(sorted([15, 63, 15, 63, 15])[-len(indices) :])
+    assert chosen[0].shape == [of_largest]
+    num_bytes = sum(np.asarray(array).nbytes for array in chosen)
+    assert mixed.model.message_bytes(len(indices)) == num_bytes == 4 * of_largest + 8 * len(indices)
+    # What is not sent is not in the message.
+    assert np.count_nonzero(chosen[0]) <= sum(15 if k % 2 == 0 else 63 for k in indices)
+
+
+def test_clients_in_step_answer_what_each_does_by_itself(mixed):
+    model = mixed.model
+    held, (weights,) = model.members.held, model.initial_weights.non_trainable
+    ones = tf.ones([2])
+    message = ModelWeights(
+        [tf.constant([0.5, 0.3])], held.chosen([tf.constant(weights)], tf.constant([1, 4]))
+    )
+    broadcast = BoostBroadcast(message, Sent(ones, ones, ones), tf.ones([2]))
+    client = BoostClient(model, 2, "masked", 2)
+    clients = [
+        {
+            "x": _X[:n],
+            "y": _RNG.integers(3, size=n).astype(np.int32),
+            "domain_id": _RNG.integers(2, size=n).astype(np.int32),
+        }
+        for n in (7, 3)
+    ]
+    group = tf.nest.map_structure(tf.constant, group_of_many(clients))
+    seeds = tf.zeros([2], tf.int64)
+    in_step = tf.function(lambda b, g: client(b, g, seeds, clients_in_step))(broadcast, group)
+    said = mixed.said()[:, [1, 4]]
+    for k, examples in enumerate(clients):
+        columns = tf.nest.map_structure(tf.constant, examples)
+        alone = client(broadcast, group_of_one(columns), seeds[0], one_client)
+        # The gradient of the log loss, by NumPy
+        of_label = said[np.arange(len(examples["y"])), :, examples["y"]]
+        gradient = -np.sum(of_label / (of_label @ [0.5, 0.3])[:, np.newaxis], axis=0)
+        np.testing.assert_allclose(alone.weighted_delta[0], gradient, rtol=1e-5)
+        of_step = tf.nest.map_structure(lambda values, k=k: values[k], in_step)
+        for a, b in zip(tf.nest.flatten(alone), tf.nest.flatten(of_step)):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_architectures_are_one(mixed):
+    one = Architecture(_LIKE, True)
+    assert held_by([one, Architecture(logistic_regression(4, 3), True)]) == OneArchitecture(one)
+    held = held_by(mixed.architectures)
+    assert isinstance(held, SeveralArchitectures)
+    assert held == held_by(list(mixed.architectures))
+    assert held.of_predictor == (0, 1, 0, 1, 0)
+    # Scores or probabilities: it is not the same.
+    assert len(held_by([one, Architecture(_LIKE, False)]).architectures) == 2
+
+
+def test_weights_that_do_not_fit_into_the_shared_array_are_refused(mixed):
+    weights = [ModelWeights([], [w.copy() for w in p.non_trainable]) for p in mixed.weights]
+    kernel = weights[1].non_trainable[0].astype(np.float64)
+    weights[1].non_trainable[0] = kernel + 1e-12
+    with pytest.raises(UserError, match="p1: expected weights that float32 holds exactly"):
+        ensemble(_LIKE, weights, [f"p{k}" for k in range(5)], architectures=mixed.architectures)
+
+
+def test_a_keras_model_that_is_fixed_has_no_weights_to_train():
+    fixed: Model = fixed_from_keras(_deep(), _LIKE)
+    assert fixed.initial_weights.trainable == []
+    assert fixed.example_spec is _LIKE.example_spec

@@ -1,0 +1,286 @@
+"""Ensembles as models: outputs, losses and their gradients against NumPy and TensorFlow's own."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.references import fed_boost as reference
+from tff_agnostic.boosting.alpha import BoostBroadcast, BoostClient
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
+from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
+from tff_agnostic.boosting.sampling import Sent
+from tff_agnostic.computations.clients import group_of_one, one_client
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
+from tff_agnostic.models.losses import OfColumns, SentenceLoss
+from tff_agnostic.models.metrics import binary_accuracy
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
+
+_RNG = np.random.default_rng(0)
+_ALPHA = np.array([0.6, 0.1, 0.7], np.float32)  # As alpha~ is: it need not sum to 1.
+_SEED = tf.zeros([2], tf.int32)
+
+
+def _regression(outputs: int) -> Model:
+    def build() -> tf.keras.Model:
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(outputs)])
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.MeanSquaredError(reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, 4], tf.float32),
+            "y": tf.TensorSpec([None, outputs], tf.float32),
+        },
+    )
+
+
+def _probabilities_model() -> Model:
+    def build() -> tf.keras.Model:
+        layers = [tf.keras.Input([4]), tf.keras.layers.Dense(3, activation="softmax")]
+        return tf.keras.Sequential(layers)
+
+    return model_from_keras(
+        build,
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(reduction="none"),
+        example_spec={
+            "x": tf.TensorSpec([None, 4], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+    )
+
+
+def _two_classes(from_logits: bool) -> Model:
+    def build() -> tf.keras.Model:
+        activation = None if from_logits else "sigmoid"
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, activation)])
+
+    keras_loss = tf.keras.losses.BinaryCrossentropy(from_logits=from_logits, reduction="none")
+    return model_from_keras(
+        build,
+        loss=OfColumns(keras_loss),
+        example_spec={
+            "x": tf.TensorSpec([None, 4], tf.float32),
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+        metrics=[binary_accuracy(from_logits)],
+    )
+
+
+_NEXT_WORD = next_word_lstm(2, embedding=3, units=4, sequence_length=4)
+_LENGTH = 5.0
+_MODELS = {
+    "words": lambda: unigram_model(5),
+    "scores": lambda: logistic_regression(4, 3),
+    "probabilities": _probabilities_model,
+    "numbers": lambda: _regression(2),
+    "sentences": lambda: _NEXT_WORD,
+    "sentences of a length": lambda: dataclasses.replace(_NEXT_WORD, loss=SentenceLoss(_LENGTH)),
+    "score of a class": lambda: _two_classes(from_logits=True),
+    "probability of a class": lambda: _two_classes(from_logits=False),
+}
+
+
+def _predictors(model: Model, q: int = 3) -> list[ModelWeights]:
+    rng = np.random.default_rng(1)
+    weights = model.initial_weights.trainable
+    return [
+        ModelWeights([rng.normal(size=np.shape(w)).astype(np.float32) for w in weights], [])
+        for _ in range(q)
+    ]
+
+
+def _examples(kind: str, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    if kind == "words":
+        words = _RNG.integers(5, size=n).astype(np.int32)
+        return words, words
+    if kind.startswith("sentences"):
+        x, y = _RNG.integers(1, 6, size=[2, n, 4]).astype(np.int32)
+        # Padding after the last word; the last sentence has no word at all.
+        y[np.arange(4) >= np.array([4, 1, 2, 3, 4, 0])[:n, np.newaxis]] = 0
+        return x, y
+    x = _RNG.normal(size=[n, 4]).astype(np.float32)
+    if kind == "numbers":
+        return x, _RNG.normal(size=[n, 2]).astype(np.float32)
+    return x, _RNG.integers(2 if "of a class" in kind else 3, size=n).astype(np.int32)
+
+
+def _said(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarray:
+    """What each predictor says of each example: [n, q, numbers], of sentences [n, T, q, ids]."""
+    if kind.startswith("sentences"):
+        predicted = [_NEXT_WORD.predict(p, tf.constant(x), False, _SEED) for p in predictors]
+        scores = np.stack([np.asarray(p, np.float64) for p in predicted], axis=2)
+    elif kind == "words":
+        scores = np.stack([p.trainable[0] for p in predictors])[np.newaxis].repeat(len(x), axis=0)
+    else:
+        scores = np.stack([x @ p.trainable[0] + p.trainable[1] for p in predictors], axis=1)
+    if kind == "numbers":
+        return scores
+    if "of a class" in kind:
+        scores = np.concatenate([np.zeros_like(scores), scores], axis=2)
+    return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+
+
+def _reference(kind: str, loss: str, said: np.ndarray, label: Any) -> tuple[float, np.ndarray]:
+    """The loss of an example and its gradient by the weights, by NumPy."""
+    if kind == "numbers":
+        left = _ALPHA @ said - label
+        return np.sum(left**2), 2 * said @ left
+    if kind.startswith("sentences"):
+        of_words = [_reference("", loss, h, word) for h, word in zip(said, label) if word]
+        losses, gradients = zip(*of_words) if of_words else ([0.0], [np.zeros(3)])
+        length = _LENGTH if kind == "sentences of a length" else len(losses)
+        return np.sum(losses) / length, np.sum(gradients, axis=0) / length
+    example = reference.Example(said, int(label))
+    at = (loss, _ALPHA, example)
+    return reference.loss_at(*at), reference.gradient_at(*at)
+
+
+def _made(kind: str, loss: str) -> tuple[EnsembleModel, list[ModelWeights]]:
+    model = _MODELS[kind]()
+    predictors = _predictors(model)
+    return ensemble(model, predictors, loss=loss), predictors
+
+
+_CASES = [(k, loss) for k in _MODELS for loss in MIXTURE_LOSSES if (k, loss) != ("numbers", "log")]
+
+
+@pytest.mark.parametrize(("kind", "loss"), _CASES)
+def test_losses_and_gradients_are_those_of_numpy(kind, loss):
+    made, predictors = _made(kind, loss)
+    x, y = _examples(kind)
+    said = _said(kind, predictors, x)
+    outputs = made.members.outputs(made.initial_weights.non_trainable, tf.constant(x))
+    found = MIXTURE_LOSSES[loss].at(outputs, tf.constant(_ALPHA), tf.constant(y))
+    for j, label in enumerate(y):
+        expected, gradient = _reference(kind, loss, said[j], label)
+        np.testing.assert_allclose(found.losses[j], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found.gradients[j], gradient, rtol=1e-5, atol=1e-6)
+    norms = np.broadcast_to(outputs.squared_norms(), said.shape[:-1])
+    np.testing.assert_allclose(norms, np.sum(said**2, axis=-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "loss"), _CASES)
+def test_the_model_has_the_loss_that_is_differentiated(kind, loss):
+    made, _ = _made(kind, loss)
+    x, y = map(tf.constant, _examples(kind))
+    # One number for two classes says the shares of both, and not their sum.
+    alpha = tf.constant(_ALPHA / _ALPHA.sum() if "of a class" in kind else _ALPHA)
+    weights = ModelWeights([alpha], made.initial_weights.non_trainable)
+    with tf.GradientTape() as tape:
+        tape.watch(alpha)
+        losses, _ = made.example_losses(weights, {"x": x, "y": y}, training=False, seed=_SEED)
+        total = tf.reduce_sum(losses)
+    outputs = made.members.outputs(weights.non_trainable, x)
+    found = MIXTURE_LOSSES[loss].at(outputs, alpha, y)
+    np.testing.assert_allclose(losses, found.losses, rtol=1e-5, atol=1e-6)
+    expected = tf.reduce_sum(found.gradients, axis=0)
+    if "of a class" in kind:
+        # By what leaves their sum as it is.
+        basis = tf.constant([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]])
+        found_gradient = tf.linalg.matvec(basis, tape.gradient(total, alpha))
+        expected = tf.linalg.matvec(basis, expected)
+    else:
+        found_gradient = tape.gradient(total, alpha)
+    np.testing.assert_allclose(found_gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_answers_the_gradient_of_all_its_sentences():
+    made, predictors = _made("sentences", "log")
+    x, y = _examples("sentences")
+    # More than are taken at once.
+    x, y = (np.tile(column, (15, 1)) for column in (x, y))
+    domain_id = (np.arange(len(x)) % 2).astype(np.int32)
+    ones, alpha = tf.ones([3]), tf.constant(_ALPHA)
+    broadcast = BoostBroadcast(
+        ModelWeights([alpha], made.initial_weights.non_trainable),
+        Sent(ones, ones, ones),
+        tf.constant([1.0, 0.5]),
+    )
+    client = group_of_one({"x": x, "y": y, "domain_id": tf.constant(domain_id)})
+    answer = BoostClient(made, 2, "masked", 3)(broadcast, client, tf.constant(0), one_client)
+    said = _said("sentences", predictors, x)
+    of_each = [_reference("sentences", "log", h, label) for h, label in zip(said, y)]
+    losses, gradients = map(np.array, zip(*of_each))
+    expected = np.where(domain_id == 0, 1, 0.5) @ gradients
+    np.testing.assert_allclose(answer.weighted_delta[0], expected, rtol=1e-4)
+    of_domains = [losses[domain_id == k].sum() for k in (0, 1)]
+    np.testing.assert_allclose(answer.domain_losses, of_domains, rtol=1e-4)
+    # Of the words, not of the sentences
+    perplexity = answer.metric_sums["perplexity"]
+    np.testing.assert_allclose(perplexity.denominator.numpy().sum(), np.count_nonzero(y))
+
+
+def test_it_starts_uniform_and_metrics_read_the_mixture():
+    made, predictors = _made("scores", "log")
+    x, y = _examples("scores", n=50)
+    np.testing.assert_allclose(made.initial_weights.trainable[0], [1 / 3] * 3)
+    predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
+    correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
+    chosen = np.argmax(_said("scores", predictors, x).mean(axis=1), axis=1)
+    np.testing.assert_array_equal(np.asarray(correct) > 0, chosen == y)
+    assert made.num_parameters == made.num_predictors == 3
+    assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
+
+
+@pytest.mark.parametrize("kind", ["score of a class", "probability of a class"])
+def test_metrics_of_two_classes_read_the_mixture(kind):
+    made, predictors = _made(kind, "log")
+    x, y = _examples(kind, n=50)
+    predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
+    correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
+    is_one = _said(kind, predictors, x).mean(axis=1)[:, 1] > 0.5
+    np.testing.assert_array_equal(np.asarray(correct) > 0, is_one == (y == 1))
+    # The shape of the task's own model.
+    assert predictions.shape == [50, 1]
+
+
+def test_a_unigram_model_is_the_softmax_of_its_scores():
+    model = unigram_model(3)
+    scores = np.array([1.0, 0.0, -1.0], np.float32)
+    x = tf.constant([0, 2, 2])
+    predictions = model.predict(ModelWeights([scores], []), x, False, _SEED)
+    h = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(model.loss(x, predictions), -np.log(h[[0, 2, 2]]), rtol=1e-6)
+
+
+def test_equal_ensembles_are_traced_once():
+    model = logistic_regression(4, 3)
+    one, other = (ensemble(model, _predictors(model), loss="log") for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != ensemble(model, _predictors(model), loss="squared")
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (dataclasses.replace(_regression(2), loss=tf.keras.losses.Huber()), None, "loss Huber"),
+        (
+            dataclasses.replace(
+                _regression(1),
+                loss=OfColumns(tf.keras.losses.BinaryCrossentropy(label_smoothing=0.1)),
+            ),
+            None,
+            "found the loss BinaryCrossentropy",
+        ),
+        (_regression(2), "log", "--ensemble_loss: expected squared, found log"),
+    ],
+)
+def test_what_is_no_mixture_is_refused(model, loss, message):
+    with pytest.raises(UserError, match=message):
+        ensemble(model, _predictors(model), loss=loss)
+
+
+def test_a_probability_of_0_has_no_log_loss():
+    predictors = [ModelWeights([np.array(row, np.float32)], []) for row in ([0, 1], [0, -200])]
+    with pytest.raises(UserError, match="b: expected positive probabilities, found 0 of outcome 1"):
+        ensemble(unigram_model(2), predictors, ["a", "b"])
+    assert ensemble(unigram_model(2), predictors, ["a", "b"], loss="squared").num_predictors == 2
+    predictors[1].trainable[0][0] = np.nan
+    with pytest.raises(UserError, match="b: expected finite numbers"):
+        ensemble(unigram_model(2), predictors, ["a", "b"])

@@ -1,0 +1,179 @@
+"""Projections, starts and worst mixtures of every set, against a convex solver and by hand."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.domain_weights import solvers
+from tff_agnostic.domain_weights import Ball, Box, Hull, LambdaSet, Simplex
+from tff_agnostic.errors import UserError
+
+_CENTER = np.array([0.6, 0.25, 0.1, 0.05])
+_BOX = Box((0.1, 0.0, 0.05, 0.2), (0.6, 0.5, 1.0, 0.4))
+_BALL = Ball(tuple(_CENTER), 0.3)
+_MIXTURES = ((0.7, 0.1, 0.1, 0.1), (0.0, 0.5, 0.5, 0.0), (0.25, 0.25, 0.25, 0.25))
+
+
+class _Case(NamedTuple):
+    """A set, and the same for a solver."""
+
+    of: Any
+    bounds: Any
+    inside: solvers.Inside
+    start: np.ndarray
+
+
+_ALL = [(0.0, 1.0)] * 4
+_CASES = {
+    "simplex": _Case(Simplex(), _ALL, None, np.full(4, 0.25)),
+    "box": _Case(_BOX, list(zip(_BOX.lower, _BOX.upper)), None, np.array([0.3, 0.25, 0.15, 0.3])),
+    "ball": _Case(_BALL, _ALL, lambda x: 0.3 - np.sum((x - _CENTER) ** 2 / _CENTER), _CENTER),
+}
+
+
+class _Compiled:
+    """A set whose projections are traced once, as in a server's step."""
+
+    def __init__(self, of: LambdaSet) -> None:
+        self.nearest = tf.function(of.nearest)
+        self.nearest_in_entropy = tf.function(of.nearest_in_entropy)
+        self.worst = of.worst
+
+
+@pytest.fixture(params=list(_CASES), scope="module")
+def case(request) -> _Case:
+    found = _CASES[request.param]
+    return found._replace(of=_Compiled(found.of))
+
+
+def _points(seed: int) -> np.ndarray:
+    """Points near the simplex and far from it."""
+    rng = np.random.default_rng(seed)
+    scales = np.geomspace(0.05, 20.0, 12)[:, np.newaxis]
+    return (_CENTER + scales * rng.normal(size=(12, 4))).astype(np.float32)
+
+
+def test_the_nearest_point_is_that_of_a_solver(case):
+    for point in _points(1):
+        expected = solvers.nearest(point.astype(np.float64), case.bounds, case.inside, case.start)
+        np.testing.assert_allclose(case.of.nearest(tf.constant(point)), expected, atol=2e-4)
+
+
+def test_the_nearest_point_in_entropy_is_that_of_a_solver(case):
+    rng = np.random.default_rng(2)
+    for concentration in (0.3, 1.0, 5.0) * 3:
+        point = rng.dirichlet(np.full(4, concentration)) + 1e-6
+        point = (point / point.sum()).astype(np.float32)
+        expected = solvers.nearest_in_entropy(
+            point.astype(np.float64), case.bounds, case.inside, case.start
+        )
+        found = case.of.nearest_in_entropy(tf.constant(point))
+        np.testing.assert_allclose(found, expected, atol=3e-4)
+
+
+def test_the_worst_mixture_is_that_of_a_solver(case):
+    for losses in _points(3).astype(np.float64):
+        expected = losses @ solvers.worst(losses, case.bounds, case.inside, case.start)
+        found = case.of.worst(losses)
+        np.testing.assert_allclose(losses @ found, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-9)
+
+
+def test_a_point_of_the_set_is_its_own_nearest(case):
+    for point in _points(4):
+        inside = case.of.nearest(tf.constant(point))
+        np.testing.assert_allclose(case.of.nearest(inside), inside, atol=2e-6)
+        positive = np.maximum(inside, 1e-8)
+        np.testing.assert_allclose(case.of.nearest_in_entropy(positive), positive, atol=2e-6)
+
+
+def test_what_is_projected_is_in_the_set(case):
+    rng = np.random.default_rng(5)
+    for point in np.concatenate([_points(6), 1e4 * _points(7), 1e-4 * _points(8)]):
+        for found in (
+            np.asarray(case.of.nearest(tf.constant(point))),
+            np.asarray(case.of.nearest_in_entropy(rng.dirichlet(np.ones(4)).astype(np.float32))),
+        ):
+            np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
+            lower, upper = np.transpose(case.bounds)
+            assert np.all((found >= lower - 1e-6) & (found <= upper + 1e-6))
+            assert case.inside is None or case.inside(found.astype(np.float64)) > -1e-5
+
+
+@pytest.mark.parametrize(
+    ("point", "expected"),
+    [
+        ([0.5, 0.8, -0.2], [0.35, 0.65, 0.0]),
+        ([1.2, 0.15], [1.0, 0.0]),
+        ([0.3, 0.3, 0.3], [1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_the_simplex_by_hand(point, expected):
+    np.testing.assert_allclose(Simplex().nearest(tf.constant(point)), expected, atol=1e-6)
+
+
+def test_a_box_that_is_the_simplex_is_the_simplex():
+    box = Box((0.0,) * 4, (1.0,) * 4)
+    for point in _points(9):
+        expected = Simplex().nearest(tf.constant(point))
+        np.testing.assert_allclose(box.nearest(tf.constant(point)), expected, atol=1e-5)
+
+
+def test_a_box_of_one_point():
+    box = Box((0.2, 0.3, 0.5), (0.2, 0.3, 0.5))
+    for method in (box.nearest, box.nearest_in_entropy):
+        found = method(tf.constant([0.5, 0.25, 0.25]))
+        np.testing.assert_allclose(found, [0.2, 0.3, 0.5], atol=1e-6)
+    np.testing.assert_allclose(box.worst(np.array([3.0, 2.0, 1.0])), [0.2, 0.3, 0.5])
+
+
+@pytest.mark.parametrize("of", [_BOX, _BALL])
+def test_a_weight_of_nearly_nothing_is_projected_by_entropy(of):
+    tiny = np.finfo(np.float32).tiny
+    found = np.asarray(of.nearest_in_entropy(tf.constant([1.0, tiny, tiny, tiny])))
+    assert np.all(np.isfinite(found))
+    np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
+    if of is _BOX:
+        np.testing.assert_allclose(found, [0.6, 0.1, 0.1, 0.2], atol=1e-6)
+
+
+def test_a_wide_ball_is_the_simplex():
+    # The farthest vertex is at 1 / 0.05 - 1.
+    ball = Ball(tuple(_CENTER), 19.1)
+    for point in _points(10):
+        expected = Simplex().nearest(tf.constant(point))
+        np.testing.assert_allclose(ball.nearest(tf.constant(point)), expected, atol=1e-6)
+    np.testing.assert_array_equal(ball.worst(np.array([0.0, 0, 0, 1])), [0, 0, 0, 1])
+
+
+def test_thirty_domains():
+    rng = np.random.default_rng(11)
+    center = rng.dirichlet(np.ones(30))
+    ball = Ball(tuple(center), 0.5)
+    box = Box((0.0,) * 30, (0.1,) * 30)
+    for scale in (0.01, 1.0):
+        point = (center + scale * rng.normal(size=30)).astype(np.float32)
+        expected = solvers.nearest(point, [(0, 0.1)] * 30, None, np.full(30, 1 / 30))
+        np.testing.assert_allclose(box.nearest(tf.constant(point)), expected, atol=1e-4)
+        found = np.asarray(ball.nearest(tf.constant(point)), np.float64)
+        np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
+        assert np.sum((found - center) ** 2 / center) < 0.5 + 1e-4
+
+
+def test_a_hull_climbs_by_the_losses_of_its_mixtures():
+    hull = Hull(("day", "night", "mean"), _MIXTURES)
+    losses = np.array([1.0, 2.0, 4.0, 0.0])
+    np.testing.assert_allclose(hull.slopes(tf.constant(losses, tf.float32)), [1.3, 3.0, 1.75])
+    coordinates = tf.constant([0.5, 0.25, 0.25])
+    expected = 0.5 * np.array(_MIXTURES[0]) + 0.25 * np.array(_MIXTURES[1]) + 0.0625
+    np.testing.assert_allclose(hull.mixture(coordinates), expected, rtol=1e-6)
+    np.testing.assert_array_equal(hull.worst(losses), _MIXTURES[1])
+    np.testing.assert_allclose(hull.start(np.full(4, 0.25)), np.full(3, 1 / 3))
+
+
+@pytest.mark.parametrize("of", [_BOX, _BALL])
+def test_a_lambda_0_outside_of_the_set_is_refused(of):
+    with pytest.raises(UserError, match="--initial_domain_weights: expected a lambda_0"):
+        of.start(np.array([0.0, 0.0, 0.0, 1.0]))

@@ -1,0 +1,171 @@
+"""The columns of metrics.csv, and the rows that rounds give."""
+
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.run.harness import AWKWARD_NAMES, QUANTITIES, make_evaluation, make_report, measures
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns, distinct, with_role
+from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.report_fields import Quantity, Role, Unit, flattened
+
+_NAMES = ("phone", "tablet")
+_WEIGHTS = ModelWeights([np.array([[1.0, 2.0]]), np.array(7.0)], [])
+_REPORT = make_report(losses=[2.0, 0.0], counts=[5, 0], weights=[0.25, 0.75])
+
+
+def _over_clients(name: str, value: float) -> dict[str, float]:
+    statistics = ("mean", "p10", "p50", "p90", "p95", "superquantile")
+    return {f"{name} over clients/{statistic}": value for statistic in statistics}
+
+
+def _names(columns: Any) -> list[str]:
+    return [column.name for column in columns]
+
+
+def test_what_a_round_of_training_reports():
+    columns = TrainingColumns(QUANTITIES, {"second weight": (0, 1)}, _NAMES)
+    values = columns.values(_REPORT, _WEIGHTS)
+    assert values == {
+        "before/loss/phone": 2.0,
+        # A domain without examples in the round has no loss; the algorithm's 0 would mislead.
+        "before/loss/tablet": None,
+        "before/num_examples/phone": 5,
+        "before/num_examples/tablet": 0,
+        "pull/phone": 0.25,
+        "pull/tablet": 0.75,
+        "update_norm": 0.5,
+        "second weight": 2.0,
+    }
+    assert list(values) == _names(columns.columns)
+
+
+def test_a_quantity_of_present_domains_needs_their_counts():
+    of_present = Quantity("x", "x", per_domain=True, of_present_domains=True)
+    with pytest.raises(UserError, match=r"quantity 'x': expected another one per domain, in ex"):
+        TrainingColumns(OrderedDict(x=of_present), {}, _NAMES)
+
+
+def test_columns_say_what_they_were_called_before():
+    columns = TrainingColumns(QUANTITIES, {}, ("a/b",)).columns
+    assert columns[0].earlier_names == ("train/loss/a/b",)
+    assert columns[1].earlier_names == ()
+
+
+@pytest.mark.parametrize("clipped", [{}, {"sums": 3, "clients": 0}])
+def test_what_an_evaluation_reports(clipped):
+    described = {field: Quantity(field, field, unit=Unit.VALUES) for field in clipped}
+    columns = EvaluationColumns(("model",), measures("loss", "accuracy"), described, _NAMES)
+    values = columns.values({"model": make_evaluation({"phone": 1.0, "tablet": 3.0}, clipped)})
+    assert values == {
+        "test/loss/phone": 1.0,
+        "test/loss/tablet": 3.0,
+        "test/loss": 2.0,
+        "test/worst loss": 3.0,
+        **_over_clients("test/loss", 2.0),
+        "test/accuracy/phone": 1.0,
+        "test/accuracy/tablet": 3.0,
+        "test/accuracy": 2.0,
+        "test/worst accuracy": 1.0,
+        **_over_clients("test/accuracy", 2.0),
+        **{f"test/clipped {field}": count for field, count in clipped.items()},
+    }
+    assert list(values) == _names(columns.columns)
+    nothing = columns.values(None)
+    assert list(nothing) == list(values) and set(nothing.values()) == {None}
+
+
+def test_the_columns_of_a_distribution_are_those_that_were_asked_for():
+    columns = EvaluationColumns(
+        ("model",), measures("loss"), {}, _NAMES, percentiles=(99.5, 50.0)
+    ).columns
+    assert _names(columns)[4:] == [
+        "test/loss over clients/mean",
+        "test/loss over clients/p50",
+        "test/loss over clients/p99.5",
+        "test/loss over clients/superquantile",
+    ]
+    assert {column.domain for column in columns[4:]} == {None}
+
+
+def test_further_models_have_columns_with_their_names():
+    columns = EvaluationColumns(("main", "average"), measures("loss"), {}, _NAMES)
+    reports = {
+        "main": make_evaluation({"phone": 1.0, "tablet": 3.0}),
+        "average": make_evaluation({"phone": 0.5, "tablet": 0.25}),
+    }
+    assert columns.values(reports) == {
+        "test/loss/phone": 1.0,
+        "test/loss/tablet": 3.0,
+        "test/loss": 2.0,
+        "test/worst loss": 3.0,
+        **_over_clients("test/loss", 2.0),
+        "test[average]/loss/phone": 0.5,
+        "test[average]/loss/tablet": 0.25,
+        "test[average]/loss": 0.375,
+        "test[average]/worst loss": 0.5,
+        **_over_clients("test[average]/loss", 0.375),
+    }
+    drawn = dict.fromkeys(c.quantity.label for c in columns.columns if c.quantity.is_drawn)
+    assert list(drawn) == ["loss on the test clients", "loss of average on the test clients"]
+
+
+def test_a_domain_without_test_examples_has_empty_cells():
+    columns = EvaluationColumns(("model",), measures("loss"), {}, _NAMES)
+    values = columns.values({"model": make_evaluation({"phone": 1.0, "tablet": math.nan})})
+    assert values["test/loss/tablet"] is None
+    assert values["test/worst loss"] == 1.0
+
+
+def test_columns_say_which_split_was_evaluated():
+    report = make_evaluation({"phone": 1.0}, {"sums": 2}, split="heldout")
+    clipped = {"sums": Quantity("sums", "values of sums")}
+    columns = EvaluationColumns(
+        ("main", "average"), measures("loss"), clipped, ["phone"], "heldout"
+    )
+    reports = {"main": report, "average": report}
+    assert list(columns.values(reports)) == [
+        *("heldout/loss/phone", "heldout/loss", "heldout/worst loss"),
+        *_over_clients("heldout/loss", 1.0),
+        "heldout/clipped sums",
+        *("heldout[average]/loss/phone", "heldout[average]/loss", "heldout[average]/worst loss"),
+        *_over_clients("heldout[average]/loss", 1.0),
+        "heldout[average]/clipped sums",
+    ]
+    labels = [column.quantity.label for column in columns.columns if "average" not in column.name]
+    assert [label for label in labels if "test" in label] == []
+    assert labels[0] == "loss on the heldout clients"
+    # Every split was called so by the first release, whose runs go on and are compared.
+    earlier = [name for column in columns.columns for name in column.earlier_names]
+    assert earlier[:2] == ["test/loss/phone", "test/loss"]
+    assert columns.columns[0].find({"test/loss/phone": np.array([3.0])}).tolist() == [3.0]
+    assert columns.columns[0].find({"heldout/loss/phone": np.array([4.0])}).tolist() == [4.0]
+
+
+def test_awkward_names_of_domains_stay_apart():
+    training = TrainingColumns(QUANTITIES, {}, AWKWARD_NAMES).columns
+    evaluation = EvaluationColumns(("model",), measures("loss"), {}, AWKWARD_NAMES).columns
+    columns = distinct((*training, *evaluation))
+    assert len(columns) == len(set(_names(columns)))
+    losses = [c for c in columns if c.quantity.name == "test/loss"]
+    assert [c.domain for c in losses] == [*AWKWARD_NAMES, None]
+
+
+@pytest.mark.parametrize("name", ["round", "pull/phone"])
+def test_two_columns_of_one_name_are_refused(name):
+    columns = TrainingColumns(QUANTITIES, {}, _NAMES).columns
+    with pytest.raises(UserError) as error:
+        distinct((*columns, Column(Quantity(name, name))))
+    assert f"found two called '{name}'" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_role_is_found():
+    found = with_role(flattened(QUANTITIES), Role.DOMAIN_WEIGHT)
+    assert found is not None and found.name == "pull"
+    assert with_role([Quantity("x", "x")], Role.DOMAIN_LOSS) is None

@@ -1,0 +1,331 @@
+"""From the sums of an evaluation to numbers, by hand."""
+
+import dataclasses
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tff_agnostic.computations.domain_losses import DomainSums, MetricSums
+from tff_agnostic.computations.evaluation import (
+    ClientDistribution,
+    EvaluationOutput,
+    SizeSums,
+    measure_grids,
+)
+from tff_agnostic.metrics.evaluation_report import EvaluationReport, SetReport, evaluation_report
+from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.models.metrics import perplexity
+from tff_agnostic.reports.evaluation_table import evaluation_table
+
+_NAMES = ("phone", "tablet", "watch")
+_MODEL = logistic_regression(2, 3)
+
+
+def _over_clients(
+    measure: str, values: Sequence[Sequence[float]], model: Model = _MODEL
+) -> ClientDistribution:
+    """The sums of clients that have `values` in each row."""
+    grid = measure_grids(model)[measure]
+    histogram = np.zeros([len(values), grid.num_bins], np.int64)
+    for row, of_clients in enumerate(values):
+        for value in of_clients:
+            histogram[row, int(grid.bin_of(np.float32(value)))] += 1
+    return ClientDistribution(
+        num_clients=np.array([len(v) for v in values]),
+        total=np.array([sum(v) for v in values], np.float32),
+        histogram=histogram,
+    )
+
+
+def _by_size(sizes: Sequence[int], values: Sequence[float]) -> SizeSums:
+    """The sums of clients with so many examples, all of different sizes."""
+    num_clients, total = np.zeros([24], np.int64), np.zeros([24], np.float32)
+    for size, value in zip(sizes, values):
+        num_clients[int(np.log2(size))] += 1
+        total[int(np.log2(size))] += value
+    return SizeSums(num_clients, total)
+
+
+def _report() -> EvaluationReport:
+    """Two clients; nobody has a watch."""
+    counts = np.array([4, 6, 0])
+    correct = np.array([3.0, 1.5, 0.0], np.float32)
+    summed = EvaluationOutput(
+        sums=DomainSums(
+            losses=np.array([2.0, 9.0, 0.0], np.float32),
+            counts=counts,
+            metric_sums=OrderedDict(
+                accuracy=MetricSums(correct, counts.astype(np.float32)),
+            ),
+        ),
+        over_clients=OrderedDict(
+            loss=_over_clients("loss", [[0.25, 0.75], [1.5], [], [0.25, 2.0]]),
+            accuracy=_over_clients("accuracy", [[0.5, 1.0], [0.25], [], [0.25, 1.0]]),
+        ),
+        by_size=OrderedDict(
+            loss=_by_size([8, 2], [2.0, 0.25]), accuracy=_by_size([8, 2], [0.25, 1.0])
+        ),
+        clients=OrderedDict(evaluated=2, empty=1, non_finite=0),
+    )
+    return evaluation_report(_MODEL, _NAMES, summed)
+
+
+@pytest.fixture(scope="module")
+def report() -> EvaluationReport:
+    return _report()
+
+
+def test_values_of_each_domain_and_of_all_examples(report):
+    values = {
+        name: {m: v.value for m, v in r.measures.items()} for name, r in report.domains.items()
+    }
+    assert values["phone"] == {"loss": 0.5, "accuracy": 0.75}
+    assert values["tablet"] == {"loss": 1.5, "accuracy": 0.25}
+    assert all(map(math.isnan, values["watch"].values()))
+    assert report.overall.measures["loss"].value == pytest.approx(11 / 10)
+    assert report.overall.measures["accuracy"].value == pytest.approx(4.5 / 10)
+    assert [r.num_examples for r in report.domains.values()] == [4, 6, 0]
+    assert report.overall.num_examples == 10
+
+
+def test_the_distribution_over_clients(report):
+    accuracy = report.domains["phone"].measures["accuracy"]
+    assert accuracy.num_clients == 2
+    assert accuracy.mean == pytest.approx(0.75)
+    assert accuracy.percentiles == pytest.approx({10: 0.55, 50: 0.75, 90: 0.95, 95: 0.975})
+    loss = report.overall.measures["loss"]
+    assert loss.mean == pytest.approx(1.125)
+    expected = {10: 0.425, 50: 1.125, 90: 1.825, 95: 1.9125}
+    assert loss.percentiles == pytest.approx(expected, rel=0.03)
+    # A tenth of two clients is a part of the worst one.
+    assert loss.superquantile == pytest.approx(2.0, rel=0.03)
+    assert accuracy.superquantile == pytest.approx(0.5)
+
+
+def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
+    watch = report.domains["watch"].measures["loss"]
+    assert watch.num_clients == 0
+    assert all(map(math.isnan, (watch.value, *watch.over_clients().values())))
+    assert report.worst_domain("loss") == report.worst_domain("accuracy") == "tablet"
+    assert report.not_counted == ("watch",)
+    assert report.worst("loss") == 1.5
+    assert report.worst("accuracy") == 0.25
+
+
+def test_json_has_null_for_what_is_undefined(report):
+    found: Any = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert list(found) == [
+        "split",
+        "percentiles",
+        "superquantile_share",
+        "interval_level",
+        "domains",
+        "overall",
+        "worst_domain",
+        "worst",
+        "difference",
+        "worst_min_examples",
+        "not_counted",
+        "clients",
+        "client_values",
+    ]
+    assert (found["split"], found["percentiles"]) == ("test", "interpolated")
+    assert found["superquantile_share"] == 0.1
+    assert (found["worst_min_examples"], found["not_counted"]) == (1, ["watch"])
+    assert list(found["domains"]) == list(_NAMES)
+    phone = found["domains"]["phone"]
+    assert {k: v for k, v in phone.items() if k not in ("over_clients", "intervals")} == {
+        "num_examples": 4,
+        "loss": 0.5,
+        "accuracy": 0.75,
+    }
+    statistics = ["num_clients", "mean", "p10", "p50", "p90", "p95", "superquantile"]
+    assert list(phone["over_clients"]["loss"]) == statistics
+    watch = found["domains"]["watch"]
+    assert (watch["num_examples"], watch["loss"], watch["accuracy"]) == (0, None, None)
+    assert watch["over_clients"]["loss"] == {**dict.fromkeys(statistics), "num_clients": 0}
+    assert found["worst_domain"] == "tablet"
+    assert found["worst"] == {
+        "loss": {"domain": "tablet", "value": 1.5},
+        "accuracy": {"domain": "tablet", "value": 0.25},
+    }
+    assert found["difference"] == {"loss": 1.0, "accuracy": 0.5}
+    assert found["clients"] == {"evaluated": 2, "empty": 1, "non_finite": 0}
+    assert found["client_values"]["accuracy"] == {
+        "histogram": {"value": [0.25, 1.0], "clients": [1, 1]},
+        "by_size": {"examples": [2, 8], "clients": [1, 1], "mean": [1.0, 0.25]},
+    }
+
+
+def test_the_table_has_a_row_per_domain(report):
+    text = evaluation_table(report, {"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull")
+    # Of both measures together it would be too wide.
+    lines, of_accuracy = (table.splitlines() for table in text.split("\n\n"))
+    assert lines[0].split()[-1] == "pull"
+    assert "test examples" in lines[0]
+    assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
+    assert lines[3].split()[:3] == ["tablet", "(worst)", "6"]
+    assert lines[3].split()[-1] == "0.700"
+    # Nobody has a watch: there is no number, and no NaN.
+    assert lines[4].split() == ["watch", "0", "-", "-", "-", "0.200"]
+    assert lines[6].split()[:2] == ["all", "10"]
+    assert len(lines) == 7
+    assert of_accuracy[7:] == [
+        "mean (p10, p50, p90, p95): of the clients' values; percentiles are interpolated",
+        "superquantile: mean of the worst tenth of the clients' values",
+        "not counted in worst and difference, having less than --worst_min_examples=1 test "
+        "examples: watch",
+    ]
+    assert "pull" not in evaluation_table(report)
+
+
+def test_shares_are_in_percent(report):
+    of_loss, lines = (table.splitlines() for table in evaluation_table(report).split("\n\n"))
+    assert "accuracy, %" in lines[0] and "loss, %" not in of_loss[0]
+    assert lines[2].split()[2:] == ["75.00", "75.0", "(55.0,", "75.0,", "95.0,", "97.5)", "50.0"]
+    assert of_loss[5].split() == ["difference", "1.0000"]
+    assert lines[5].split() == ["difference", "50.00"]
+
+
+@pytest.mark.parametrize(
+    ("fewest", "worst", "left_out", "difference"),
+    [
+        (1, "tablet", ["watch"], 1.0),
+        (4, "tablet", ["watch"], 1.0),
+        (5, "tablet", ["phone", "watch"], 0.0),
+        (7, None, ["phone", "tablet", "watch"], None),
+    ],
+)
+def test_a_domain_with_few_examples_is_not_counted_and_listed(
+    report, fewest, worst, left_out, difference
+):
+    found = dataclasses.replace(report, worst_min_examples=fewest)
+    assert found.worst_domain() == found.worst_domain("accuracy") == worst
+    values = found.to_json()
+    assert values["worst_domain"] == values["worst"]["loss"]["domain"] == worst
+    assert values["worst"]["loss"]["value"] == (1.5 if worst else None)
+    assert values["difference"]["loss"] == difference
+    assert (values["worst_min_examples"], values["not_counted"]) == (fewest, left_out)
+    lines = evaluation_table(found).splitlines()
+    assert lines[-1].endswith(f"--worst_min_examples={fewest} test examples: {', '.join(left_out)}")
+    # In the table of each measure.
+    assert [line.split()[0] for line in lines if "(worst)" in line] == [worst] * (2 * bool(worst))
+    # Its own numbers are there all the same.
+    assert lines[2].split()[1:3] == ["4", "0.5000"]
+    assert lines[5].split()[1] == ("-" if difference is None else f"{difference:.4f}")
+
+
+def test_a_wide_table_is_one_for_each_measure(report):
+    names = ("loss", "accuracy_in_vocabulary", "accuracy_without_end")
+
+    def wide(one: SetReport) -> SetReport:
+        return dataclasses.replace(one, measures=dict.fromkeys(names, one.measures["accuracy"]))
+
+    several = dataclasses.replace(
+        report,
+        measures={n: dataclasses.replace(report.measures["accuracy"], name=n) for n in names},
+        domains={name: wide(one) for name, one in report.domains.items()},
+        overall=wide(report.overall),
+        worst_min_examples=5,
+    )
+    weights = dict.fromkeys(_NAMES, 1 / 3)
+    one = dataclasses.replace(report, measures={"loss": report.measures["loss"]})
+    assert "\n\n" not in evaluation_table(one, weights, "pull")
+    tables = evaluation_table(several, weights, "pull").split("\n\n")
+    assert len(tables) == len(names)
+    for name, table in zip(names, tables):
+        lines = table.splitlines()
+        assert max(map(len, lines)) <= 120
+        assert f" {name}, %" in lines[0] and lines[0].endswith("pull")
+        assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
+    # Told once.
+    assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
+
+
+def test_the_split_is_named(report):
+    heldout = dataclasses.replace(report, split="heldout")
+    assert heldout.to_json()["split"] == "heldout"
+    assert "test" not in evaluation_table(heldout)
+    assert "heldout examples" in evaluation_table(heldout).splitlines()[0]
+
+
+def test_what_was_clipped_is_told(report):
+    clipped = dataclasses.replace(report, clipped={"sums": 3, "clients": 0, "examples": 2})
+    assert clipped.to_json()["clipped"] == {"sums": 3, "clients": 0, "examples": 2}
+    assert evaluation_table(clipped).splitlines() == [
+        *evaluation_table(report).splitlines(),
+        "values beyond the bounds of secure sums, which were clipped: 3 of sums, 2 of examples",
+    ]
+    nothing = dataclasses.replace(report, clipped={"sums": 0})
+    assert evaluation_table(nothing) == evaluation_table(report)
+
+
+def test_a_single_domain_differs_from_none(report):
+    one = dataclasses.replace(report, domains={"phone": report.domains["phone"]})
+    assert one.difference("loss") == 0
+    assert "difference" not in evaluation_table(one)
+    nobody = dataclasses.replace(report, domains={"watch": report.domains["watch"]})
+    assert math.isnan(nobody.difference("loss"))
+    assert nobody.to_json()["difference"] == {"loss": None, "accuracy": None}
+
+
+def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationReport:
+    """A report on clients with one word in each domain, of which they have a cross-entropy."""
+    model = dataclasses.replace(_MODEL, metrics=(perplexity(5),))
+    sums = np.array([sum(of_domain) for of_domain in cross_entropies], np.float32)
+    counts = np.array([len(of_domain) for of_domain in cross_entropies])
+    rows = [*cross_entropies, [ratio for of_domain in cross_entropies for ratio in of_domain]]
+    summed = EvaluationOutput(
+        sums=DomainSums(
+            losses=sums,
+            counts=counts,
+            metric_sums=OrderedDict(perplexity=MetricSums(sums, counts.astype(np.float32))),
+        ),
+        over_clients=OrderedDict(
+            loss=_over_clients("loss", rows),
+            perplexity=_over_clients("perplexity", rows, model),
+        ),
+        by_size=OrderedDict(
+            (name, _by_size([1] * len(rows[-1]), rows[-1])) for name in ("loss", "perplexity")
+        ),
+        clients=OrderedDict(evaluated=2, empty=0, non_finite=0),
+    )
+    return evaluation_report(model, _NAMES[: len(cross_entropies)], summed)
+
+
+def test_everything_about_perplexity_is_a_perplexity():
+    report = _perplexities([[math.log(50), math.log(200)], [math.log(1000)]])
+    phone = report.domains["phone"].measures["perplexity"]
+    # The geometric mean of 50 and 200, of the words and of the clients.
+    assert phone.value == pytest.approx(100, rel=1e-6)
+    assert phone.mean == pytest.approx(100, rel=1e-6)
+    # Percentiles are interpolated between cross-entropies.
+    expected = {p: 50 * 4 ** (p / 100) for p in (10, 50, 90, 95)}
+    assert phone.percentiles == pytest.approx(expected, rel=0.01)
+    assert phone.superquantile == pytest.approx(200, rel=0.01)
+    assert report.domains["tablet"].measures["perplexity"].value == pytest.approx(1000, rel=1e-6)
+    assert report.overall.measures["perplexity"].value == pytest.approx(1e7 ** (1 / 3), rel=1e-6)
+    assert report.worst_domain("perplexity") == "tablet"
+    found = report.to_json()
+    assert found["worst"]["perplexity"]["value"] == pytest.approx(1000, rel=1e-6)
+    assert found["difference"]["perplexity"] == pytest.approx(900, rel=1e-6)
+    assert found["overall"]["over_clients"]["perplexity"]["p50"] == pytest.approx(200, rel=0.01)
+    # The loss is the plain ratio.
+    assert report.domains["tablet"].measures["loss"].value == pytest.approx(math.log(1000))
+    percentiles = ", ".join(f"{p:.2f}" for p in phone.percentiles.values())
+    assert f" 100.00 100.00 ({percentiles}) {phone.superquantile:.2f} " in " ".join(
+        evaluation_table(report).split()
+    )
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite():
+    report = _perplexities([[1e4], [2.0]])
+    assert report.domains["phone"].measures["perplexity"].value == math.inf
+    assert report.worst("perplexity") == report.difference("perplexity") == math.inf
+    assert report.to_json()["domains"]["phone"]["perplexity"] is None
+    assert "inf" in evaluation_table(report)

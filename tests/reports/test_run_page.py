@@ -1,0 +1,326 @@
+"""The page of a run: its numbers, what it says in words, and what it does with hostile names."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import defusedxml.ElementTree
+import numpy as np
+import pytest
+
+from tests.reports.made_up import (
+    AWKWARD,
+    MEASURES,
+    PRIVACY,
+    Reader,
+    about,
+    at,
+    one_set,
+    reads_as,
+    result,
+    write_run,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.reports import page as reports_page
+from tff_agnostic.reports.run_page import with_results_kept, write_run_report
+
+# More than a figure can tell apart, and letters that its font lacks.
+_LONG = [f"a region with a rather long name, number {k} of many" for k in range(30)]
+_THIRTY = (*_LONG[: 30 - len(AWKWARD)], *AWKWARD)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """Pictures take most of the time, and have tests of their own."""
+    monkeypatch.setattr(reports_page, "image_address", lambda draw: "data:,")
+
+
+def _cases() -> dict[str, Any]:
+    two = ["phone", "tablet"]
+    empty = {m: None for m in MEASURES}
+    nothing = {**one_set(np.random.default_rng(0), 0), **empty, "intervals": {}}
+    missing = result(two)
+    missing["domains"]["tablet"] = nothing
+    missing["worst"]["loss"] = {"domain": None, "value": None}
+    return {
+        "one domain": result(["all of them"]),
+        "two domains": result(two),
+        "awkward names": result(AWKWARD),
+        "a domain without examples": missing,
+        "a family": result(two, models={f"conformity_{q}": result(two, q) for q in range(7)}),
+        "private": result(two, privacy=PRIVACY),
+        "without noise": result(two, privacy={**PRIVACY, "epsilon": None}),
+        "clipped": result(two, clipped={"sums": 3, "examples": 0}),
+    }
+
+
+@pytest.mark.parametrize("name", list(_cases()))
+def test_every_number_is_that_of_the_result(tmp_path, without_pictures, name):
+    content = _cases()[name]
+    folder = write_run(tmp_path, content)
+    page = Reader(write_run_report(folder).read_text(encoding="utf-8"))
+    for datum in page.data:
+        assert reads_as(datum), datum
+        if datum.source:
+            assert at(datum.source, folder) == datum.value, datum
+    # And the numbers that the page is for are there.
+    shown = {datum.source for datum in page.data}
+    for split in ("overall", *(f"domains/{k}" for k in range(len(content["domains"])))):
+        keys = split.split("/")
+        path = keys if keys[0] == "overall" else ["domains", list(content["domains"])[int(keys[1])]]
+        of_set = content[path[0]] if len(path) == 1 else content[path[0]][path[1]]
+        for measure in MEASURES:
+            if of_set[measure] is not None:
+                assert of_set[measure] in {datum.value for datum in page.data}
+        assert of_set["num_examples"] in {datum.value for datum in page.data}
+    assert {"result.json#/worst/accuracy/value", "result.json#/seed"} <= shown
+    assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
+
+
+def test_names_are_shown_and_never_obeyed(tmp_path, without_pictures):
+    folder = write_run(tmp_path, result(AWKWARD))
+    html = write_run_report(folder).read_bytes()
+    page = Reader(html.decode())
+    plain = [name for name in AWKWARD if name.isprintable()]
+    assert set(plain) <= set(page.names)
+    # What cannot be seen is written out, and does not turn the text around.
+    assert {"\\u202eevil", "e\\nf\\tg", "\\x08\\x00", "\\ud800"} <= set(page.names)
+    assert "49" not in page.names
+    allowed = {0x0A}
+    controls = {c for c in html.decode() if not c.isprintable()} - set(map(chr, allowed))
+    assert not controls
+
+
+def test_pictures_are_inside_and_thirty_domains_stay_small(tmp_path):
+    folder = write_run(tmp_path, result(_THIRTY))
+    html = write_run_report(folder).read_bytes()
+    assert len(html) < 1_000_000
+    page = Reader(html.decode())
+    # Of each measure the domains and the clients; the course of the loss, and lambda's.
+    assert len(page.images) == 2 * len(MEASURES) + 2
+    seen = ""
+    for address in page.images:
+        kind, _, encoded = address.partition(";base64,")
+        assert kind == "data:image/svg+xml"
+        svg = defusedxml.ElementTree.fromstring(base64.b64decode(encoded))
+        elements = {element.tag.rpartition("}")[2] for element in svg.iter()}
+        assert "script" not in elements and "text" in elements
+        seen += "".join(svg.itertext())
+    assert all(f"number {k} of many" in seen for k in range(30 - len(AWKWARD)))
+    # The reader's browser has letters for them, and knows which way they are written.
+    assert "العربية" in seen and "日本語" in seen and "<script>alert(1)</script>" in seen
+    # Of names with half a letter or a line break there is no column in the file.
+    assert re.search(r"2\d others", seen)
+
+
+def test_equal_runs_have_equal_reports(tmp_path):
+    folders = [write_run(tmp_path / name, result(["phone", "tablet"])) for name in "ab"]
+    first, second = (write_run_report(folder).read_bytes() for folder in folders)
+    assert first == second
+
+
+def _warnings(tmp_path: Path, content: Any, columns: Any = None, **config: Any) -> str:
+    html = write_run_report(write_run(tmp_path, content, columns, **config)).read_text()
+    _, found, rest = html.partition('<div class="warnings"')
+    if not found:
+        return ""
+    return Reader(f"<!DOCTYPE html>\n<html><div{rest.partition('</div>')[0]}</div></html>").text
+
+
+def _of_many(**changes: Any) -> dict[str, Any]:
+    """A run with nothing to warn of, but for these changes."""
+    content = result(["a", "b"], **changes)
+    content["worst"]["accuracy"]["domain"] = "b"
+    for name, value in (("a", 0.9), ("b", 0.5)):
+        of_set = content["domains"][name]
+        of_set["num_examples"] = 1000
+        of_set["intervals"]["accuracy"]["value"] = [value - 0.1, value + 0.1]
+    return content
+
+
+def test_a_run_without_flaws_has_no_warnings(tmp_path, without_pictures):
+    assert _warnings(tmp_path, _of_many()) == ""
+    page = Reader((tmp_path / "report.html").read_text())
+    assert "caveats" not in page.ids
+
+
+def test_warnings_say_what_a_reader_has_to_know(tmp_path, without_pictures):
+    few = _of_many()
+    few["domains"]["a"]["num_examples"] = 99
+    few["domains"]["a"]["over_clients"]["loss"]["num_clients"] = 9
+    untrained = _of_many()
+    untrained["about"]["data"]["train"]["domains"]["a"] = {"clients": 0, "examples": 0}
+    rare = _of_many()
+    rare["about"]["data"]["train"]["domains"]["a"] = {"clients": 5, "examples": 50}
+    unsure = _of_many()
+    unsure["domains"]["a"]["intervals"]["accuracy"]["value"] = [0.59, 0.9]
+    remark = {"kind": "words_cut", "text": "half of the words are cut off"}
+    ran = {"lambda/a": [0.5] * 10 + [0.95] * 10, "lambda/b": [0.5] * 10 + [0.05] * 10}
+    always = {"lambda/a": [0.95] * 20, "lambda/b": [0.05] * 20}
+    skipped = _of_many(about=about(["a", "b"], rounds_skipped=3, remarks=[remark]))
+    private = {**PRIVACY, "epsilon": 11.0}
+    cases = [
+        (few, {}, "1 of 2 domains have fewer than 100 test examples: a (99)."),
+        (few, {}, "1 of 2 domains rest on fewer than 10 test clients: a (9)."),
+        (untrained, {}, "No training client has an example of a: "),
+        (rare, {}, "1 of 2 domains have fewer than 100 training examples: a (50). What the model"),
+        (unsure, {}, "Which domain is the worst in accuracy is not certain: the interval of b"),
+        (_of_many(split="heldout"), {}, "The numbers are of the heldout clients"),
+        (_of_many(), {"columns": ran}, "lambda: one domain took over. a weighed 95.0%"),
+        (_of_many(), {"columns": always}, "lambda: one domain had nearly all weight from the"),
+        (skipped, {}, "3 of 20 rounds were skipped"),
+        (skipped, {}, "Half of the words are cut off"),
+        (_of_many(clients={"non_finite": 2}), {}, "2 test clients gave numbers that are not"),
+        (_of_many(clipped={"sums": 7}), {}, "clipped in the evaluation: 7 of sums."),
+        (_of_many(), {"columns": {"clipped/sums": [4.0] * 20}}, "over the rounds: 80 in clipped/"),
+        (_of_many(privacy=private), {}, "Epsilon is 11.0000: above 10"),
+        (_of_many(privacy={**PRIVACY, "epsilon": None}), {}, "without noise epsilon is infinite"),
+        (_of_many(privacy=PRIVACY), {"noise_seed": 3}, "The noise was that of --noise_seed"),
+    ]
+    for i, (content, more, sentence) in enumerate(cases):
+        assert sentence in _warnings(tmp_path / str(i), content, **more), sentence
+
+
+def test_what_the_server_saw_is_said(tmp_path, without_pictures):
+    security = {"plain": [], "secure": ["a", "b", "c"]}
+    secure = result(["a"], about=about(["a"], security=security))
+    cases = [
+        (result(["a"]), {}, ["Plain sums: ", "No differential privacy: "]),
+        (
+            secure,
+            {"aggregation": "secure"},
+            ["3 values of a client reach the server in secure sum", "Sums are exact"],
+        ),
+        (
+            {**secure, "privacy": PRIVACY},
+            {"aggregation": "secure", "privacy": "distributed"},
+            [
+                "3 values of a client reach the server in secure sum",
+                "no exact sum",
+                "Sums of evaluations",
+            ],
+        ),
+        (
+            result(["a"], privacy=PRIVACY),
+            {"privacy": "central"},
+            ["Epsilon", "1e-05", "one client more or less", "evaluations", "<i>tuning", "exact"],
+        ),
+    ]
+    for i, (content, config, sentences) in enumerate(cases):
+        folder = write_run(tmp_path / str(i), content, **config)
+        text = Reader(write_run_report(folder).read_text()).text
+        for sentence in sentences:
+            assert sentence in text
+
+
+def test_a_run_of_an_earlier_release_says_what_it_does_not_know(tmp_path, without_pictures):
+    content = result(["a", "b"])
+    for name in ("about", "superquantile_share", "interval_level", "split", "client_values"):
+        del content[name]
+    for of_set in (content["overall"], *content["domains"].values()):
+        del of_set["intervals"]
+    folder = write_run(tmp_path, content)
+    page = Reader(write_run_report(folder, MEASURES).read_text())
+    assert "not recorded by the release that wrote this run" in page.text
+    assert content["domains"]["a"]["loss"] in {datum.value for datum in page.data}
+    with pytest.raises(UserError, match=r"result.json: expected the result of a run, found"):
+        write_run_report(folder)
+
+
+def test_what_is_no_run_is_one_line_and_leaves_no_report(tmp_path):
+    with pytest.raises(UserError, match=r"result.json: expected the result of a complete run"):
+        write_run_report(tmp_path)
+    folder = write_run(tmp_path, result(["a"]))
+    (folder / "result.json").write_text(json.dumps({"about": {"measures": MEASURES}}))
+    with pytest.raises(UserError, match=r"result.json: expected the result of a run, found"):
+        write_run_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": "0"}, "seed: expected a number of at least 0, found '0'"),
+        ({"seed": -1}, "seed: expected a number of at least 0, found -1"),
+        ({"difference": {"loss": "1"}}, "difference: loss: expected a number, found '1'"),
+        ({"domain_weights": {"a": -0.5}}, "domain_weights: a: expected a number of at least 0, fo"),
+        ({"not_counted": ["d" * 5000]}, "expected domains that it has the numbers of, found 'ddd"),
+        ({"privacy": {**PRIVACY, "epsilon": -3.0}}, "privacy: epsilon: expected a number of at le"),
+        ({"privacy": {**PRIVACY, "delta": 2.0}}, "privacy: delta: expected a number of at least 0"),
+        (
+            {"worst_min_examples": -4},
+            "worst_min_examples: expected a number of at least 1, found -4",
+        ),
+        (
+            {"interval_level": 95},
+            "interval_level: expected a number of at least 0 and at most 1, f",
+        ),
+        (
+            {"client_values": {"loss": {"histogram": {"value": [1], "clients": [-1]}}}},
+            "client_values: loss: histogram: clients: expected a number of at least 0, found -1",
+        ),
+        ({"privacy": 3}, "expected the result of a run, found something else"),
+        ({"clients": {"evaluated": float("nan")}}, "expected finite numbers, found NaN"),
+    ],
+)
+def test_numbers_that_no_run_has_are_one_line(tmp_path, change, message):
+    folder = write_run(tmp_path, {**result(["a", "b"]), **change})
+    with pytest.raises(UserError) as error:
+        write_run_report(folder)
+    assert str(error.value).startswith(f"{folder}/result.json: {message}")
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("loss", "0.5", "a: loss: expected a number, found '0.5'"),
+        ("loss", [1], "a: loss: expected a number, found [1]"),
+        (
+            "accuracy",
+            -0.1,
+            "a: accuracy: expected a number of at least 0 and at most 1, found -0.1",
+        ),
+        ("accuracy", 1.5, "a: accuracy: expected a number of at least 0 and at most 1, found 1.5"),
+        ("num_examples", -5, "a: num_examples: expected a number of at least 0, found -5"),
+    ],
+)
+def test_numbers_that_no_domain_has_are_one_line(tmp_path, name, value, message):
+    content = result(["a", "b"])
+    content["domains"]["a"][name] = value
+    folder = write_run(tmp_path, content)
+    with pytest.raises(UserError) as error:
+        write_run_report(folder)
+    assert str(error.value) == f"{folder}/result.json: {message}"
+
+
+def test_a_run_that_goes_on_is_one_line_and_leaves_no_report(tmp_path):
+    """Its config.json is of the longer run, its result.json of the shorter one."""
+    folder = write_run(tmp_path, result(["a"]), rounds=30)
+    with pytest.raises(UserError, match=r"a complete run of 30 rounds, .* found that of 20: let"):
+        write_run_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_a_report_that_cannot_be_written_says_that_the_results_are_there(
+    tmp_path, without_pictures
+):
+    folder = write_run(tmp_path, result(["a"]))
+    (folder / "report.html").mkdir()
+    with (
+        pytest.raises(UserError, match=r"found a folder; the results in .* are complete, and \./"),
+        with_results_kept(folder),
+    ):
+        write_run_report(folder)
+
+
+def test_pages_of_runs_need_no_tensorflow():
+    code = (
+        "import sys, tff_agnostic.reports.run_page; "
+        "assert not {'tensorflow', 'tensorflow_federated'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,169 @@
+"""Small reports, tasks and comparisons for tests of what is made of them."""
+
+import contextlib
+import io
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns
+from tff_agnostic.metrics.evaluation_report import (
+    DEFAULT_PERCENTILES,
+    ClientValues,
+    EvaluationReport,
+    Measured,
+    SetReport,
+)
+from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.report_fields import Quantity, Role, Unit
+from tff_agnostic.tasks.task import Task
+
+# Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.
+AWKWARD_NAMES = ("a/b", "b", 'c, "d"', "e\nf", "$\\g", "_h", "loss", "all", "..", "x|y", "a_b")
+
+# What an algorithm with a loss and a weight per domain may report.
+QUANTITIES = OrderedDict(
+    client_work=OrderedDict(
+        train=OrderedDict(
+            loss=Quantity(
+                "before/loss",
+                "loss before training",
+                per_domain=True,
+                of_present_domains=True,
+                role=Role.DOMAIN_LOSS,
+                is_drawn=True,
+                formerly=("train/loss",),
+            ),
+            num_examples=Quantity(
+                "before/num_examples", "examples", per_domain=True, unit=Unit.EXAMPLES
+            ),
+        )
+    ),
+    domain_weights=OrderedDict(
+        weight=Quantity(
+            "pull",
+            "pull of a domain",
+            per_domain=True,
+            role=Role.DOMAIN_WEIGHT,
+            is_drawn=True,
+            file_name="domain_weights",
+            formerly=("lambda",),
+        )
+    ),
+    finalizer=OrderedDict(update_norm=Quantity("update_norm", "norm of the update")),
+)
+
+# Measures of a comparison made by hand.
+MEASURES = OrderedDict(
+    loss=Measure("loss", Unit.NONE, False, None),
+    accuracy=Measure("accuracy", Unit.SHARE, True, None),
+    perplexity=Measure("perplexity", Unit.FACTOR, False, None),
+)
+
+
+def measures(*names: str) -> dict[str, Measure]:
+    """Returns the `MEASURES` of these names."""
+    return {name: MEASURES[name] for name in names}
+
+
+def make_report(
+    losses: Sequence[float], counts: Sequence[int], weights: Sequence[float]
+) -> Mapping[str, Any]:
+    """Returns what `QUANTITIES` describe."""
+    return OrderedDict(
+        client_work=OrderedDict(
+            train=OrderedDict(loss=np.array(losses, np.float32), num_examples=np.array(counts))
+        ),
+        domain_weights=OrderedDict(weight=np.array(weights, np.float32)),
+        finalizer=OrderedDict(update_norm=np.float32(0.5)),
+    )
+
+
+def make_evaluation(
+    losses: Mapping[str, float], clipped: Optional[Mapping[str, int]] = None, split: str = "test"
+) -> EvaluationReport:
+    """Returns a report of domains with these losses, and accuracies of the same values."""
+
+    def one(value: float) -> SetReport:
+        m = Measured(value, 2, value, dict.fromkeys(DEFAULT_PERCENTILES, value), value)
+        return SetReport(0 if math.isnan(value) else 4, {"loss": m, "accuracy": m})
+
+    return EvaluationReport(
+        domains={name: one(value) for name, value in losses.items()},
+        overall=one(float(np.nanmean(list(losses.values())))),
+        measures=measures("loss", "accuracy"),
+        clients={"evaluated": 2, "empty": 0, "non_finite": 0},
+        clipped=clipped or {},
+        split=split,
+        client_values={
+            name: ClientValues([0.25, 0.5], [1, 1], [4], [2], [0.375])
+            for name in ("loss", "accuracy")
+        },
+    )
+
+
+def make_task(domain_names: Sequence[str], num_features: int = 2, clients: int = 3) -> Task:
+    """Returns a logistic regression with random clients; every client has every domain."""
+    rng = np.random.default_rng(0)
+    size = 2 * len(domain_names)
+
+    def client() -> dict[str, np.ndarray]:
+        domain_id = np.arange(size, dtype=np.int32) % len(domain_names)
+        y = rng.integers(3, size=size).astype(np.int32)
+        x = rng.normal(size=[size, num_features]) + y[:, None]
+        return {"x": x.astype(np.float32), "y": y, "domain_id": domain_id}
+
+    dataset = InMemoryClients({f"client_{k}": client() for k in range(clients)})
+    return Task(tuple(domain_names), dataset, dataset, logistic_regression(num_features, 3))
+
+
+def make_columns(task: Task) -> tuple[Column, ...]:
+    """Returns the columns of a run of `task` that reports `QUANTITIES`."""
+    training = TrainingColumns(QUANTITIES, task.tracked_weights, task.domain_names)
+    evaluation = EvaluationColumns(("model",), measures_of(task.model), {}, task.domain_names)
+    return (*training.columns, *evaluation.columns)
+
+
+def make_values(columns: Sequence[Column], rounds: int = 3) -> dict[str, np.ndarray]:
+    """Returns values of columns over the rounds."""
+    values = {"round": np.arange(1.0, rounds + 1)}
+    for i, column in enumerate(columns):
+        values[column.name] = np.linspace(1, i, rounds)
+    return values
+
+
+def result_json(domains: Mapping[str, Mapping[str, Any]], overall: Mapping[str, Any]) -> Any:
+    """Returns the parts of result.json that a comparison reads."""
+    return {"domains": domains, "overall": overall, "rounds": 2}
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Takes the rights of root away; skips the test where that cannot be done and undone."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user, and root again")
+    try:
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("there is no other user in this sandbox")
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def is_png(content: bytes) -> bool:
+    """Returns whether bytes are a PNG image with more than one colour in it."""
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return False
+    pixels = image.imread(io.BytesIO(content), format="png")
+    return pixels.ndim == 3 and len(np.unique(pixels)) > 2

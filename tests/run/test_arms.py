@@ -1,0 +1,107 @@
+"""What --arms and --algorithms say, as rows of a comparison."""
+
+import pytest
+
+from tests.algorithms.user_files import write_by_size
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.errors import UserError
+from tff_agnostic.run.arms import Arm, algorithms_in, arms_of_algorithms, parsed_arms
+from tff_agnostic.run.command_line import parsed_value
+
+
+def _arms(text: str) -> dict[str, Arm]:
+    return parsed_arms(text, parsed_value)
+
+
+def test_an_arm_has_a_label_an_algorithm_and_settings():
+    arms = _arms("mild=q_ffl:q=0.1;strong=q_ffl:q=5,batch_size=3;agnostic_fed_avg")
+    assert arms == {
+        "mild": Arm("mild", {"algorithm": "q_ffl", "q": 0.1}),
+        "strong": Arm("strong", {"algorithm": "q_ffl", "q": 5.0, "batch_size": 3}),
+        "agnostic_fed_avg": Arm(
+            ALGORITHMS["agnostic_fed_avg"].label, {"algorithm": "agnostic_fed_avg"}
+        ),
+    }
+    assert list(arms) == ["mild", "strong", "agnostic_fed_avg"]
+
+
+def test_a_value_may_have_commas_and_spaces_are_no_matter():
+    arms = _arms(" half = agnostic_fed_avg:initial_domain_weights=0.5,0.5,window=3 ; fed_avg; ")
+    assert arms["half"].settings == {
+        "algorithm": "agnostic_fed_avg",
+        "initial_domain_weights": (0.5, 0.5),
+        "window": 3,
+    }
+    assert list(arms) == ["half", "fed_avg"]
+
+
+_BAD = [
+    ("", "--arms: expected [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons, found ''"),
+    (" ; ", "--arms: expected [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons, "),
+    ("a=fed_avg;a=q_ffl", "--arms: expected different labels, found 'a' twice"),
+    ("fed_avg;fed_avg", "--arms: expected different labels, found 'fed_avg' twice"),
+    ("a=", "--arms: expected [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons, "),
+    ("=fed_avg", "--arms: expected [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"),
+    (":q=1", "--arms: expected [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons, "),
+    ("a/b=fed_avg", "--arms: expected a label of letters, digits, spaces and . + - _ that is none"),
+    ("..=fed_avg", "--arms: expected a label of letters, digits, spaces and . + - _ that is none "),
+    ("plots=fed_avg", "--arms: expected a label of letters, digits, spaces and . + - _ that is no"),
+    ("a=fedavg", "--arms: a: unknown algorithm 'fedavg': did you mean fed_avg"),
+    ("a=q_ffl:q", "--arms: expected FLAG=VALUE, found 'q'"),
+    ("a=q_ffl:q=", "--arms: a: --q: expected a number, found ''"),
+    ("a=q_ffl:q=x", "--arms: a: --q: expected a number, found 'x'"),
+    ("a=q_ffl:q=1,q=2", "--arms: expected q once, found it twice in 'a=q_ffl:q=1,q=2'"),
+    ("a=q_ffl:qq=1", "--arms: a: unknown flag 'qq'"),
+    ("a=q_ffl:q=1,", "--arms: expected no comma without a setting, found 'q=1,'"),
+    ("a=fed_avg:frozen_layers=x, ;b=q_ffl", "--arms: expected no comma without a setting, found"),
+    ("a=q_ffl:,q=1", "--arms: expected no comma without a setting, found ',q=1'"),
+    (
+        "Wide=fed_avg;wide=q_ffl",
+        "--arms: expected labels that differ by more than capitals, of which some file systems "
+        "make one folder, found 'Wide' and 'wide'",
+    ),
+    ("a=fed_avg:seed=1", "--arms: a: expected settings of its training, found seed"),
+    ("a=fed_avg:algorithm=q_ffl", "--arms: a: expected settings of its training, found algorithm"),
+    ("a=missing.py", "missing.py: expected a Python file, found none"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), _BAD)
+def test_text_of_another_form(text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        _arms(text)
+    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_algorithms_can_be_looked_for_in_any_text():
+    assert algorithms_in("a=x.py:q=1;fed_avg;b=dir/y.py") == ["x.py", "fed_avg", "dir/y.py"]
+    assert algorithms_in("a=") == algorithms_in("") == []
+
+
+def test_algorithms_are_arms_of_their_own_names(tmp_path):
+    path = write_by_size(tmp_path / "by_size.py")
+    arms = arms_of_algorithms(["fed_avg", str(path)])
+    assert arms == {
+        "fed_avg": Arm("FedAvg (uniform)", {"algorithm": "fed_avg"}),
+        "by_size": Arm("By size", {"algorithm": str(path)}),
+    }
+
+
+def test_files_whose_names_differ_in_capitals_only(tmp_path):
+    paths = [write_by_size(tmp_path / name) for name in ("Mine.py", "mine.py")]
+    with pytest.raises(UserError, match=r"^--algorithms: expected labels .*'Mine' and 'mine'$"):
+        arms_of_algorithms(list(map(str, paths)))
+
+
+@pytest.mark.parametrize("names", [[], ["fed_avg", "fed_avg"]])
+def test_algorithms_that_are_not_different(names):
+    with pytest.raises(UserError, match=r"^--algorithms: expected different names, found '"):
+        arms_of_algorithms(names)
+
+
+def test_a_file_cannot_be_called_as_what_stands_beside_the_runs(tmp_path):
+    path = write_by_size(tmp_path / "plots.py")
+    with pytest.raises(UserError, match=r"^--algorithms: expected a label of .* found 'plots'$"):
+        arms_of_algorithms([str(path)])

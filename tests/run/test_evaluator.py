@@ -1,0 +1,195 @@
+"""Evaluations in parts, and on a sample of the clients."""
+
+import numpy as np
+import pytest
+
+from tests.run.harness import make_task
+from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.data import clients as parts_of_clients
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.run.evaluation import Evaluator, RunEvaluations, check_readable
+
+_NUM_CLIENTS = 7
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task(("a", "b"), clients=_NUM_CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def evaluate(cohort_runtime, task):
+    return cohort_runtime.evaluation(task.model, task.num_domains, PlainSum())
+
+
+@pytest.fixture(scope="module")
+def weights(task):
+    rng = np.random.default_rng(0)
+    initial = task.model.initial_weights
+    trainable = [rng.normal(size=w.shape).astype(np.float32) for w in initial.trainable]
+    return ModelWeights(trainable, initial.non_trainable)
+
+
+class _Recorded:
+    """An evaluation that remembers how many clients it saw at once, and which."""
+
+    def __init__(self, evaluate, task):
+        self._evaluate = evaluate
+        self._of = {
+            task.test.read(client_id)["x"].tobytes(): client_id
+            for client_id in task.test.client_ids
+        }
+        self.parts: list[list[str]] = []
+
+    def __call__(self, weights, parts, state=None):
+        def noted():
+            for clients in parts:
+                self.parts.append([self._of[client["x"].tobytes()] for client in clients])
+                yield clients
+
+        return self._evaluate(weights, noted(), state)
+
+
+def _close(found, expected):
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for name, value in expected.items():
+            _close(found[name], value)
+    elif isinstance(expected, list):
+        # Of clients' values, too: processors add a batch in orders that depend on its size.
+        assert len(found) == len(expected)
+        for value, value_expected in zip(found, expected):
+            _close(value, value_expected)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-5)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "sizes"),
+    [("_MAX_CLIENTS", 3, [3, 3, 1]), ("_MAX_BYTES", 1, [1] * 7), ("_MAX_CLIENTS", 7, [7])],
+)
+def test_parts_give_the_report_of_all_at_once(
+    task, evaluate, weights, monkeypatch, limit, value, sizes
+):
+    expected = Evaluator(task, evaluate)(weights, on_all=True).to_json()
+    assert expected["overall"]["num_examples"] == 4 * _NUM_CLIENTS
+    monkeypatch.setattr(parts_of_clients, limit, value)
+    recorded = _Recorded(evaluate, task)
+    _close(Evaluator(task, recorded)(weights, on_all=True).to_json(), expected)
+    assert list(map(len, recorded.parts)) == sizes
+    assert [k for part in recorded.parts for k in part] == list(task.test.client_ids)
+
+
+def test_the_sample_is_the_same_in_all_evaluations(task, evaluate, weights):
+    recorded = _Recorded(evaluate, task)
+    evaluate_sample = Evaluator(task, recorded, sample=3, seed=1)
+    reports = [evaluate_sample(weights, on_all=False).to_json() for _ in range(2)]
+    assert reports[0] == reports[1]
+    first, second = recorded.parts
+    assert first == second == sorted(first)
+    assert len(set(first)) == 3
+    assert set(first) <= set(task.test.client_ids)
+    assert reports[0]["clients"]["evaluated"] == 3
+
+
+def test_another_run_with_the_seed_has_the_same_sample(task, evaluate, weights):
+    recorded = _Recorded(evaluate, task)
+    for seed in (0, 0, 1, 2, 3):
+        Evaluator(task, recorded, sample=3, seed=seed)(weights, on_all=False)
+    assert recorded.parts[0] == recorded.parts[1]
+    assert len(set(map(tuple, recorded.parts))) > 1
+
+
+def test_the_last_evaluation_is_on_all(task, evaluate, weights):
+    recorded = _Recorded(evaluate, task)
+    report = Evaluator(task, recorded, sample=3)(weights, on_all=True)
+    assert recorded.parts == [list(task.test.client_ids)]
+    assert report.clients["evaluated"] == _NUM_CLIENTS
+
+
+@pytest.mark.parametrize("sample", [None, _NUM_CLIENTS, _NUM_CLIENTS + 1])
+def test_a_sample_of_all_or_more_is_all(task, evaluate, weights, sample):
+    recorded = _Recorded(evaluate, task)
+    Evaluator(task, recorded, sample=sample)(weights, on_all=False)
+    assert recorded.parts == [list(task.test.client_ids)]
+
+
+def _of_run(task, evaluate, sample=None):
+    """The evaluations of a run of 5 rounds, in which states are the models by name."""
+    algorithm = Algorithm(
+        name="any",
+        initialize=dict,
+        exchanges=(),
+        finish=lambda state, sums: (state, {}),
+        models=lambda state: state,
+        quantities={},
+        client_data_spec={},
+    )
+    return RunEvaluations(algorithm, Evaluator(task, evaluate, sample), every=2, rounds=5)
+
+
+def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evaluate):
+    evaluations = _of_run(task, evaluate)
+    assert [t for t in range(1, 6) if evaluations.are_due(t)] == [2, 4, 5]
+
+
+def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, evaluate, weights):
+    other = ModelWeights([np.zeros_like(w) for w in weights.trainable], [])
+    evaluations = _of_run(task, evaluate, sample=3)
+    models = {"model": weights, "zero": other}
+    for round_num, clients in ((4, 3), (5, _NUM_CLIENTS)):
+        reports = evaluations(RunState(models, (), np.int32(round_num)))
+        assert list(reports) == ["model", "zero"]
+        assert {r.clients["evaluated"] for r in reports.values()} == {clients}
+        losses = [r.overall.measures["loss"].value for r in reports.values()]
+        assert losses[1] == pytest.approx(np.log(3)) != losses[0]
+
+
+def test_a_model_that_diverged_is_one_line(task, evaluate, weights):
+    diverged = ModelWeights([np.full_like(w, np.nan) for w in weights.trainable], [])
+    evaluations = _of_run(task, evaluate)
+    with pytest.raises(
+        UserError, match=r"^round 4: the model has diverged: no client ret.* \(7 of"
+    ):
+        evaluations(RunState({"model": weights, "average": diverged}, (), np.int32(4)))
+
+
+class _Clients:
+    """Clients that say who was read; one may be damaged."""
+
+    def __init__(self, num, damaged=None):
+        self.client_ids = [f"{k:02d}" for k in range(num)]
+        self.seen = []
+        self._damaged = damaged
+
+    def read(self, client_id):
+        self.seen.append(client_id)
+        if client_id == self._damaged:
+            raise UserError(f"{client_id}: damaged")
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("num", "most", "seen"),
+    [
+        (3, 10, ["00", "01", "02"]),
+        (3, 3, ["00", "01", "02"]),
+        (21, 3, ["00", "10", "20"]),
+        (21, 5, ["00", "05", "10", "15", "20"]),
+        (1, 5, ["00"]),
+        (0, 5, []),
+    ],
+)
+def test_clients_are_read_evenly_spaced(num, most, seen):
+    clients = _Clients(num)
+    check_readable(clients, most)
+    assert clients.seen == seen
+
+
+def test_a_client_that_cannot_be_read_is_told():
+    with pytest.raises(UserError, match="02: damaged"):
+        check_readable(_Clients(5, damaged="02"), 5)

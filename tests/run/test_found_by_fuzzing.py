@@ -1,0 +1,117 @@
+"""Files of a run that were changed by chance until something other than one line came of them."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from tests.run.harness import measures
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.spec import FORMAT
+from tff_agnostic.saving.checkpoints import read_checkpoint
+from tff_agnostic.studies.comparison import collect
+
+_RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0" / "texts"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """The folder of a run, as release 0.1.0 left it."""
+    return RunFolder(Path(shutil.copytree(_RELEASE, tmp_path / "run")))
+
+
+def _error(read: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as error:
+        read()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("task", [], "--task: expected a text, found []"),
+        ("data", 3, "--data: expected a text, found 3"),
+        ("algorithm", 0.5, "--algorithm: expected a text, found 0.5"),
+        ("aggregation", [[]], "--aggregation: expected a text, found ([],)"),
+        ("rounds", True, "--rounds: expected a whole number, found True"),
+        ("seed", "0", "--seed: expected a whole number, found '0'"),
+        ("seed", None, "--seed: expected a whole number, found None"),
+        ("shuffle", "yes", "--shuffle: expected true or false, found 'yes'"),
+        ("client_learning_rate", {}, "--client_learning_rate: expected a number, found {}"),
+        ("initial_domain_counts", ["a"], "--initial_domain_counts: expected numbers separated by"),
+        ("initial_domain_weights", 1, "--initial_domain_weights: expected numbers separated by"),
+        ("two_domain_lm_units", None, "--two_domain_lm_units: expected a whole number, found None"),
+        ("server_momentum", -1, "--server_momentum: expected at least 0"),
+        ("execution", 3, "expected the flags of a run, found something else"),
+    ],
+)
+def test_a_setting_of_another_type_names_the_file_and_the_flag(folder, flag, value, message):
+    config = json.loads(folder.config.read_text())
+    folder.config.write_text(json.dumps({**config, flag: value}))
+    assert _error(folder.spec).startswith(f"{folder.config}: {message}")
+
+
+@pytest.mark.parametrize("there", [[], [[]], "vocabulary", None])
+def test_a_fingerprint_that_is_none(folder, there):
+    config = json.loads(folder.config.read_text())
+    folder.config.write_text(json.dumps({**config, "format": FORMAT}))
+    folder.fingerprint.write_text(json.dumps(there))
+    message = _error(lambda: folder.check_fingerprint({"vocabulary": "624a37377f06b5af"}))
+    assert message.startswith(f"{folder.fingerprint}: expected a JSON object, found ")
+
+
+@pytest.mark.parametrize("cell", ["9" * 200_000, '"' + "9,\n" * 100_000], ids=["number", "quote"])
+def test_a_cell_of_metrics_that_never_ends(folder, cell):
+    text = folder.metrics.read_text()
+    folder.metrics.write_text(text.replace("3.637702", cell, 1))
+    message = _error(lambda: read_history(folder.metrics))
+    assert message.startswith(f"{folder.metrics}: expected CSV, found: field larger than")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        pytest.param("[" * 100_000, id="deep"),
+        '{"format": 1, "round": Infinity, "leaves": 1}',
+        '{"format": 1, "round": NaN, "leaves": 1}',
+        '{"format": 1, "round": -1, "leaves": 1}',
+        '{"format": 2, "round": 1, "leaves": 1, "models": {"model": [0]}}',
+        '{"format": 2, "round": 1, "leaves": 1, "models": [1]}',
+    ],
+)
+def test_a_header_that_is_none(tmp_path, header):
+    content = io.BytesIO()
+    np.savez(content, header=np.array(header), leaf_00000=np.zeros([2]))
+    path = tmp_path / "round_00000001.npz"
+    path.write_bytes(content.getvalue())
+    assert _error(lambda: read_checkpoint(path)).startswith(f"{path}: expected a checkpoint, found")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"domains": {}},
+        {"domains": []},
+        {"domains": None},
+        {"domains": {"north": {"loss": 1.0, "num_examples": 3}, "south": [1]}},
+        {"domains": {k: {"loss": "1", "num_examples": 3} for k in ("north", "south")}},
+        {"domains": {k: {"loss": 1.0, "num_examples": None} for k in ("north", "south")}},
+        {"overall": {}},
+        {"overall": 3},
+    ],
+)
+def test_a_result_that_is_none(folder, changed):
+    result = json.loads(folder.result.read_text())
+    folder.result.write_text(json.dumps({**result, **changed}))
+    domains, loss = ("north", "south"), measures("loss")
+    assert _error(lambda: collect([folder], domains, loss, [1])) == (
+        f"{folder.result}: expected the result of a run with loss of north, south, found something "
+        "else"
+    )

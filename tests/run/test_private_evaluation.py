@@ -1,0 +1,260 @@
+"""Evaluations with noise: what they add to plain ones, what they spend, and what they keep."""
+
+import dataclasses
+import math
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import optimize, stats
+
+from tests.run.harness import make_task
+from tff_agnostic.aggregations.aggregation import PlainSum
+from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import PrivateSum
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput
+from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.evaluation_report import evaluation_report
+from tff_agnostic.privacy import (
+    CentralNoise,
+    FixedSizeCohorts,
+    Participations,
+    PoissonCohorts,
+    PrivacyAccountant,
+    TreeNoise,
+)
+from tff_agnostic.privacy.mechanisms import Mechanism
+from tff_agnostic.run.private_evaluation import (
+    PrivateEvaluation,
+    consistent,
+    evaluation_key,
+    private_evaluation_bounds,
+)
+
+_KEY = (123456789, 987654321)
+_LIMITS = {"max_examples": 8, "max_loss": 6.0}
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task(("a", "b", "c"), clients=40)
+
+
+def _private(
+    task: Any, z: Optional[float], training: Optional[Mechanism] = None, **settings: Any
+) -> PrivateEvaluation:
+    options = ServerNoiseOptions(
+        **{
+            "private_evaluation": True,
+            "evaluation_noise_multiplier": z,
+            "delta": 1e-3,
+            **_LIMITS,
+            **settings,
+        }
+    )
+    return PrivateEvaluation(options, task, PlainSum(), 3, training)
+
+
+def _clients(task: Any) -> list[Any]:
+    return [task.test.read(client_id) for client_id in task.test.client_ids]
+
+
+@pytest.fixture(scope="module")
+def evaluate(streaming_runtime, task):
+    noise = _private(task, 0.0)
+    return streaming_runtime.measurement(noise.measurement, noise.aggregation)
+
+
+def _output(evaluate: Any, task: Any, noise: PrivateEvaluation, release: int = 0) -> Any:
+    weights = task.model.initial_weights
+    state = noise.state(evaluation_key(_KEY, "here"), release)
+    return evaluate(weights, [_clients(task)], state).output
+
+
+def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evaluate):
+    noise = _private(task, 0.0)
+    plain = streaming_runtime.evaluation(task.model, task.num_domains, PlainSum())
+    expected = plain(task.model.initial_weights, [_clients(task)]).output
+    found = noise.consistent(_output(evaluate, task, noise))
+    for field in ("sums", "over_clients", "clients"):
+        tf.nest.map_structure(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            tf.nest.flatten(getattr(found, field)),
+            tf.nest.flatten(getattr(expected, field)),
+        )
+    assert not any(np.any(value) for value in tf.nest.flatten(found.by_size))
+    # A run's files are made of it, though nothing is known of sizes.
+    report = evaluation_report(task.model, task.domain_names, found).to_json()
+    assert report["overall"]["over_clients"]["loss"]["num_clients"] == 40
+
+
+def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
+    """Each bin of each histogram is a draw; a client counts in all of 4 rows at the most."""
+    z = 3.0
+    noise = _private(task, z)
+    none = _output(evaluate, task, _private(task, 0.0))
+    noisy, again, other = (_output(evaluate, task, noise, release) for release in (5, 5, 6))
+    tf.nest.map_structure(np.testing.assert_array_equal, again, noisy)
+    differences = [
+        np.ravel(a.over_clients["loss"].histogram - b.over_clients["loss"].histogram)
+        for a, b in ((noisy, none), (other, none))
+    ]
+    assert abs(np.corrcoef(*differences)[0, 1]) < 0.1
+    split = noise.statement(1).split
+    assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(z)
+    of_clients = [zg for name, zg in split.items() if name.startswith("over_clients")]
+    assert of_clients == pytest.approx([z * math.sqrt(len(of_clients) / 0.2)] * len(of_clients))
+    expected = of_clients[0] * math.sqrt(task.num_domains + 1)
+    assert np.std(np.concatenate(differences)) == pytest.approx(expected, rel=0.05)
+    assert all(
+        zg == pytest.approx(z * math.sqrt(5 / 0.8)) for n, zg in split.items() if n == "clients"
+    )
+    assert noise.consistent(noisy).over_clients["loss"].histogram.min() >= 0
+
+
+def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, task, evaluate):
+    noise = _private(task, 0.5)
+    secure = SecureSum(SecureSumOptions(**_LIMITS, bits=40))
+    expected = _output(evaluate, task, noise, 3)
+    aggregation = dataclasses.replace(noise.aggregation, inner=secure)
+    others = tff_runtime.measurement(noise.measurement, aggregation)
+    found = _output(others, task, noise, 3)
+    np.testing.assert_array_equal(found.sums.counts, expected.sums.counts)
+    np.testing.assert_allclose(found.sums.losses, expected.sums.losses, rtol=1e-4, atol=1e-2)
+
+
+def test_nothing_is_asked_of_clients_that_is_not_said(task):
+    split = _private(task, 1.0, evaluation_clients_share=0.0).statement(1).split
+    assert not any(name.startswith("over_clients") for name in split)
+    assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(1.0)
+
+
+class _Telling(PrivateSum):
+    """Sends clients the key with the clip norms."""
+
+    def client_params(self, state: Any) -> Any:
+        return state.noise_key
+
+
+def test_a_key_that_is_sent_to_clients_is_refused(streaming_runtime, task):
+    noise = _private(task, 1.0)
+    fields = {f.name: getattr(noise.aggregation, f.name) for f in dataclasses.fields(PrivateSum)}
+    with pytest.raises(UserError, match="exchange 'evaluation': what clients are sent is made of"):
+        streaming_runtime.measurement(noise.measurement, _Telling(**fields))
+
+
+def _epsilon(mu: float, delta: float) -> float:
+    """Returns that of Gaussian noise: the closed form of Dong, Roth, Su 2019, Corollary 2.13."""
+    phi = stats.norm.cdf
+
+    def delta_of(epsilon: float) -> float:
+        return phi(-epsilon / mu + mu / 2) - math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
+
+    return float(optimize.brentq(lambda epsilon: delta_of(epsilon) - delta, 0.0, 200.0))
+
+
+@pytest.mark.parametrize(("z", "releases"), [(2.0, 1), (2.0, 9), (7.5, 100)])
+def test_epsilon_is_that_of_composed_gaussian_noise(task, z, releases):
+    noise = _private(task, z)
+    expected = _epsilon(math.sqrt(releases) / z, 1e-3)
+    assert noise.epsilon(releases) == pytest.approx(expected, rel=2e-3)
+    promised = noise.statement(releases)
+    assert promised.text == (
+        f"({promised.epsilon:.4g}, 0.001)-differential privacy of each client after {releases} "
+        "evaluations"
+    )
+    assert promised.to_dict()["evaluations"] == releases
+    assert not any("evaluations" in text for text in promised.not_covered)
+
+
+def test_noise_is_worked_out_for_the_planned_evaluations(task):
+    noise = _private(task, None, evaluation_target_epsilon=2.0)
+    assert noise.epsilon(3) == pytest.approx(2.0, rel=1e-3)
+    assert _epsilon(math.sqrt(3) / noise.mechanism.noise_multiplier, 1e-3) == pytest.approx(
+        2.0, rel=2e-3
+    )
+
+
+@pytest.mark.parametrize("z", [4.0, 0.8])
+def test_with_training_it_composes_as_one_gaussian_does(task, z):
+    """Everybody takes part in every round: both are Gaussian, as is all of it together."""
+    training = CentralNoise(5.0, PoissonCohorts(40, 40))
+    noise = _private(task, z, training)
+    account = PrivacyAccountant([training, noise.mechanism], 1e-3)
+    # By itself an evaluation of so little noise would be accounted for in larger steps.
+    assert (noise.mechanism.interval(3) > training.interval(10)) == (z == 0.8)
+    mu = math.sqrt(10 / 25 + 3 / z**2)
+    assert account.epsilon(10, 3) == pytest.approx(_epsilon(mu, 1e-3), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("training", "sensitivity"),
+    [
+        (FixedSizeCohorts(40, 4), 2.0),
+        (TreeNoise(3.0, Participations(2, 5)), 1.0),
+        (CentralNoise(3.0, PoissonCohorts(40, 4)), 1.0),
+    ],
+)
+def test_fleets_are_neighbours_as_in_training(task, training, sensitivity):
+    mechanism: Mechanism = (
+        CentralNoise(3.0, training) if isinstance(training, FixedSizeCohorts) else training
+    )
+    noise = _private(task, 6.0, mechanism)
+    assert noise.mechanism.adjacency == mechanism.adjacency
+    alone = _epsilon(sensitivity * math.sqrt(2) / 6.0, 1e-3)
+    assert noise.epsilon(2) == pytest.approx(alone, rel=2e-3)
+    composed = PrivacyAccountant([mechanism, noise.mechanism], 1e-3)
+    assert composed.epsilon(5, 2) > max(composed.epsilon(5, 0), alone)
+
+
+def test_clients_of_both_splits_are_counted(task):
+    assert _private(task, 1.0).num_shared == len({*task.train.client_ids} & {*task.test.client_ids})
+    clients = {"one": task.test.read(task.test.client_ids[0])}
+    apart = dataclasses.replace(task, train=InMemoryClients(clients))
+    noise = _private(apart, 1.0)
+    assert noise.num_shared == 0
+    assert any("no name is among both" in text for text in noise.statement(1).remarks)
+
+
+def test_what_cannot_be_promised_is_one_line(task):
+    with pytest.raises(UserError, match=r"^--private_evaluation: expected one of .*, found none$"):
+        _private(task, None)
+    with pytest.raises(UserError, match=r"^--private_evaluation: expected one of .*, found both$"):
+        _private(task, 1.0, evaluation_target_epsilon=1.0)
+    with pytest.raises(UserError, match=r"^--delta: expected more than 0 and less than 0.025"):
+        _private(task, 1.0, delta=0.1)
+    (accuracy,) = task.model.metrics
+    unbounded = dataclasses.replace(accuracy, max_numerator=math.inf)
+    model = dataclasses.replace(task.model, metrics=(unbounded,))
+    with pytest.raises(UserError, match=r"^--privacy: metric accuracy: expected a finite"):
+        _private(dataclasses.replace(task, model=model), 1.0)
+
+
+def test_noisy_histograms_become_ones_that_could_be(task):
+    bounds = private_evaluation_bounds(
+        task.model, 1, ServerNoiseOptions(**_LIMITS), says_of_clients=True
+    )
+    rng = np.random.default_rng(0)
+    exact = rng.multinomial(5000, np.ones(201) / 201, size=2)
+    noisy = np.rint(exact + rng.normal(scale=20.0, size=exact.shape)).astype(np.int64)
+    rows = ClientDistribution(np.array([5013, -4]), np.float32([9e9, -1.0]), noisy)
+    distributions = {name: rows for name in bounds.over_clients}
+    output = EvaluationOutput(None, distributions, None, None)  # type: ignore[arg-type]
+    found = ClientDistribution(
+        *map(np.asarray, consistent(output, bounds).over_clients["accuracy"])
+    )
+    np.testing.assert_array_equal(found.num_clients, [5013, 0])
+    np.testing.assert_array_equal(found.total, np.float32([5013.0, 0.0]))
+    np.testing.assert_array_equal(found.histogram.sum(axis=1), [5013, 0])
+    assert found.histogram.min() >= 0
+    # Sums up to a bin keep the noise that they had, of sqrt(201) * 20 = 284 at most; what is cut
+    # off one by one would add up: half of 201 bins times 8.
+    off = np.abs(np.cumsum(found.histogram[0]) - np.cumsum(exact[0]))
+    assert off.max() < 600
+    # What could be stays.
+    rows = ClientDistribution(exact.sum(axis=1), np.float32([7.0, 8.0]), exact)
+    output = EvaluationOutput(None, {n: rows for n in distributions}, None, None)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(consistent(output, bounds).over_clients["loss"].histogram, exact)

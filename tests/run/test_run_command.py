@@ -1,0 +1,82 @@
+"""Commands that make runs and comparisons again."""
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from binaries import compare, train
+from tff_agnostic.run.command_line import (
+    compare_command,
+    own_flags,
+    run_spec_from_flags,
+    train_command,
+)
+from tff_agnostic.run.process import define, parse_flags
+from tff_agnostic.run.spec import resolve
+from tff_agnostic.studies.methods import arms_from_flags, trial_specs
+
+_RUNS = [
+    (),
+    ("--rounds=7", "--seed=3", "--shuffle=false", "--digits_keep=8:0.5"),
+    ("--algorithm=q_ffl", "--q=2.5", "--client_percentiles=5,99.5"),
+    ("--algorithm=delta_fl", "--conformity=1,0.5", "--worst_min_examples=1"),
+    ("--aggregation=secure", "--secure_bits=24", "--privacy=central", "--noise_multiplier=1.5"),
+]
+
+
+def _spec(*arguments):
+    with flagsaver.flagsaver():
+        define(train.define_flags)
+        parse_flags(["train", *arguments])
+        return run_spec_from_flags()
+
+
+@pytest.mark.parametrize("arguments", _RUNS)
+def test_the_command_of_a_run_is_short_and_makes_it_again(arguments):
+    spec = _spec("--task=digits", *arguments)
+    start, name, *again = train_command(spec)
+    assert (start, name) == ("./run", "train")
+    assert _spec(*again) == spec
+    # What is as it would be anyway is left out.
+    assert len(again) == 1 + len(arguments)
+
+
+def test_files_are_named_without_their_folders(tmp_path):
+    store = tmp_path / "clients.sqlite"
+    spec = resolve("custom", {}, {"model": str(tmp_path / "my_model.py")}, data=store)
+    command = train_command(spec)
+    assert {"--model=my_model.py", "--data=clients.sqlite"} <= set(command)
+    assert not any(str(tmp_path) in argument for argument in command)
+
+
+def test_what_has_no_effect_on_a_run_is_left_out():
+    shared = {"domain_learning_rate": 0.5, "rounds": 3}
+    spec = resolve("digits", {"algorithm": "fed_avg"}, {}, shared=shared)
+    assert own_flags(spec) == {"algorithm": "fed_avg", "rounds": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--algorithms=fed_avg,agnostic_fed_avg",), "--algorithms=fed_avg,agnostic_fed_avg"),
+        (
+            ("--arms=fed_avg;a=q_ffl:q=0.5,client_learning_rate=0.5;b=q_ffl:q=2.0", "--rounds=5"),
+            "--arms=fed_avg;a=q_ffl:client_learning_rate=0.5,q=0.5;b=q_ffl:q=2.0",
+        ),
+        (("--seed=4", "--batch_size=7"), "--algorithms=fed_avg,agnostic_fed_avg"),
+    ],
+)
+def test_the_command_of_a_comparison_makes_its_trials_again(arguments, expected):
+    specs = _trials("--task=digits", "--trials=2", *arguments)
+    start, name, *again = compare_command(specs)
+    assert (start, name) == ("./run", "compare")
+    assert expected in again
+    assert _trials(*again) == specs
+
+
+def _trials(*arguments):
+    with flagsaver.flagsaver():
+        define(compare.define_flags)
+        parse_flags(["compare", *arguments])
+        assert flags.FLAGS.trials == 2
+        return trial_specs(arms_from_flags())

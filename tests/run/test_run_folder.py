@@ -1,0 +1,382 @@
+"""Whose an output folder is, and that nothing is written before that is known."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.run.harness import as_nobody
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import digest, file_digest
+from tff_agnostic.folders import claimed_folder
+from tff_agnostic.run.folder import RunFolder, algorithm_of_checkpoint
+from tff_agnostic.run.spec import FORMAT, RunSpec, resolve
+
+_EXECUTION = {"client_mode": "auto", "xla": False}
+
+
+def _spec(**given: Any) -> RunSpec:
+    return resolve("digits", given, {})
+
+
+def _claimed(path: Path, **given: Any) -> RunFolder:
+    folder = RunFolder(path)
+    with folder.locked():
+        folder.write_config(_spec(**given), {}, _EXECUTION)
+    return folder
+
+
+def _error(folder: RunFolder, resume: bool = True, **given: Any) -> str:
+    before = sorted(folder.path.rglob("*")) if folder.path.is_dir() else None
+    with pytest.raises(UserError) as error:
+        folder.check(_spec(**given), resume)
+    assert before == (sorted(folder.path.rglob("*")) if folder.path.is_dir() else None)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_new_or_empty_folder_is_free(tmp_path, resume):
+    RunFolder(tmp_path).check(_spec(), resume)
+    RunFolder(tmp_path / "new").check(_spec(), resume)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_resumed_only_on_request(tmp_path):
+    folder = _claimed(tmp_path)
+    folder.check(_spec(), resume=True)
+    assert _error(folder, resume=False) == (
+        f"--output_dir: {tmp_path} holds this run already: add --resume to go on with it, or "
+        "choose another folder"
+    )
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_another_run_is_left_alone(tmp_path, resume):
+    folder = _claimed(tmp_path, window=3)
+    assert _error(folder, resume, window=4) == (
+        f"--output_dir: {tmp_path} holds another run: --window is 3 there and 4 here"
+    )
+
+
+def test_a_run_may_get_more_rounds_but_not_fewer(tmp_path):
+    folder = _claimed(tmp_path, rounds=5)
+    folder.check(_spec(rounds=6), resume=True)
+    assert _error(folder, rounds=4) == (
+        f"--rounds: the run in {tmp_path} has 5 rounds, and a resumed run cannot have fewer, "
+        "found 4"
+    )
+
+
+def test_a_folder_with_other_files_and_a_file_are_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    for path in (tmp_path, tmp_path / "thesis.tex"):
+        assert _error(RunFolder(path)) == (
+            "--output_dir: expected a new or empty folder or that of a run, found "
+            f"{path} with other content"
+        )
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"rounds": "many"}', "3"])
+def test_a_config_that_is_none(tmp_path, content):
+    folder = _claimed(tmp_path)
+    folder.config.write_text(content)
+    assert _error(folder).startswith(f"{folder.config}: expected ")
+    with pytest.raises(UserError, match=r"config.json: expected "):
+        folder.spec()
+
+
+def test_the_run_of_a_folder_is_read(tmp_path):
+    folder = _claimed(tmp_path, window=3, initial_domain_weights=(0.1,) * 10)
+    assert folder.spec() == _spec(window=3, initial_domain_weights=(0.1,) * 10)
+
+
+def _change(folder: RunFolder, removed: Collection[str], **changed: Any) -> None:
+    config = {**json.loads(folder.config.read_text()), **changed}
+    folder.config.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
+
+
+def test_a_config_without_one_of_its_settings(tmp_path):
+    folder = _claimed(tmp_path)
+    _change(folder, ["window"])
+    message = f"{folder.config}: expected every flag of a run, 'window' is missing"
+    assert _error(folder) == message
+    with pytest.raises(UserError) as error:
+        folder.spec()
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("found", [FORMAT + 1, "new", None])
+def test_a_config_of_a_later_release(tmp_path, found):
+    folder = _claimed(tmp_path)
+    _change(folder, [], format=found, something="new")
+    assert _error(folder) == (
+        f"{folder.config}: expected format {FORMAT} at most, found {found}: it was written by a "
+        "later release"
+    )
+
+
+_SECURE = {"algorithm": "fed_avg", "aggregation": "secure", "clients_per_round": 1}
+
+
+def test_a_run_of_the_first_release_goes_on_as_it_was(tmp_path):
+    """Its rounds could have a single client; now that has to be asked for."""
+    folder = _claimed(tmp_path / "old", **_SECURE)
+    _change(folder, ["format", "execution", "secure_min_clients"], window=10, target_domain=None)
+    folder.check(_spec(**_SECURE), resume=True)
+    assert folder.adopted(_spec(**_SECURE)) == _spec(**_SECURE, secure_min_clients=1)
+    assert "--rounds" in _error(folder, **_SECURE, rounds=3)
+    assert "--seed is 0 there and 1 here" in _error(folder, **_SECURE, seed=1)
+
+    # What was given is not put in the place of what was done then, nor the other way round.
+    given = _spec(**_SECURE, worst_min_examples=3)
+    assert folder.adopted(given).config.worst_min_examples == 3
+    more = {**_SECURE, "secure_min_clients": 2, "clients_per_round": 2}
+    assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **more)
+
+    # Once it has gone on, the folder says so itself.
+    folder.write_config(folder.adopted(_spec(**_SECURE)), {}, _EXECUTION)
+    folder.check(_spec(**_SECURE, secure_min_clients=1), resume=True)
+    assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **_SECURE)
+
+
+@pytest.mark.parametrize("flag", ["clients_per_round", "evaluation_clients"])
+def test_sums_of_too_few_clients_are_refused_before_anything_else_is_done(tmp_path, flag):
+    secure = {"aggregation": "secure", "secure_min_clients": 4}
+    folder = RunFolder(tmp_path)
+    folder.check(_spec(**secure, **{flag: 4}), resume=False)
+    message = f"--{flag}: expected at least --secure_min_clients=4, found 3"
+    assert _error(folder, resume=False, **secure, **{flag: 3}) == message
+    folder.check(_spec(**{flag: 1}), resume=False)
+
+
+def test_all_differences_are_told_in_one_line(tmp_path):
+    folder = _claimed(tmp_path, window=3)
+    assert _error(folder, window=4, seed=1, rounds=9, evaluate_every=3) == (
+        f"--output_dir: {tmp_path} holds another run: --seed is 0 there and 1 here, --window is 3 "
+        "there and 4 here"
+    )
+
+
+def test_another_execution_is_no_other_run_but_is_told(tmp_path):
+    folder = _claimed(tmp_path)
+    spec = _spec()
+    assert folder.changes(spec, _EXECUTION) == []
+    assert folder.changes(spec, {**_EXECUTION, "client_mode": "streamed"}) == [
+        "--client_mode was auto until now and is streamed: numbers may differ in their last bits "
+        "from those of an uninterrupted run"
+    ]
+    # A release that did not write it down cannot be asked.
+    _change(folder, ["format", "execution"])
+    assert folder.changes(spec, {"client_mode": "streamed"}) == []
+    assert RunFolder(tmp_path / "new").changes(spec, _EXECUTION) == []
+    (line,) = folder.changes(_spec(evaluate_every=3), {})
+    assert line.startswith(f"--evaluate_every was {spec.config.evaluate_every} until now and is 3:")
+
+
+@pytest.mark.parametrize(
+    ("content", "algorithm"),
+    [('{"algorithm": "q_ffl"}', "q_ffl"), ('{"algorithm": 3}', ""), ("[]", ""), ("{", "")],
+)
+def test_the_algorithm_of_a_checkpoint_can_be_asked_before_anything_is_checked(
+    tmp_path, content, algorithm
+):
+    (tmp_path / "config.json").write_text(content)
+    assert algorithm_of_checkpoint(tmp_path) == algorithm
+    assert algorithm_of_checkpoint(tmp_path / "checkpoints" / "round_00000001.npz") == algorithm
+    assert algorithm_of_checkpoint(tmp_path / "missing") == ""
+
+
+def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
+    # What atomic_file leaves when its process is killed.
+    (tmp_path / ".config.json.4711.tmp").write_text("{")
+    folder = RunFolder(tmp_path)
+    folder.check(_spec(), resume=True)
+    with folder.locked():
+        folder.write_config(_spec(), {}, _EXECUTION)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_kill_9_between_the_fingerprint_and_the_config_is_no_matter(tmp_path):
+    folder = RunFolder(tmp_path)
+    for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):
+        folder.fingerprint.write_text('{"data": "0123456789abcdef", "vocabulary": "77"}')
+        (tmp_path / ".config.json.4711.tmp").write_text("{")
+        # Whatever that run was made of: nothing was trained on it.
+        folder.check(_spec(), resume=False)
+        folder.check_fingerprint(fingerprint)
+        with folder.locked():
+            folder.write_config(_spec(), fingerprint, _EXECUTION)
+        folder.check(_spec(), resume=True)
+        folder.check_fingerprint(fingerprint)
+        folder.config.unlink()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"thumb": 3}'])
+def test_a_fingerprint_of_something_else_is_left_alone(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    folder.fingerprint.write_text(content)
+    assert "expected a new or empty folder or that of a run" in _error(folder)
+    folder.fingerprint.write_text('{"data": "0123456789abcdef"}')
+    (tmp_path / "thesis.tex").write_text("")
+    assert "expected a new or empty folder or that of a run" in _error(folder)
+
+
+def _starting_from(folder: RunFolder, model: Path) -> tuple[RunSpec, dict[str, str]]:
+    spec = _spec(initial_model=str(model))
+    fingerprint = {"data": "0123456789abcdef", "initial_model": file_digest(model)}
+    with folder.locked():
+        folder.write_config(spec, fingerprint, _EXECUTION)
+    return spec, fingerprint
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    path = tmp_path / "model.keras"
+    path.write_text("weights")
+    return path
+
+
+def test_what_a_run_starts_from_is_kept_for_when_it_goes_on(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    spec, fingerprint = _starting_from(folder, model)
+    copy = folder.path / "initial_model.keras"
+    assert copy.read_text() == "weights"
+    model.unlink()
+    found = folder.with_kept_model(folder.spec())
+    assert found.config.initial_model == str(copy)
+    # Its settings name what was given.
+    assert folder.spec() == spec
+    with folder.locked():
+        folder.write_config(spec, fingerprint, _EXECUTION)
+    assert folder.spec() == spec and copy.read_text() == "weights"
+
+
+def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    _, fingerprint = _starting_from(folder, model)
+    other = tmp_path / "other.keras"
+    other.write_text("others")
+    spec = _spec(initial_model=str(other))
+    folder.check(spec, resume=True)
+    assert folder.with_kept_model(spec) == spec
+    with pytest.raises(UserError) as error:
+        folder.check_fingerprint({**fingerprint, "initial_model": file_digest(other)})
+    copy = folder.path / "initial_model.keras"
+    assert str(error.value).endswith(f"; it is kept: --initial_model={copy}")
+
+
+def test_a_file_beside_a_run_that_is_no_copy_stays_and_is_not_read(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    spec, fingerprint = _starting_from(folder, model)
+    mine = folder.path / "initial_model.keras"
+    mine.write_text("mine")
+    with folder.locked():
+        folder.write_config(spec, fingerprint, _EXECUTION)
+    assert folder.with_kept_model(spec) == spec
+    assert mine.read_text() == "mine"
+    # Of a run that starts from nothing.
+    free = RunFolder(tmp_path / "free")
+    _starting_from(free, model)
+    assert free.with_kept_model(_spec()) == _spec()
+
+
+def test_kill_9_between_the_copy_and_the_config_is_no_matter(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    for content in ("other weights", "weights"):
+        model.write_text(content)
+        _starting_from(folder, model)
+        folder.config.unlink()
+        folder.check(_spec(), resume=False)
+    with folder.locked():
+        folder.write_config(_spec(), {}, _EXECUTION)
+    assert [path.name for path in folder.path.iterdir()] == ["config.json"]
+
+
+def test_what_changes_while_a_run_begins_leaves_nothing(tmp_path, model):
+    folder = RunFolder(tmp_path / "run")
+    for content in (None, "others"):
+        fingerprint = {"initial_model": digest(b"weights")}
+        spec = _spec(initial_model=str(model))
+        if content is None:
+            model.unlink()
+        else:
+            model.write_text(content)
+        message = "cannot read: No such file" if content is None else "has changed since it was"
+        with pytest.raises(UserError, match=message), folder.locked():
+            folder.write_config(spec, fingerprint, _EXECUTION)
+        assert not folder.config.exists()
+        folder.check(_spec(), resume=False)
+        model.write_text("weights")
+
+
+def test_half_written_files_are_removed_when_the_run_goes_on(tmp_path):
+    folder = _claimed(tmp_path)
+    left = [tmp_path / ".metrics.csv.1.tmp", folder.checkpoints / ".round_00000001.npz.2.tmp"]
+    kept = [tmp_path / ".gitignore", folder.checkpoints / "notes.tmp"]
+    folder.checkpoints.mkdir()
+    for path in left + kept:
+        path.write_text("")
+    with folder.locked():
+        assert not any(path.exists() for path in left)
+        assert all(path.exists() for path in kept)
+
+
+def test_two_processes_do_not_run_in_one_folder(tmp_path):
+    holder = (
+        "import fcntl, os, sys\n"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(UserError) as error, RunFolder(tmp_path).locked():
+            pass
+        process.kill()
+    assert str(error.value) == f"--output_dir: another process is running in {tmp_path}"
+    # The kernel took the dead process's lock away.
+    with RunFolder(tmp_path).locked():
+        pass
+
+
+def test_the_lock_ends_with_the_block(tmp_path):
+    for _ in range(2):
+        with RunFolder(tmp_path).locked():
+            pass
+
+
+def test_a_folder_in_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, reason in (
+        (tmp_path / "file" / "run", "Not a directory"),
+        (Path("/proc/no/run"), "No such file or directory"),
+    ):
+        folder = RunFolder(path)
+        with pytest.raises(UserError) as error:
+            folder.check(_spec(), resume=False)
+            with folder.locked():
+                pass
+        assert str(error.value) == f"{path}: cannot write: {reason}"
+
+
+def test_a_folder_of_somebody_else(tmp_path):
+    folder = _claimed(tmp_path / "private" / "run")
+    (tmp_path / "private").chmod(0o700)
+    with as_nobody():
+        with pytest.raises(UserError) as error:
+            folder.check(_spec(), resume=True)
+        with pytest.raises(UserError) as parent_error:
+            claimed_folder(tmp_path / "private", "digits")
+    assert str(error.value) == f"{folder.path}: cannot write: Permission denied"
+    assert str(parent_error.value).endswith("cannot write: Permission denied")

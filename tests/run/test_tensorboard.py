@@ -1,0 +1,134 @@
+"""TensorBoard's event files: one run per domain, with tags in common."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorflow.core.util import event_pb2
+
+from tests.run.harness import AWKWARD_NAMES
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.report_fields import Quantity
+from tff_agnostic.run.live import TensorBoardSink
+
+
+def _read(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Returns {run: {tag: [(step, value)]}}."""
+    runs: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for path in sorted(folder.rglob("*tfevents*")):
+        tags = runs.setdefault(str(path.parent.relative_to(folder)), {})
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = event_pb2.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                point = (event.step, float(tf.make_ndarray(value.tensor)))
+                tags.setdefault(value.tag, []).append(point)
+    return runs
+
+
+def _columns(names: tuple[str, ...]) -> list[Column]:
+    quantities = [
+        Quantity(q, q, per_domain=True) for q in ("train/loss", "test/loss", "weight, of all")
+    ]
+    scalars = [Quantity(name, name) for name in ("test/worst loss", "update_norm")]
+    return [*(Column(q, name) for q in quantities for name in names), *map(Column, scalars)]
+
+
+def _row(round_num: int, names: tuple[str, ...]) -> dict[str, str]:
+    row = {"round": str(round_num)}
+    for i, name in enumerate(names):
+        row[f"train/loss/{name}"] = str(i)
+        row[f"test/loss/{name}"] = str(round_num + i) if round_num % 2 == 0 else ""
+        row[f"weight, of all/{name}"] = "0.25"
+    return {**row, "test/worst loss": "9.5", "update_norm": "0.125"}
+
+
+def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
+    with TensorBoardSink(folder, _columns(names)) as sink:
+        for t in range(1, rounds + 1):
+            sink.write(_row(t, names))
+
+
+def test_every_domain_is_a_run_with_the_same_tags(tmp_path):
+    _write(tmp_path, ("phone", "tablet"), rounds=4)
+    runs = _read(tmp_path)
+    assert set(runs) == {"all", "phone", "tablet"}
+    assert (
+        set(runs["phone"]) == set(runs["tablet"]) == {"train/loss", "test/loss", "weight, of all"}
+    )
+    assert runs["tablet"]["train/loss"] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert runs["phone"]["test/loss"] == [(2, 2.0), (4, 4.0)]
+    assert set(runs["all"]) == {"test/worst loss", "update_norm"}
+    assert runs["all"]["update_norm"] == [(t, 0.125) for t in range(1, 5)]
+
+
+def test_tensorboard_reads_them_as_scalars(tmp_path):
+    _write(tmp_path, ("phone",), rounds=2)
+    reader = EventAccumulator(str(tmp_path / "phone")).Reload()
+    tensors = reader.Tensors("train/loss")
+    assert [(t.step, float(tf.make_ndarray(t.tensor_proto))) for t in tensors] == [
+        (1, 0.0),
+        (2, 0.0),
+    ]
+    assert reader.SummaryMetadata("train/loss").plugin_data.plugin_name == "scalars"
+
+
+def test_awkward_names_have_a_run_each_inside_the_folder(tmp_path):
+    folder = tmp_path / "tensorboard"
+    _write(folder, AWKWARD_NAMES, rounds=1)
+    runs = _read(folder)
+    assert len(runs) == 1 + len(AWKWARD_NAMES)
+    losses = sorted(tags["train/loss"][0][1] for run, tags in runs.items() if run != "all")
+    assert losses == list(map(float, range(len(AWKWARD_NAMES))))
+    assert set(runs["all"]) == {"test/worst loss", "update_norm"}
+    assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
+
+
+def test_what_an_earlier_part_of_the_run_wrote_is_replaced(tmp_path):
+    _write(tmp_path, ("phone",), rounds=3)
+    _write(tmp_path, ("phone",), rounds=2)
+    assert _read(tmp_path)["phone"]["train/loss"] == [(1, 0.0), (2, 0.0)]
+
+
+def test_a_file_in_the_way_is_one_line(tmp_path):
+    path = tmp_path / "tensorboard"
+    path.write_text("")
+    with pytest.raises(UserError, match=r"tensorboard: cannot write: "), TensorBoardSink(path, []):
+        pass
+
+
+class _FullDisk:
+    """A writer whose disk is full."""
+
+    def __init__(self, path: str) -> None:
+        pass
+
+    def write(self, record: bytes) -> None:
+        self._fail()
+
+    def close(self) -> None:
+        self._fail()
+
+    def _fail(self) -> None:
+        message = "{{function_node x}} run/events.v2; No space left on device\n\tFailed to flush"
+        raise tf.errors.ResourceExhaustedError(None, None, message, errno.ENOSPC)
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
+    with (
+        pytest.raises(UserError) as error,
+        TensorBoardSink(tmp_path / "logs", _columns(("phone",))) as sink,
+    ):
+        sink.write(_row(1, ("phone",)))
+    assert str(error.value) == f"{tmp_path / 'logs'}: cannot write: No space left on device"
+
+
+def test_closing_does_not_hide_what_went_wrong_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
+    with pytest.raises(KeyError), TensorBoardSink(tmp_path, _columns(("phone",))) as sink:
+        with pytest.raises(UserError):
+            sink.write(_row(1, ("phone",)))
+        raise KeyError

@@ -1,0 +1,44 @@
+"""What tests of runs share."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tests.run.training.harness import train
+from tff_agnostic.reports import run_figures
+
+
+def _shown(axes: Axes) -> list[Any]:
+    """Returns the points of lines, and the corners of bars, in the axes' own numbers."""
+    corners = (
+        patch.get_patch_transform().transform(patch.get_path().vertices) for patch in axes.patches
+    )
+    return [*(line.get_xydata().tolist() for line in axes.lines), *(c.tolist() for c in corners)]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _figures_as_text() -> Iterator[None]:
+    """Saves what figures show in place of pixels, which take longer than the rounds.
+
+    `test_awkward_domain_names_come_through` compares the pixels of a run that went on.
+    """
+
+    def save(figure: Figure, path: Path) -> None:
+        path.write_text(json.dumps([_shown(axes) for axes in figure.axes]))
+
+    with mock.patch.object(run_figures, "save", save):
+        yield
+
+
+@pytest.fixture(scope="package")
+def whole(cohort_runtime, tmp_path_factory) -> Path:
+    """An uninterrupted run."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    train(cohort_runtime, path)
+    return path

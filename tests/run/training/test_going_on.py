@@ -1,0 +1,210 @@
+"""Going on with a run changes nothing, whatever interrupted it."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.run.training.harness import (
+    ROUNDS,
+    assert_same_run,
+    make_spec,
+    round_numbers,
+    stopped,
+    train,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.saving.checkpoints import newest_checkpoint
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_stopping_and_going_on_changes_nothing(cohort_runtime, whole, tmp_path, stop_after):
+    stopped(cohort_runtime, tmp_path / "run", stop_after)
+    assert not (tmp_path / "run" / "result.json").exists()
+    train(cohort_runtime, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    # Rows beyond the newest checkpoint, and the last one is cut off.
+    (path / "result.json").unlink()
+    for name in ("round_00000006.npz", "round_00000007.npz"):
+        (path / "checkpoints" / name).unlink()
+    shutil.rmtree(path / "plots")
+    # Killed while its model was written.
+    (path / "model" / "model_card.json").unlink()
+    (path / "model" / "model.keras").rename(path / "model" / ".model.keras.77.tmp")
+    assert round_numbers(list((path / "checkpoints").iterdir())) == [3]
+    content = (path / "metrics.csv").read_bytes()
+    (path / "metrics.csv").write_bytes(content[:-25])
+    train(cohort_runtime, path, resume=True)
+    assert_same_run(path, whole)
+
+
+def test_a_damaged_checkpoint_costs_rounds_but_changes_nothing(cohort_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    newest = path / "checkpoints" / "round_00000007.npz"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    train(cohort_runtime, path, resume=True)
+    assert_same_run(path, whole)
+
+
+def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    # Of odd length: the last round of the shorter run is evaluated, of the longer one it is not.
+    train(cohort_runtime, path, rounds=3)
+    assert json.loads((path / "result.json").read_text())["rounds"] == 3
+    train(cohort_runtime, path, resume=True)
+    assert_same_run(path, whole)
+
+
+def test_evaluations_of_earlier_rounds_stay_where_later_ones_are_due_otherwise(
+    cohort_runtime, whole, tmp_path, capsys
+):
+    path = tmp_path / "run"
+    train(cohort_runtime, path, rounds=5)
+    train(cohort_runtime, path, resume=True, evaluate_every=3)
+    assert (
+        "--evaluate_every was 2 until now and is 3: evaluations of earl" in capsys.readouterr().out
+    )
+    # And once more: the folder only says what was due of late.
+    train(cohort_runtime, path, resume=True, evaluate_every=3, rounds=10)
+    columns, expected = (read_history(p / "metrics.csv")["test/loss"] for p in (path, whole))
+    # 5 and 7 were the last rounds, and 2 and 4 were due before.
+    assert (np.flatnonzero(~np.isnan(columns)) + 1).tolist() == [2, 4, 6, 9, 10]
+    np.testing.assert_array_equal(columns[[1, 3, 5]], expected[[1, 3, 5]])
+
+
+def test_a_longer_run_evaluates_on_the_sample_where_a_shorter_one_did_on_all(
+    cohort_runtime, tmp_path
+):
+    whole, longer, killed = (tmp_path / name for name in ("whole", "longer", "killed"))
+    sampled = {"evaluation_clients": 2}
+    train(cohort_runtime, whole, **sampled)
+    # After its last round the shorter run is evaluated on all, the whole one on two clients.
+    train(cohort_runtime, longer, rounds=4, **sampled)
+    of_all = (longer / "metrics.csv").read_bytes()
+    assert not (whole / "metrics.csv").read_bytes().startswith(of_all)
+    shutil.copytree(longer, killed)
+    train(cohort_runtime, longer, resume=True, **sampled)
+    assert_same_run(longer, whole)
+    # As if killed between the row that was changed and the longer run's config.
+    lines = (whole / "metrics.csv").read_bytes().splitlines(keepends=True)
+    (killed / "metrics.csv").write_bytes(b"".join(lines[:5]))
+    again = tmp_path / "again"
+    shutil.copytree(killed, again)
+    train(cohort_runtime, killed, resume=True, **sampled)
+    assert_same_run(killed, whole)
+    # Or the shorter run is asked for again.
+    train(cohort_runtime, again, resume=True, rounds=4, **sampled)
+    assert (again / "metrics.csv").read_bytes() == of_all
+
+
+def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
+    evaluated: list[int] = []
+
+    class Counting:
+        """The runtime, which notes how many clients each evaluation has."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cohort_runtime, name)
+
+        def evaluation(self, *args: Any) -> Any:
+            evaluate = cohort_runtime.evaluation(*args)
+
+            def counted(weights: Any, parts: Any, state: Any) -> Any:
+                clients = [client for part in parts for client in part]
+                evaluated.append(len(clients))
+                return evaluate(weights, [clients], state)
+
+            return counted
+
+    train(Counting(), tmp_path, evaluation_clients=2)
+    # Rounds 2, 4, 6 and 7.
+    assert evaluated[:3] == [2, 2, 2] and len(evaluated) == 4 and evaluated[3] > 2
+
+
+def test_resuming_a_complete_run_changes_nothing(cohort_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    train(cohort_runtime, path, resume=True)
+    assert_same_run(path, whole)
+
+
+def test_resuming_in_a_new_folder_starts(cohort_runtime, whole, tmp_path):
+    train(cohort_runtime, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_missing_rows_are_told_and_nothing_is_touched(cohort_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    lines = (path / "metrics.csv").read_text().splitlines(keepends=True)
+    (path / "metrics.csv").write_text("".join(lines[:3]))
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="expected rows of rounds 1 to 7, as the checkpoint says"):
+        train(cohort_runtime, path, resume=True, rounds=ROUNDS + 1)
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(
+    cohort_runtime, whole, tmp_path
+):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    other = newest_checkpoint(path / "checkpoints")
+    arrays = {f"leaf_{i:05d}": leaf for i, leaf in enumerate(other.leaves[1:])}
+    header = json.dumps({"format": 1, "round": 8, "leaves": len(arrays)})
+    np.savez(path / "checkpoints" / "round_00000008.npz", header=np.array(header), **arrays)
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match="expected the state of this model and algorithm"):
+        train(cohort_runtime, path, resume=True)
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_is_refused_before_anything_is_compiled(whole):
+    # No runtime is needed to say so.
+    with pytest.raises(UserError, match="holds this run already: add --resume"):
+        TrainingRun(make_spec(), RunFolder(whole), None, resume=False)  # type: ignore[arg-type]
+
+
+def test_a_complete_run_is_recognised(cohort_runtime, whole, tmp_path):
+    def is_complete(path: Path, **changed: Any) -> bool:
+        return TrainingRun(
+            make_spec(**changed), RunFolder(path), cohort_runtime, True
+        ).is_complete()
+
+    assert is_complete(whole)
+    assert not is_complete(whole, rounds=ROUNDS + 1)
+    assert not is_complete(tmp_path / "new")
+
+
+def test_a_run_of_the_first_release_goes_on(cohort_runtime, tmp_path):
+    release = Path(__file__).parents[2] / "releases" / "0.1.0" / "digits_plain"
+    path = tmp_path / "run"
+    shutil.copytree(release, path)
+    before = read_history(path / "metrics.csv")
+    spec = RunFolder(path).spec()
+    longer = dataclasses.replace(spec, config=dataclasses.replace(spec.config, rounds=13))
+    run = TrainingRun(longer, RunFolder(path), cohort_runtime, resume=True)
+    run.run(StopRequest(), show_progress=False)
+    after = read_history(path / "metrics.csv")
+    # What that release did not know of is a column of its own.
+    of_clients = {name for name in after if " over clients/" in name}
+    assert len(of_clients) == 2 * len(("mean", "p10", "p50", "p90", "p95", "superquantile"))
+    assert set(after) == {*before, *of_clients, "skipped"}
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name][:-1], values)
+    assert after["round"][-1] == 13
+    assert abs(after["train/loss/0"][-1] - after["train/loss/0"][-2]) < 0.5

@@ -1,0 +1,461 @@
+"""What private runs release when they die and go on: with which noise, and by which account."""
+
+import contextlib
+import csv
+import dataclasses
+import json
+import math
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import optimize, stats
+
+from binaries import train as train_binary
+from tests.binaries.harness import Caller, Process
+from tests.selection import exhaustive, usually
+from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.errors import UserError
+from tff_agnostic.run.evaluation import Evaluator, RunEvaluations
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.private_evaluation import Release, ReleaseLedger
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.tasks.task import Task
+
+_NUM_CLIENTS = 12
+_Z, _DELTA = 5.0, 1e-3
+_SETTINGS: dict[str, Any] = {
+    "rounds": 9,
+    "clients_per_round": 3,
+    "evaluate_every": 4,
+    "evaluation_clients": 10,
+    # None before a crash, but the one of the key.
+    "checkpoint_every": 100,
+    "algorithm": "fed_avg",
+    "privacy": "central",
+    "noise_multiplier": 0.8,
+    "delta": _DELTA,
+    "secure_max_examples": 200,
+    "secure_max_loss": 10.0,
+    "private_evaluation": True,
+    "evaluation_noise_multiplier": _Z,
+    "evaluation_clients_share": 0.0,
+    # So that an uninterrupted run has the same noise.
+    "noise_seed": 3,
+}
+
+
+def _spec(**changed: Any) -> RunSpec:
+    given = {k: value for k, value in {**_SETTINGS, **changed}.items() if value is not None}
+    return resolve("toy_regression", given, {"num_clients": _NUM_CLIENTS})
+
+
+class _Crash(Exception):
+    """In place of a kill: nothing is written after it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Released:
+    """The noisy sums of one evaluation of a model."""
+
+    noise: tuple[int, ...]
+    sums: bytes
+    num_clients: int
+
+
+class _Watched:
+    """A runtime that notes what private evaluations release."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self.released: list[_Released] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    def measurement(self, *arguments: Any) -> Any:
+        evaluate = self._runtime.measurement(*arguments)
+
+        def noted(weights: Any, parts: Any, state: Any) -> Any:
+            clients = [client for part in parts for client in part]
+            found = evaluate(weights, [clients], state)
+            leaves = tf.nest.flatten(found.output)
+            noise = (*map(int, state.noise_key), int(state.releases))
+            sums = b"".join(leaf.tobytes() for leaf in leaves)
+            self.released.append(_Released(noise, sums, len(clients)))
+            return found
+
+        return noted
+
+
+def _train(
+    on: Any,
+    path: Path,
+    resume: bool = False,
+    crash_after: int = 0,
+    task: Optional[Task] = None,
+    **changed: Any,
+) -> list[_Released]:
+    """Trains, and returns what evaluations released; `crash_after` is shown, but not saved."""
+    watched = _Watched(on)
+
+    def watch(round_num: int, report: Any) -> None:
+        del report
+        if round_num == crash_after:
+            raise _Crash
+
+    load = RunSpec.load_task if task is None else lambda spec: task
+    run = TrainingRun(_spec(**changed), RunFolder(path), watched, resume, load)
+    with pytest.raises(_Crash) if crash_after else contextlib.nullcontext():
+        run.run(StopRequest(), show_progress=False, watch=watch)
+    return watched.released
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with open(path / "metrics.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _ledger(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "releases.jsonl").read_text().splitlines()]
+
+
+def _epsilon(releases: int) -> float:
+    """Returns that of Gaussian noise: the closed form of Dong, Roth, Su 2019, Corollary 2.13.
+
+    As in training, where cohorts have a fixed size, neighbours have another client in one's place.
+    """
+    mu, phi = 2 * math.sqrt(releases) / _Z, stats.norm.cdf
+
+    def excess(epsilon: float) -> float:
+        of_other = math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
+        return float(phi(-epsilon / mu + mu / 2) - of_other - _DELTA)
+
+    return float(optimize.brentq(excess, 0.0, 200.0))
+
+
+def _assert_accounted(path: Path, releases: int) -> None:
+    private = json.loads((path / "result.json").read_text())["privacy"]
+    assert private["evaluation"]["evaluations"] == releases
+    assert private["evaluation"]["epsilon"] == pytest.approx(_epsilon(releases), rel=2e-3)
+    assert any(f"of training and of {releases} evaluations" in t for t in private["remarks"])
+    last = _rows(path)[-1]
+    assert int(last["evaluations"]) == releases
+    assert float(last["evaluation_epsilon"]) == private["evaluation"]["epsilon"]
+    assert float(last["epsilon"]) == private["epsilon"]
+    assert sum(line["num_models"] for line in _ledger(path)) == releases
+
+
+@pytest.fixture(scope="module")
+def died(cohort_runtime, tmp_path_factory) -> tuple[Path, list[_Released]]:
+    """A run that died after its evaluation of round 4, and what it had released."""
+    path = tmp_path_factory.mktemp("died") / "run"
+    return path, _train(cohort_runtime, path, crash_after=4)
+
+
+@pytest.fixture
+def lost(died, tmp_path) -> Path:
+    """A copy of its folder."""
+    return shutil.copytree(died[0], tmp_path / "run")
+
+
+def _assert_no_two_sums_have_one_noise(released: list[_Released], num_different: int) -> None:
+    by_noise: dict[tuple[int, ...], set[bytes]] = {}
+    for one in released:
+        by_noise.setdefault(one.noise, set()).add(one.sums)
+    assert [len(sums) for sums in by_noise.values()] == [1] * num_different
+
+
+# What is changed on resume, rounds of which an evaluation is released then, how many evaluations
+# count after each round, and how many clients the evaluation of round 4 has.
+_RESUMES = {
+    "sample": ({"evaluation_clients": 9}, [4, 8, 9], "111222234", 9),
+    "every": ({"evaluate_every": 5}, [5, 9], "111122223", None),
+    "on_all": ({"evaluation_clients": None}, [4, 8, 9], "111222234", 12),
+}
+
+
+@pytest.mark.parametrize("name", usually(["sample", "every"], _RESUMES))
+def test_what_a_crash_lost_counts_beside_other_evaluations(cohort_runtime, died, lost, name):
+    changed, rounds, counts, num_clients = _RESUMES[name]
+    released = _train(cohort_runtime, lost, resume=True, **changed)
+    assert [line["round_num"] for line in _ledger(lost)] == [4, *rounds]
+    assert [row["evaluations"] for row in _rows(lost)] == list(counts)
+    _assert_accounted(lost, 1 + len(rounds))
+    _assert_no_two_sums_have_one_noise([*died[1], *released], 1 + len(rounds))
+    if num_clients is not None:
+        assert [one.num_clients for one in (died[1][0], released[0])] == [10, num_clients]
+
+
+def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost, tmp_path):
+    """Its files are those of an uninterrupted run."""
+    whole = tmp_path / "whole"
+    _train(cohort_runtime, whole)
+    released = _train(cohort_runtime, lost, resume=True)
+    assert released[0] == died[1][0]
+    _assert_no_two_sums_have_one_noise([*died[1], *released], 3)
+    # Of a complete run the last evaluation is made again, and is no new release either.
+    for _ in range(2):
+        for name in ("metrics.csv", "result.json", "releases.jsonl"):
+            assert (lost / name).read_bytes() == (whole / name).read_bytes(), name
+        _train(cohort_runtime, lost, resume=True)
+    _assert_accounted(lost, 3)
+
+
+def test_a_last_evaluation_counts_that_is_none_of_the_longer_run(cohort_runtime, tmp_path):
+    before = _train(cohort_runtime, tmp_path, crash_after=5, rounds=5)
+    released = _train(cohort_runtime, tmp_path, resume=True)
+    assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 5, 8, 9]
+    assert [row["evaluations"] for row in _rows(tmp_path)] == list("111222234")
+    _assert_accounted(tmp_path, 4)
+    assert before[0] == released[0]
+    _assert_no_two_sums_have_one_noise([*before, *released], 4)
+
+
+_KILLED = """
+import os
+from binaries import train
+from tff_agnostic.run.training import TrainingRun
+
+# Where round 6 would be saved.
+TrainingRun._save = lambda self, state: os._exit(9)
+train.entry_point()
+"""
+
+
+def test_a_process_that_dies_before_it_saves(cohort_runtime, tmp_path):
+    """The other sample of test clients has noise of its own, and both count."""
+    settings = {**_SETTINGS, "checkpoint_every": 6, "toy_regression_num_clients": _NUM_CLIENTS}
+    flags = ["--task=toy_regression", *(f"--{k}={str(v).lower()}" for k, v in settings.items())]
+    run = f"--output_dir={tmp_path / 'run'}"
+    with Process([sys.executable, "-c", _KILLED, *flags, run], tmp_path) as process:
+        assert process.outcome().status == 9
+    (before,) = _ledger(tmp_path / "run")
+    outcome = Caller({"cohort": cohort_runtime})(
+        train_binary, run, "--resume", "--evaluation_clients=9"
+    )
+    assert outcome.status == 0, outcome
+    assert f"({_epsilon(4):.4g}, 0.001)-differential privacy of each client after 4 ev" in (
+        outcome.out
+    )
+    again = _ledger(tmp_path / "run")[1]
+    assert before["round_num"] == again["round_num"] == 4
+    assert before["place"] != again["place"]
+    _assert_accounted(tmp_path / "run", 4)
+
+
+def test_nothing_is_shown_that_is_not_in_the_ledger(cohort_runtime, tmp_path):
+    """The ledger's disk is full when round 8 is evaluated."""
+    watched = _Watched(cohort_runtime)
+
+    def fill(round_num: int, report: Any) -> None:
+        del report
+        assert round_num == 4
+        (tmp_path / "releases.jsonl").unlink()
+        (tmp_path / "releases.jsonl").symlink_to("/dev/full")
+
+    run = TrainingRun(_spec(), RunFolder(tmp_path), watched, False)
+    with pytest.raises(UserError, match=r"releases\.jsonl: cannot write: No space left"):
+        run.run(StopRequest(), show_progress=False, watch=fill)
+    assert len(watched.released) == 2
+    assert len(_rows(tmp_path)) == 7
+
+
+_LINE = {"round_num": 4, "evaluated": "a", "place": "b", "sums": "c", "num_models": 1}
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{}", "[4]", "nonsense", json.dumps({**_LINE, "num_models": "1"})]
+)
+def test_a_damaged_ledger_is_one_line(tmp_path, line):
+    path = tmp_path / "releases.jsonl"
+    path.write_text(f"{json.dumps(_LINE)}\n{line}\n{json.dumps(_LINE)}\n")
+    with pytest.raises(UserError, match=r"expected a private evaluation in each line, .* line 2: "):
+        ReleaseLedger(path).load(4, 0)
+
+
+@pytest.mark.parametrize("left", [1, 20, -1])
+def test_a_line_that_was_cut_off_was_not_shown(tmp_path, left):
+    path = tmp_path / "releases.jsonl"
+    line = f"{json.dumps(_LINE)}\n".encode()
+    path.write_bytes(line + line[:left])
+    ledger = ReleaseLedger(path)
+    ledger.load(4, 1)
+    assert ledger.releases == [Release(**_LINE)]
+    ledger.write()
+    assert path.read_bytes() == line
+    assert ledger.enter(Release(**{**_LINE, "round_num": 8, "place": "other"}))
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_equal_releases_count_once_and_other_sums_are_not_shown(tmp_path):
+    path = tmp_path / "releases.jsonl"
+    ledger = ReleaseLedger(path)
+    release = Release(4, "ten clients", "noise", "sums", 2)
+    assert ledger.enter(release) and ledger.enter(release)
+    assert not ledger.enter(dataclasses.replace(release, sums="others"))
+    assert ledger.enter(dataclasses.replace(release, place="other noise", sums="others"))
+    again = ReleaseLedger(path)
+    again.load(4, 0)
+    assert [r.place for r in again.releases] == ["noise", "other noise"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, tmp_path, caplog):
+    """Of the same weights and clients by name, whatever the reason is."""
+    # The least noise: with more a domain may be taken for absent, whose loss is 0 then.
+    spec = _spec(evaluation_clients=None, evaluation_noise_multiplier=1 / 64)
+    parts = TrainingRun(spec, RunFolder(tmp_path / "run"), cohort_runtime, False)._parts
+    noise, state = parts.privacy.evaluation, parts.initial
+    watched = _Watched(cohort_runtime)
+    evaluate = watched.measurement(noise.measurement, noise.aggregation)
+    (tmp_path / "run").mkdir()
+    ledger = ReleaseLedger(tmp_path / "run" / "releases.jsonl")
+    first, *others = parts.task.test.client_ids
+    clients = {name: parts.task.test.read(name) for name in (first, *others)}
+    changed = {**clients, first: {**clients[first], "y": clients[first]["y"] + 1}}
+    shown = []
+    for test in (clients, changed, clients, changed):
+        task = dataclasses.replace(parts.task, test=InMemoryClients(test))
+        evaluator = Evaluator(task, evaluate, noise=noise)
+        RunEvaluations(parts.algorithm, evaluator, 4, 9, ledger)(state)
+        shown.append(watched.released[-1])
+    assert shown[:2] == shown[2:]
+    assert shown[0].noise != shown[1].noise
+    # What the noise of the first would have shown of the second was thrown away.
+    assert watched.released[1].noise == shown[0].noise
+    assert len(ledger.releases) == 2
+    assert "differs from the one that an interruption lost" in caplog.text
+
+
+def test_a_run_of_an_earlier_version_has_no_ledger(cohort_runtime, lost):
+    """Its evaluation counts by the rows that it left, and had noise of another kind."""
+    (lost / "releases.jsonl").unlink()
+    _train(cohort_runtime, lost, resume=True)
+    assert [line["round_num"] for line in _ledger(lost)] == [0, 4, 8, 9]
+    _assert_accounted(lost, 4)
+
+
+def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
+    """By what was released, and not by what is planned alone."""
+    parts = TrainingRun(_spec(evaluation_clients=9), RunFolder(lost), cohort_runtime, True)._parts
+    account, evaluations = parts.privacy.account, parts.evaluations
+    account.go_on_from(0, 0.8, evaluations)
+    account.check_plan((9, 4))
+    evaluations.ledger.load(0, 0)
+    with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4 with those that were"):
+        account.check_plan((9, 4))
+    # Planned are as many, but after other rounds than the one that is over.
+    account.go_on_from(4, 0.8, evaluations)
+    with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: a run that may go"):
+        account.check_plan((9, 5))
+
+
+@exhaustive
+def test_noise_worked_out_for_a_target_is_not_for_one_more(cohort_runtime, tmp_path):
+    target = {"evaluation_noise_multiplier": None, "evaluation_target_epsilon": 3.0}
+    target.update(rounds=3, evaluate_every=1)
+    _train(cohort_runtime, tmp_path, crash_after=1, **target)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    message = r"^--evaluation_target_epsilon: expected 3 evaluations, .* found 4 with those that"
+    with pytest.raises(UserError, match=message):
+        _train(cohort_runtime, tmp_path, resume=True, evaluation_clients=9, **target)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+_TRAINING_ONLY = {
+    "private_evaluation": None,
+    "evaluation_noise_multiplier": None,
+    "evaluation_clients_share": None,
+    "evaluation_clients": None,
+    "noise_seed": None,
+    "rounds": 5,
+    "checkpoint_every": 2,
+    "evaluate_every": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def crashed(cohort_runtime, tmp_path_factory) -> Path:
+    """A private run without private evaluations that died after round 3 of 5."""
+    path = tmp_path_factory.mktemp("crashed") / "run"
+    before = os.umask(0)
+    try:
+        _train(cohort_runtime, path, crash_after=3, **_TRAINING_ONLY)
+    finally:
+        os.umask(before)
+    return path
+
+
+@pytest.fixture
+def folder(crashed, tmp_path) -> Path:
+    """A copy of the same."""
+    return shutil.copytree(crashed, tmp_path / "run")
+
+
+def _modes(path: Path) -> set[int]:
+    return {stat.S_IMODE(file.stat().st_mode) for file in (path / "checkpoints").iterdir()}
+
+
+def test_checkpoints_of_private_runs_are_for_their_owner(cohort_runtime, crashed, folder):
+    assert _modes(crashed) == {0o600}
+    # As an earlier version wrote them.
+    for file in (folder / "checkpoints").iterdir():
+        file.chmod(0o644)
+    _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)
+    assert _modes(folder) == {0o600}
+    # A run without noise may start from it, and has the key in its folder then.
+    (newest,) = (folder / "checkpoints").glob("*5.npz")
+    other = folder.parent / "other"
+    of_privacy = ("privacy", "noise_multiplier", "delta", "secure_max_examples", "secure_max_loss")
+    settings = {**_TRAINING_ONLY, **dict.fromkeys(of_privacy), "rounds": 1}
+    _train(cohort_runtime, other, initial_model=str(newest), **settings)
+    assert (other / "initial_model.npz").read_bytes() == newest.read_bytes()
+    assert stat.S_IMODE((other / "initial_model.npz").stat().st_mode) == 0o600
+    assert 0o600 not in _modes(other)
+
+
+def test_a_private_run_goes_on_as_it_was_executed(streaming_runtime, tff_runtime, folder):
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    def refused(on: Any, **changed: Any) -> str:
+        with pytest.raises(UserError) as error:
+            _train(on, folder, resume=True, **_TRAINING_ONLY, **changed)
+        assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+        return str(error.value)
+
+    assert refused(streaming_runtime) == (
+        f"--client_mode: expected auto, with which the private run in {folder} was executed, found "
+        "streamed: a round that is run again has the same noise, and other last bits would show "
+        "the difference"
+    )
+    assert refused(tff_runtime, runtime="tff").startswith("--runtime: expected cohort, with which")
+    # A release that did not write how it executed rounds is not asked.
+    config = json.loads((folder / "config.json").read_text())
+    del config["execution"]
+    (folder / "config.json").write_text(json.dumps(config))
+    TrainingRun(_spec(**_TRAINING_ONLY), RunFolder(folder), streaming_runtime, True)
+
+
+def test_other_examples_under_the_same_names_are_refused(cohort_runtime, folder):
+    task = _spec(**_TRAINING_ONLY).load_task()
+    first, *others = task.train.client_ids
+    clients = {name: task.train.read(name) for name in (first, *others)}
+    clients[first] = {**clients[first], "y": clients[first]["y"] + np.float32(1)}
+    other = dataclasses.replace(task, train=InMemoryClients(clients))
+    with pytest.raises(UserError, match="expected the examples that the private run there was"):
+        _train(cohort_runtime, folder, resume=True, task=other, **_TRAINING_ONLY)
+
+
+def test_without_its_key_a_private_run_does_not_begin_again(cohort_runtime, folder):
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(UserError, match="expected a checkpoint, which holds the key of the "):
+        _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)

@@ -1,0 +1,155 @@
+"""Runs from the first round to the result: what they leave."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.run.training.harness import ROUNDS, SETTINGS, round_numbers, train
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.reports.evaluation_table import evaluation_table
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.run.spec import resolve
+from tff_agnostic.run.training import TrainingRun
+from tff_agnostic.saving.checkpoints import newest_checkpoint
+
+
+def test_what_a_run_leaves(whole):
+    assert sorted(path.name for path in whole.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "metrics.csv",
+        "model",
+        "plots",
+        "result.json",
+        "tensorboard",
+    ]
+    assert round_numbers(list((whole / "checkpoints").iterdir())) == [3, 6, 7]
+    columns = read_history(whole / "metrics.csv")
+    assert columns["round"].tolist() == list(range(1, ROUNDS + 1))
+    evaluated = ~np.isnan(columns["test/loss"])
+    assert evaluated.tolist() == [t % 2 == 0 or t == ROUNDS for t in range(1, ROUNDS + 1)]
+
+
+def test_every_round_has_its_own_cohort(whole):
+    columns = read_history(whole / "metrics.csv")
+    counts = [values for name, values in columns.items() if name.startswith("train/num_examples/")]
+    assert len({tuple(row) for row in np.transpose(counts)}) > ROUNDS // 2
+
+
+def test_result_and_last_row_agree(whole):
+    result = json.loads((whole / "result.json").read_text())
+    columns = read_history(whole / "metrics.csv")
+    for name, domain in result["domains"].items():
+        assert domain["loss"] == columns[f"test/loss/{name}"][-1]
+        assert result["domain_weights"][name] == columns[f"lambda/{name}"][-1]
+    assert sum(result["domain_weights"].values()) == pytest.approx(1, abs=1e-6)
+    assert result["worst"]["loss"]["value"] == columns["test/worst loss"][-1]
+
+
+def test_a_run_that_diverges_is_one_line(cohort_runtime, tmp_path):
+    with pytest.raises(UserError) as error:
+        train(cohort_runtime, tmp_path, client_learning_rate=1e30)
+    message = str(error.value)
+    assert message.startswith("round ")
+    assert "the model has diverged: no client returned finite numbers" in message
+    assert "lower --client_learning_rate or --server_learning_rate" in message
+    assert "\n" not in message
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_run_that_diverges_in_its_last_round_is_one_line(cohort_runtime, tmp_path):
+    # Finite deltas and weights, but the losses after the server's step are not.
+    with pytest.raises(UserError, match="round 1: the model has diverged"):
+        train(cohort_runtime, tmp_path, rounds=1, server_optimizer="sgd", server_learning_rate=3e38)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_other_seeds_give_other_runs(cohort_runtime, whole, tmp_path):
+    train(cohort_runtime, tmp_path, seed=1)
+    assert (tmp_path / "metrics.csv").read_bytes() != (whole / "metrics.csv").read_bytes()
+
+
+_TWO_MODELS = """
+import dataclasses
+
+import tensorflow as tf
+
+from tff_agnostic.algorithms import fed_avg
+
+
+def build(problem, options):
+    algorithm = fed_avg.fed_avg(problem, options)
+
+    def models(state):
+        half = tf.nest.map_structure(lambda w: w / 2, state.weights)
+        return {"model": state.weights, "half": half}
+
+    return dataclasses.replace(algorithm, models=models)
+
+
+ALGORITHM = dataclasses.replace(fed_avg.ALGORITHM, build=build)
+"""
+
+
+def test_every_model_of_an_algorithm_is_evaluated_and_saved(cohort_runtime, tmp_path):
+    (tmp_path / "two.py").write_text(_TWO_MODELS)
+    path = tmp_path / "run"
+    settings = {k: v for k, v in SETTINGS.items() if k not in ("domain_learning_rate", "window")}
+    spec = resolve(
+        "toy_regression",
+        {**settings, "algorithm": str(tmp_path / "two.py")},
+        {"num_clients": 8},
+    )
+    run = TrainingRun(spec, RunFolder(path), cohort_runtime, resume=False)
+    report = run.run(StopRequest(), show_progress=False)
+    result = json.loads((path / "result.json").read_text())
+    assert result["overall"] == report.to_json()["overall"]
+    assert list(result["models"]) == ["half"]
+    columns = read_history(path / "metrics.csv")
+    loss, of_half = columns["test/loss"], columns["test[half]/loss"]
+    assert result["overall"]["loss"] == loss[-1]
+    assert result["models"]["half"]["overall"]["loss"] == of_half[-1]
+    assert np.array_equal(np.isnan(loss), np.isnan(of_half)) and loss[-1] != of_half[-1]
+    assert (path / "plots" / "test_half_loss.png").exists()
+    checkpoint = newest_checkpoint(path / "checkpoints")
+    models = checkpoint.models(run.task.model.initial_weights, "here")
+    assert list(models) == ["model", "half"]
+    np.testing.assert_array_equal(models["half"].trainable[0], models["model"].trainable[0] / 2)
+    assert sorted(p.name for p in (path / "model").iterdir()) == [
+        *("half.keras", "model.keras", "model_card.json"),
+    ]
+    for name, weights in models.items():
+        keras_model = tf.keras.models.load_model(path / "model" / f"{name}.keras", compile=False)
+        np.testing.assert_array_equal(keras_model.get_weights()[0], weights.trainable[0])
+    card = json.loads((path / "model" / "model_card.json").read_text())
+    # What the run was is in other places of the card.
+    del result["about"]
+    assert (card["result"], card["round"], card["left_out"]) == (result, ROUNDS, {})
+
+
+def test_what_secure_sums_clipped_in_the_last_evaluation_is_told(cohort_runtime, tmp_path):
+    report = train(cohort_runtime, tmp_path, aggregation="secure", secure_max_examples=3)
+    result = json.loads((tmp_path / "result.json").read_text())
+    columns = read_history(tmp_path / "metrics.csv")
+    assert result["clipped"]["examples"] > 0
+    for field, count in result["clipped"].items():
+        assert columns[f"test/clipped {field}"][-1] == count
+    assert (
+        f"{result['clipped']['examples']} of examples" in evaluation_table(report).splitlines()[-1]
+    )
+
+
+def test_rounds_whose_update_is_not_finite_are_skipped_counted_and_said(
+    cohort_runtime, tmp_path, capsys
+):
+    """The clients' updates are about 6, which the server's rate takes out of float32's range."""
+    settings = {"server_optimizer": "sgd", "server_learning_rate": 3e38, "rounds": 3}
+    train(cohort_runtime, tmp_path, **settings, client_learning_rate=3.0, batch_size=999)
+    assert "3 of 3 rounds were skipped, as if no client had taken part" in capsys.readouterr().out
+    history = read_history(tmp_path / "metrics.csv")
+    assert history["skipped"].tolist() == [1, 1, 1]
+    assert history["update_norm"].tolist() == [0, 0, 0]

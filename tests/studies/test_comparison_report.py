@@ -1,0 +1,262 @@
+"""Tables laid out like the paper's."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.run.harness import AWKWARD_NAMES, is_png, measures
+from tff_agnostic.metrics.evaluation_report import ClientValues
+from tff_agnostic.models import logistic_regression
+from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.figures import save
+from tff_agnostic.studies.comparison import SUMMARIES, Comparison, Trials
+from tff_agnostic.studies.comparison_report import (
+    client_figures,
+    figure,
+    markdown,
+    notes,
+    table,
+    table_over_clients,
+)
+
+
+def _trials(by_domain: Mapping[str, Sequence[float]], worst: Sequence[float]) -> Trials:
+    values: dict[str, Any] = {
+        name: {"loss": 2 * np.array(v), "accuracy": np.array(v)} for name, v in by_domain.items()
+    }
+    for summary in SUMMARIES:
+        values[summary] = {"loss": 2 * np.array(worst), "accuracy": np.array(worst)}
+    history = {
+        "round": np.arange(1.0, 4.0),
+        "test/worst loss": np.array([np.nan, 2.0, 1.0]),
+        "test/worst accuracy": np.array([np.nan, 0.2, 0.4]),
+    }
+    return Trials(values, [history] * len(worst))
+
+
+def _comparison(names: Sequence[str] = ("phone", "tablet")) -> Comparison:
+    return Comparison(
+        tuple(names),
+        measures("loss", "accuracy"),
+        {
+            "fed_avg": _trials({n: [0.8, 0.9] for n in names}, [0.3, 0.5]),
+            "agnostic_fed_avg": _trials({n: [0.6, 0.6] for n in names}, [0.4, 0.8]),
+        },
+        {"fed_avg": "FedAvg (uniform)", "agnostic_fed_avg": "AgnosticFedAvg"},
+    )
+
+
+def _cells(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if not set(line) <= set("|-: ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_row_per_algorithm_and_a_column_per_domain():
+    assert _cells(table(_comparison(), "accuracy", "github")) == [
+        ["algorithm", "phone", "tablet", "worst", "overall", "difference"],
+        ["FedAvg (uniform)", *["**85.0 (7.1)**"] * 2, *["40.0 (14.1)"] * 2, "**40.0 (14.1)**"],
+        ["AgnosticFedAvg", *["60.0 (0.0)"] * 2, *["**60.0 (28.3)**"] * 2, "60.0 (28.3)"],
+    ]
+
+
+def test_of_losses_the_lowest_is_best_and_they_are_no_percentages():
+    cells = _cells(table(_comparison(), "loss", "github"))
+    assert cells[1][1:4] == ["1.700 (0.141)", "1.700 (0.141)", "**0.800 (0.283)**"]
+    assert cells[2][1:4] == ["**1.200 (0.000)**", "**1.200 (0.000)**", "1.200 (0.566)"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "cell", "title"),
+    [
+        (Unit.SHARE, "50.0", "Hits in five, percent"),
+        (Unit.FACTOR, "0.50", "Hits in five"),
+        (Unit.NONE, "0.500", "Hits in five"),
+    ],
+)
+def test_shares_are_in_percent_and_factors_have_two_decimals(unit, cell, title):
+    measure = Measure("hits_in_five", unit, True, None)
+    values = {name: {"hits_in_five": np.array([0.5])} for name in ("a", *SUMMARIES)}
+    trials = {"fed_avg": Trials(values, [{}])}
+    comparison = Comparison(("a",), {"hits_in_five": measure}, trials)
+    assert _cells(table(comparison, "hits_in_five", "simple"))[1][0].split()[-1] == cell
+    assert f"## {title} (higher is better)" in markdown(comparison, "title", "command")
+
+
+def test_with_many_domains_algorithms_are_the_columns():
+    names = [f"domain {i}" for i in range(8)]
+    cells = _cells(table(_comparison(names), "loss", "github"))
+    assert cells[0] == ["domain", "FedAvg (uniform)", "AgnosticFedAvg"]
+    assert [row[0] for row in cells[1:]] == [*names, "worst", "overall", "difference"]
+
+
+def test_nothing_is_bold_in_the_terminal():
+    text = table(_comparison(), "loss", "simple")
+    assert "*" not in text
+    assert "AgnosticFedAvg" in text
+
+
+def test_a_single_trial_has_no_standard_deviation():
+    one = Comparison(("a",), measures("loss"), {"fed_avg": _trials({"a": [0.25]}, [0.5])})
+    assert _cells(table(one, "loss", "github"))[1][1] == "**0.500**"
+
+
+def test_a_domain_without_test_examples_has_no_best_algorithm():
+    comparison = Comparison(
+        ("a", "b"),
+        measures("loss"),
+        {
+            name: _trials({"a": [np.nan] * 2, "b": [value] * 2}, [value] * 2)
+            for name, value in (("fed_avg", 1.0), ("agnostic_fed_avg", 0.5))
+        },
+    )
+    cells = _cells(table(comparison, "loss", "github"))
+    assert [row[1] for row in cells[1:]] == ["-", "-"]
+    assert [row[2].startswith("**") for row in cells[1:]] == [False, True]
+
+
+def test_awkward_names_do_not_break_the_table():
+    lines = table(_comparison(AWKWARD_NAMES), "loss", "github").splitlines()
+    assert len(lines) == 2 + len(AWKWARD_NAMES) + len(SUMMARIES)
+    assert {line.replace(r"\|", "").count("|") for line in lines} == {4}
+
+
+def test_the_markdown_page():
+    page = markdown(_comparison(), "Comparison on digits", "./run compare --task=digits")
+    lines = page.splitlines()
+    assert lines[0] == "# Comparison on digits"
+    assert "`./run compare --task=digits`" in lines
+    assert "Mean and standard deviation of 2 trials, on the test clients." in lines
+    assert "counted" not in page
+    assert "## Loss (lower is better)" in lines
+    assert "## Accuracy, percent (higher is better)" in lines
+    assert page.count("| AgnosticFedAvg") == 2
+    assert page.endswith("|\n")
+
+
+@pytest.mark.parametrize("names", [("phone", "tablet"), AWKWARD_NAMES])
+def test_the_figure_has_a_curve_and_bars_for_each_algorithm(tmp_path, names):
+    result = figure(_comparison(names), "loss")
+    curves, bars = result.axes
+    assert [line.get_label() for line in curves.lines] == ["FedAvg (uniform)", "AgnosticFedAvg"]
+    np.testing.assert_array_equal(curves.lines[0].get_xdata(), [2.0, 3.0])
+    assert [len(container) for container in bars.containers if hasattr(container, "patches")] == [
+        len(names),
+        len(names),
+    ]
+    assert "test clients" in curves.get_ylabel() and "test clients" in bars.get_xlabel()
+    save(result, tmp_path / "compare_loss.png")
+    assert is_png((tmp_path / "compare_loss.png").read_bytes())
+
+
+_STATISTICS = ("mean", "p90", "superquantile")
+
+
+def _with_clients(trials: Trials, mean: float, tail: Sequence[float]) -> Trials:
+    by_name = {"mean": [mean] * 2, "p90": [np.nan] * 2, "superquantile": tail}
+    values = ClientValues([0.25, 0.8, 0.9], [1, 2, 1], [4, 64], [3, 1], [mean, tail[0]])
+    return dataclasses.replace(
+        trials,
+        over_clients={
+            s: {"loss": np.array(by_name[s]), "accuracy": np.array(by_name[s])} for s in _STATISTICS
+        },
+        client_values={"accuracy": [values, values]},
+    )
+
+
+def _over_clients() -> Comparison:
+    comparison = _comparison()
+    rows = comparison.trials
+    return dataclasses.replace(
+        comparison,
+        measures=measures_of(logistic_regression(2, 3)),
+        trials={
+            "fed_avg": _with_clients(rows["fed_avg"], 0.9, [0.3, 0.5]),
+            "agnostic_fed_avg": _with_clients(rows["agnostic_fed_avg"], 0.8, [0.6, 0.6]),
+        },
+    )
+
+
+def test_the_distribution_over_clients_is_a_table_of_its_own():
+    text = table_over_clients(_over_clients(), "accuracy", "github")
+    assert text is not None
+    # Of what no trial reported there is no column.
+    assert _cells(text) == [
+        ["algorithm", "mean", "superquantile"],
+        ["FedAvg (uniform)", "**90.0 (0.0)**", "40.0 (14.1)"],
+        ["AgnosticFedAvg", "80.0 (0.0)", "**60.0 (0.0)**"],
+    ]
+    # Of losses the smallest are the best.
+    text = table_over_clients(_over_clients(), "loss", "github")
+    assert text is not None
+    assert _cells(text)[1:] == [
+        ["FedAvg (uniform)", "0.900 (0.000)", "**0.400 (0.141)**"],
+        ["AgnosticFedAvg", "**0.800 (0.000)**", "0.600 (0.000)"],
+    ]
+    page = markdown(_over_clients(), "title", "command")
+    assert page.count("Over the test clients, each counted once; percentiles, and the mean of") == 2
+    assert page.count("| superquantile") == 2
+
+
+def test_a_row_without_the_clients_has_dashes_and_without_any_there_is_no_table():
+    comparison = _over_clients()
+    of_then = _comparison().trials["fed_avg"]
+    rows = {"fed_avg": of_then, "agnostic_fed_avg": comparison.trials["agnostic_fed_avg"]}
+    mixed = dataclasses.replace(comparison, trials=rows)
+    text = table_over_clients(mixed, "accuracy", "simple")
+    assert text is not None
+    assert _cells(text)[1][0].split()[-2:] == ["-", "-"]
+    assert table_over_clients(_comparison(), "accuracy", "simple") is None
+    assert "Over the" not in markdown(_comparison(), "title", "command")
+    assert list(client_figures(mixed)) == ["accuracy"]
+    assert client_figures(_comparison()) == {}
+
+
+def test_with_many_percentiles_algorithms_are_the_columns():
+    comparison = _over_clients()
+    many = {f"p{k}": {"accuracy": np.array([0.5, 0.5])} for k in range(1, 10)}
+    rows = {n: dataclasses.replace(t, over_clients=many) for n, t in comparison.trials.items()}
+    text = table_over_clients(dataclasses.replace(comparison, trials=rows), "accuracy", "github")
+    assert text is not None
+    assert _cells(text)[0] == ["clients", "FedAvg (uniform)", "AgnosticFedAvg"]
+    assert [row[0] for row in _cells(text)[1:]] == list(many)
+
+
+def test_the_figure_of_the_clients_has_both_panels_for_each_algorithm(tmp_path):
+    (figure_of_clients,) = client_figures(_over_clients()).values()
+    histogram, by_size = figure_of_clients.axes
+    assert [text.get_text() for text in by_size.get_legend().get_texts()] == [
+        "FedAvg (uniform)",
+        "AgnosticFedAvg",
+    ]
+    # Filled, and outlined.
+    assert len(histogram.patches) == 4
+    for patch in histogram.patches:
+        assert patch.get_data().values.sum() == pytest.approx(100)
+    assert "test client" in histogram.get_xlabel() and "examples" in by_size.get_xlabel()
+    save(figure_of_clients, tmp_path / "clients.png")
+    assert is_png((tmp_path / "clients.png").read_bytes())
+
+
+def test_what_is_not_counted_and_which_split_it_was_are_told():
+    trials = dataclasses.replace(_trials({"a": [0.5], "b": [0.1]}, [0.5]), not_counted={"b"})
+    comparison = Comparison(
+        ("a", "b"), measures("loss"), {"fed_avg": trials}, split="heldout", worst_min_examples=7
+    )
+    line = (
+        "not counted in worst and difference, having less than --worst_min_examples=7 heldout "
+        "examples in every trial: b"
+    )
+    assert notes(comparison) == [line]
+    page = markdown(comparison, "title", "command")
+    assert f"\nN{line[1:]}.\n" in page
+    assert "of 1 trials, on the heldout clients." in page
+    # Whose columns have the name that the first release gave to all splits.
+    curves, bars = figure(comparison, "loss").axes
+    assert len(curves.lines[0].get_xdata()) == 2
+    assert "heldout" in curves.get_ylabel() and "heldout" in bars.get_xlabel()
+    # Of losses the largest is the worst, which is on top.
+    assert [tick.get_text() for tick in bars.get_yticklabels()] == ["a", "b (not counted)"]

@@ -1,0 +1,123 @@
+"""Stateless seeds of clients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import random_client
+from tff_agnostic.computations.clients import client_seeds, group_of_many, group_of_one
+from tff_agnostic.stateless_random import (
+    fold_in,
+    hash_multipliers,
+    known_multipliers,
+    random_order,
+    stateless_seed,
+)
+
+_ROUND = tf.constant([3, 4])
+
+
+def _client(size: int = 7) -> dict[str, np.ndarray]:
+    return random_client(np.random.default_rng(0), size, range(3))
+
+
+def _seed(client, round_seed=_ROUND) -> int:
+    return int(client_seeds(round_seed, group_of_one(client)))
+
+
+def test_equal_data_have_equal_seeds():
+    assert _seed(_client()) == _seed(_client())
+
+
+def test_seeds_differ_between_clients_rounds_and_runs():
+    rng = np.random.default_rng(1)
+    clients = [random_client(rng, n, range(3)) for n in range(1, 40)]
+    seeds = [_seed(client, [s, t]) for client in clients for s in range(3) for t in range(3)]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("column", ["x", "y", "domain_id"])
+@pytest.mark.parametrize("row", [0, -1])
+def test_a_seed_depends_on_every_column_of_the_first_and_the_last_example(column, row):
+    changed = _client()
+    changed[column] = changed[column].copy()
+    changed[column][row] += 1
+    assert _seed(changed) != _seed(_client())
+
+
+def test_a_seed_depends_on_the_number_of_examples():
+    rows = [0, 3, 6]
+    shorter = {key: column[rows] for key, column in _client().items()}
+    assert _seed(shorter) != _seed(_client())
+
+
+def test_a_client_has_the_same_seed_alone_and_in_a_group():
+    rng = np.random.default_rng(1)
+    clients = [random_client(rng, n, range(3)) for n in (4, 1, 0, 9)]
+    seeds = np.asarray(client_seeds(_ROUND, group_of_many(clients)))
+    for client, seed in zip(clients, seeds):
+        if len(client["y"]) > 0:
+            assert _seed(client) == seed
+
+
+def test_a_client_without_examples_has_a_seed():
+    assert _seed(_client(size=0)) != _seed(_client())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_])
+def test_any_numeric_column_is_taken(dtype):
+    client = {"x": np.array([1, 0, 1], dtype), "domain_id": np.zeros([3], np.int32)}
+    other = {**client, "x": np.array([0, 1, 1], dtype)}
+    assert _seed(client) != _seed(other)
+
+
+def test_float64_differences_below_float32_are_seen():
+    client = {"x": np.array([1.0, 1.0]), "domain_id": np.zeros([2], np.int32)}
+    assert _seed({**client, "x": np.array([1.0, 1.0 + 1e-12])}) != _seed(client)
+
+
+def test_fold_in_is_splitmix64():
+    """The first outputs of the generator from the seed 1234567, as its authors give them."""
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    seed = tf.constant(1234567, tf.int64)
+    outputs = [int(fold_in(seed, i)) % 2**64 for i in range(3)]
+    assert outputs == expected
+
+
+def test_fold_in_gives_distinct_seeds():
+    seed = tf.constant(3, tf.int64)
+    assert len({int(fold_in(seed, i)) for i in range(-50, 50)}) == 100
+
+
+def test_a_stateless_seed_is_two_non_negative_numbers():
+    seeds = [
+        np.asarray(stateless_seed(fold_in(tf.constant(0, tf.int64), i))).tolist() for i in range(50)
+    ]
+    assert min(min(pair) for pair in seeds) >= 0
+    assert len({tuple(pair) for pair in seeds}) == 50
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 30])
+def test_an_order_is_a_permutation_that_does_not_depend_on_the_capacity(n):
+    seed = tf.constant(17, tf.int64)
+    order = np.asarray(random_order(seed, tf.constant(n), tf.constant(n)))
+    assert sorted(order) == list(range(n))
+    padded = np.asarray(random_order(seed, tf.constant(n), tf.constant(40)))
+    np.testing.assert_array_equal(padded[:n], order)
+    assert sorted(padded) == list(range(40))
+
+
+def test_orders_are_uniform():
+    """Each of 4 examples is first in a quarter of 4,000 orders: 5 standard deviations are 137."""
+    seeds = fold_in(tf.constant(1, tf.int64), tf.range(4000))
+    orders = np.asarray(random_order(seeds, tf.fill([4000], 4), tf.constant(4)))
+    counts = np.bincount(orders[:, 0], minlength=4)
+    assert np.all(np.abs(counts - 1000) < 137)
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 1568])
+def test_multipliers_of_a_known_width_are_those_that_a_graph_works_out(width):
+    found = known_multipliers(width)
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, hash_multipliers(tf.constant(width)))
+    assert np.all(found % 2 == 1)

@@ -1,0 +1,353 @@
+"""Groups of values with one budget share, how they are clipped, what is done to noisy sums.
+
+What clipping leaves of a client's answer: every group within its bound, ratios as they were.
+
+Pure functions of one client's values. Whatever a client answers, be it huge or not a number, the
+sum of a group changes by no more than its bound when the client joins or leaves.
+
+What of a client's answer is clipped and noised together, and for which part of the budget.
+
+All that clients answer in a round is one release: every value belongs to a group, whose l2 norm is
+bounded. Noise of standard deviation z_g times the bound of group g, for all groups, is as private
+as one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2). Spending a share
+w_g of the budget on a group, sum_g w_g = 1, means z_g = z_eff / sqrt(w_g).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tff_agnostic.aggregations.aggregation import Bound
+
+# Results are rounded to float32; what is scaled to its bound stays a hair below.
+_ROOM = 1.0 - 1e-6
+
+
+def l2_norm(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the joint norm of some values, float64 scalar."""
+    squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float64))) for value in values]
+    return tf.sqrt(tf.add_n(squares))
+
+
+def finite(value: tf.Tensor) -> tf.Tensor:
+    """Returns a value with zeros in place of entries that are no finite numbers."""
+    if not value.dtype.is_floating:
+        return value
+    return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
+
+
+def scaled_ratios(values: Sequence[tf.Tensor], bounds: Sequence[Bound]) -> list[tf.Tensor]:
+    """Scales values that form a ratio so that the norm of none of them exceeds its bound.
+
+    Updates are scaled with their weights here, and do not count: they are clipped afterwards, to a
+    norm of their own. An integer n becomes floor(f n), and entries of the values beside it are
+    scaled by floor(f n) / n, as in secure sums.
+
+    Args:
+        values: The flattened answer.
+        bounds: The bound of each value.
+    """
+    scaled = list(values)
+    ratios = dict.fromkeys(bound.ratio for bound in bounds if bound.ratio is not None)
+    for ratio in ratios:
+        members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
+        factor = _whole(_factor(scaled, bounds, members), scaled, bounds, members)
+        for i in members:
+            scaled[i] = _times(factor, scaled[i])
+    return scaled
+
+
+def _factor(
+    values: Sequence[tf.Tensor], bounds: Sequence[Bound], members: Sequence[int]
+) -> tf.Tensor:
+    factor = tf.constant(1.0, tf.float64)
+    for i in members:
+        if bounds[i].signed or bounds[i].public_sum is not None:
+            continue
+        limit = tf.constant(bounds[i].norm, tf.float64)
+        factor = tf.minimum(factor, limit / tf.maximum(l2_norm([values[i]]), limit))
+    return tf.where(factor < 1.0, factor * _ROOM, factor)
+
+
+def _whole(
+    factor: tf.Tensor,
+    values: Sequence[tf.Tensor],
+    bounds: Sequence[Bound],
+    members: Sequence[int],
+) -> tf.Tensor:
+    """Returns the largest factor, for each entry, that leaves integers of a ratio whole."""
+    for i in members:
+        if bounds[i].integer:
+            count = tf.cast(values[i], tf.float64)
+            # Toward 0: a client may answer with negative counts, and must gain nothing by that.
+            whole = tf.sign(count) * tf.floor(tf.abs(count) * factor + 1e-9)
+            factor = tf.math.divide_no_nan(whole, count)
+    return factor
+
+
+def _times(factor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Returns a value scaled by a factor that leaves it whole if it is an integer."""
+    if value.dtype.is_floating:
+        return value * tf.cast(factor, value.dtype)
+    return tf.cast(tf.round(tf.cast(value, tf.float64) * factor), value.dtype)
+
+
+def clipped_group(values: Sequence[tf.Tensor], limit: tf.Tensor) -> list[tf.Tensor]:
+    """Scales values so that their joint l2 norm is at most `limit`; integers are rounded down."""
+    norm = l2_norm(values)
+    limit = tf.cast(limit, tf.float64)
+    factor = tf.where(norm > limit, tf.math.divide_no_nan(limit, norm) * _ROOM, 1.0)
+
+    def scaled(value: tf.Tensor) -> tf.Tensor:
+        if value.dtype.is_floating:
+            return value * tf.cast(factor, value.dtype)
+        # A cast rounds toward 0: it must not lengthen what is scaled.
+        return tf.cast(tf.cast(value, tf.float64) * factor, value.dtype)
+
+    return [scaled(value) for value in values]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Values of a client's answer whose joint l2 norm is bounded.
+
+    Attributes:
+        name: For people, such as "domain_losses".
+        positions: Which values of the flattened answer.
+        limit: The bound; of an update the bound with a clip norm of 1.
+        is_update: Whether it is clipped to a clip norm; other values have bounds of their own.
+    """
+
+    name: str
+    positions: tuple[int, ...]
+    limit: float
+    is_update: bool = False
+
+
+def clip(
+    values: Sequence[tf.Tensor],
+    bounds: Sequence[Bound],
+    groups: Sequence[Group],
+    clip_norms: Sequence[tf.Tensor],
+    rounding: Sequence[float] = (),
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Bounds a client's answer.
+
+    Args:
+        values: The flattened answer.
+        bounds: The bound of each value.
+        groups: All groups of the answer.
+        clip_norms: The clip norm of each update among them, float32 scalars.
+        rounding: By how much each value may change when it is sent, such as half a step of secure
+            sums; nothing if empty. The bounds hold for what is sent.
+
+    Returns:
+        (values, whether each update was within its clip norm, float32 scalars). Values that belong
+        to no group are zeros: they are not sent.
+    """
+    found = scaled_ratios([finite(value) for value in values], bounds)
+    sent = [tf.zeros_like(value) for value in found]
+    norms, within = iter(clip_norms), []
+    for group in groups:
+        members = [found[i] for i in group.positions]
+        limit = tf.constant(group.limit, tf.float64)
+        if group.is_update:
+            limit *= tf.cast(next(norms), tf.float64)
+            within.append(tf.cast(l2_norm(members) <= limit, tf.float32))
+        if rounding:
+            sizes = [rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions]
+            limit = tf.maximum(limit - math.sqrt(sum(sizes)), 0.0)
+        for i, value in zip(group.positions, clipped_group(members, limit)):
+            sent[i] = value
+    return sent, within
+
+
+def clip_jointly(
+    values: Sequence[tf.Tensor],
+    bounds: Sequence[Bound],
+    groups: Sequence[Group],
+    shares: Sequence[float],
+    clip_norms: Sequence[tf.Tensor],
+    rounding: Sequence[float] = (),
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Bounds a client's answer as one vector; arguments and results are those of `clip`.
+
+    Group g of bound c_g and share w_g has the part v_g = sqrt(w_g) x_g / c_g of it, and v is
+    scaled to a norm of at most sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on
+    x_g, as when each group is clipped by itself; and answers whose groups are within their bounds
+    stay as they are, as do some that exceed the bound of one and have less of others.
+
+    Whole numbers that are in no ratio, such as a count of clients, would be 0 as soon as they are
+    scaled: they are clipped by themselves, and take no part.
+
+    Args:
+        values: The flattened answer.
+        bounds: The bound of each value.
+        groups: All groups of the answer.
+        shares: w_g of each of them.
+        clip_norms: The clip norm of each update among them, float32 scalars.
+        rounding: By how much each value may change when it is sent.
+    """
+    found = scaled_ratios([finite(value) for value in values], bounds)
+    sent = [tf.zeros_like(value) for value in found]
+    norms, within, joint = iter(clip_norms), [], []
+    square = of_rounding = tf.constant(0.0, tf.float64)
+    for group, share in zip(groups, shares):
+        limit = tf.constant(group.limit, tf.float64)
+        if any(bounds[i].integer and bounds[i].ratio is None for i in group.positions):
+            members = [found[i] for i in group.positions]
+            for i, value in zip(group.positions, clipped_group(members, limit)):
+                sent[i] = value
+            continue
+        norm = l2_norm([found[i] for i in group.positions])
+        if group.is_update:
+            limit *= tf.cast(next(norms), tf.float64)
+            within.append(tf.cast(norm <= limit, tf.float32))
+        square += share * tf.square(norm / limit)
+        if rounding:
+            sizes = [rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions]
+            of_rounding += share * sum(sizes) / tf.square(limit)
+        joint.append((group, share))
+    norm = tf.sqrt(square)
+    largest = math.sqrt(math.fsum(share for _, share in joint)) - tf.sqrt(of_rounding)
+    largest = tf.maximum(largest, 0.0)
+    factor = tf.where(norm > largest, tf.math.divide_no_nan(largest, norm) * _ROOM, 1.0)
+    positions = {i for group, _ in joint for i in group.positions}
+    for ratio in dict.fromkeys(bound.ratio for bound in bounds):
+        members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
+        # What is a ratio with counts stays one, of whole counts.
+        of_ratio = factor if ratio is None else _whole(factor, found, bounds, members)
+        for i in positions & {*members}:
+            sent[i] = _times(of_ratio, found[i])
+    return sent, within
+
+
+def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
+    """Returns the groups of an answer; values with a public sum are in none.
+
+    Signed values of a ratio are an update: their norm is that of a model delta times the client's
+    weight, for which the bound has room: the mean weight of a client where the sum of weights is
+    public, the largest one otherwise.
+
+    Args:
+        bounds: Of the answer, in its structure, a named tuple.
+        max_delta: Bound of a coordinate of a model delta, from which `bounds` were made.
+        expected_clients: Clients that a round is expected to have.
+    """
+    flat = tf.nest.flatten(bounds)
+    names = _names(bounds)
+    updates: dict[str, list[int]] = {}
+    alternatives: dict[str, list[int]] = {}
+    groups = []
+    for i, bound in enumerate(flat):
+        if bound.signed:
+            updates.setdefault(bound.ratio or names[i], []).append(i)
+        elif bound.one_of is not None:
+            alternatives.setdefault(bound.one_of, []).append(i)
+        elif bound.public_sum is None:
+            groups.append(Group(names[i], (i,), bound.norm))
+    weights = {b.ratio: b.public_sum for b in flat if b.ratio and b.public_sum is not None}
+    for name, positions in updates.items():
+        largest = max(flat[i].limit for i in positions) / max_delta
+        mean = weights[name] / expected_clients if name in weights else largest
+        groups.append(Group(name, tuple(positions), float(mean), is_update=True))
+    for name, positions in alternatives.items():
+        largest = max(flat[i].norm for i in positions)
+        groups.append(Group(name, tuple(positions), largest))
+    return tuple(sorted(groups, key=lambda group: group.positions))
+
+
+def _names(bounds: Any) -> list[str]:
+    names = []
+    for field, values in zip(bounds._fields, bounds):
+        of_field = list(_paths(values, field))
+        names.extend([field] if len(of_field) == 1 else of_field)
+    return names
+
+
+def _paths(values: Any, path: str) -> Iterator[str]:
+    """Yields where each leaf is, in the order of `tf.nest.flatten`."""
+    if isinstance(values, Bound):
+        yield path
+        return
+    items: Iterable[tuple[Any, Any]] = enumerate(values)
+    if isinstance(values, Mapping):
+        items = sorted(values.items())
+    elif hasattr(values, "_fields"):
+        items = zip(values._fields, values)
+    for name, value in items:
+        yield from _paths(value, f"{path}/{name}")
+
+
+def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, ...]:
+    """Returns w_g of each group of a round, all its exchanges together.
+
+    Args:
+        groups: The groups of all exchanges.
+        update_share: What all updates have together, each the same; the other groups have the rest.
+            Where there is one kind only, it has all.
+    """
+    kinds = [group.is_update for group in groups]
+    num_updates = sum(kinds)
+    num_others = len(kinds) - num_updates
+    if not num_updates or not num_others:
+        return tuple(1.0 / len(kinds) for _ in kinds)
+    each = {True: update_share / num_updates, False: (1.0 - update_share) / num_others}
+    return tuple(each[kind] for kind in kinds)
+
+
+def noise_factor(share: float) -> float:
+    """Returns z_g / z_eff = 1 / sqrt(w_g)."""
+    return 1.0 / math.sqrt(share)
+
+
+def without_noise_below(
+    values: Sequence[tf.Tensor],
+    deviations: Sequence[tf.Tensor],
+    bounds: Sequence[Bound],
+    absent_below: float,
+) -> list[tf.Tensor]:
+    """Returns sums in which what is lost in noise is absent, and ratios are within their limits.
+
+    A denominator below `absent_below` standard deviations of its noise is zero, and so are the
+    values that are divided by it; others lie between 0 and their largest ratio to it. Public sums
+    take the place of what nobody sent. Counts of clients of which each has one are not negative.
+
+    Args:
+        values: The flattened sum, float64.
+        deviations: Standard deviation of the noise of each value.
+        bounds: The bound of each value.
+        absent_below: Standard deviations.
+    """
+    result = list(values)
+    for i, bound in enumerate(bounds):
+        if bound.public_sum is not None:
+            result[i] = tf.fill(values[i].shape, tf.constant(bound.public_sum, tf.float64))
+        elif bound.denominator:
+            is_there = (values[i] > 0) & (values[i] >= absent_below * deviations[i])
+            result[i] = tf.where(is_there, values[i], tf.zeros_like(values[i]))
+        elif bound.one_of is not None:
+            result[i] = tf.maximum(values[i], 0.0)
+    for i, bound in enumerate(bounds):
+        if bound.ratio is None or bound.denominator:
+            continue
+        below = next(
+            (
+                k
+                for k, other in enumerate(bounds)
+                if other.denominator and other.ratio == bound.ratio
+            ),
+            None,
+        )
+        if below is None:
+            continue
+        denominator = result[below]
+        if not bound.signed:
+            largest = denominator * (bound.limit / bounds[below].limit)
+            result[i] = tf.minimum(tf.maximum(result[i], 0.0), largest)
+        else:
+            result[i] = tf.where(denominator > 0, result[i], tf.zeros_like(result[i]))
+    return result

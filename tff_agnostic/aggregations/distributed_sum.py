@@ -1,0 +1,257 @@
+"""Sums with differential privacy of which nobody sees one without noise: clients add it.
+
+A client scales each group of its clipped answer to a norm of c steps, rotates updates, rounds to
+integers, adds its share of Skellam noise (Agarwal, Kairouz, Liu 2021), and submits them modulo a
+power of two to a modular secure sum. The server takes the integers nearest zero, rotates back and
+rescales. Rotating is of use for the many values of an update, of which it makes small ones; single
+sums are sent as they are.
+
+**Who takes part is a secret** where a coin of a client's own decides it: a public number of clients
+answers each round, and those that their coin leaves out send zeros with their share of the noise.
+To everybody else a client that is left out is then a client whose values are zeros. A simulation
+need not play each of them: an entry of the cohort stands for as many as a table of their noise
+together has room for.
+
+**In a simulation** all clients' noise is made of one key, which the server sends them, so that a
+run can be repeated. Whoever knows the key can take the noise away, and clients know it: that is
+sound where one process plays everybody. On a device the noise must be the device's own draw, and no
+key be sent.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, Guarantee
+from tff_agnostic.aggregations.integer_codec import IntegerCodec, joined, pieces_of
+from tff_agnostic.aggregations.noise import Release, clients_of_a_table
+from tff_agnostic.aggregations.privacy_options import DistributedOptions
+from tff_agnostic.aggregations.private_sum import PrivateRelease, PrivateState, Released
+from tff_agnostic.report_fields import Quantities, Quantity
+
+
+class ClientParams(NamedTuple):
+    """What clients are sent.
+
+    Attributes:
+        clip_norms: Of each update.
+        noise_key: What simulated clients draw their noise with; see the module.
+        releases: How many sums were released.
+    """
+
+    clip_norms: tf.Tensor
+    noise_key: tf.Tensor
+    releases: tf.Tensor
+
+
+class Integers(NamedTuple):
+    """What a client submits; int64 everywhere.
+
+    Attributes:
+        values: Residues, in the shapes of what is released; of a rotated group, its first ones.
+        padding: The others of each rotated group that has others.
+        num_clients: 1, so that the server learns how many clients' noise the sum holds; of an entry
+            that stands for several silent clients their number.
+    """
+
+    values: Released
+    padding: list[tf.Tensor]
+    num_clients: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedSum(PrivateRelease):
+    """Clips what clients answer, and sums integers to which they added noise.
+
+    It promises what the inner secure sum does. `Guarantee.SECRET_NOISE` is not claimed, which is
+    about a server's key.
+
+    Attributes:
+        noise_multiplier: z; here equal sums have equal ones, as the number of bits is made of it.
+        least_clients: Clients whose noise a sum must have: one of fewer is not looked at, and
+            counts as the sum over no clients.
+        noise_clients: Clients that answer a round, each with its share of the noise; 0 for those
+            that a round is expected to have. More than those are left out by a coin.
+        bundle: How many silent clients one entry of a cohort may stand for.
+    """
+
+    noise_multiplier: float
+    least_clients: int = 1
+    noise_clients: int = 0
+    bundle: int = 1
+
+    # Copies of a client differ in their places only, and have noise of their own.
+    numbers_clients = True
+    # A sum of too few is not looked at, and a Poisson cohort may be small by chance.
+    min_clients = 0
+
+    @property
+    def guarantees(self) -> frozenset[Guarantee]:
+        """Those of the inner sum."""
+        return self.inner.guarantees
+
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns sums that share the budget of a round, and bundles of silent clients."""
+        sums = super().of_exchanges(bounds)
+        if self.noise_clients <= self.expected_clients:
+            return sums
+        factors = [f for sum_, of_one in zip(sums, bounds) for f in sum_.noise_factors(of_one)]
+        widest = self.noise_multiplier * max(factors) * self._options.integer_clip
+        most = self.noise_clients - int(self.expected_clients)
+        bundle = clients_of_a_table(widest**2 / self.noise_clients, most)
+        return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
+
+    def on_clients(self) -> "DistributedSum":
+        """Returns it without the key, which clients get with the message."""
+        return dataclasses.replace(self, noise_key=())
+
+    def secrets(self, state: PrivateState) -> list[Any]:
+        """Returns nothing: simulated clients are sent the key."""
+        del state
+        return []
+
+    def rounding(self, bound: Bound) -> float:
+        """Returns 0: rounding is part of the noise."""
+        del bound
+        return 0.0
+
+    def client_params(self, state: PrivateState) -> ClientParams:
+        """Returns the clip norms, and what simulated noise is made of."""
+        # Clients' noise is a table, and their number of bits a constant, of this multiplier alone.
+        is_same = tf.debugging.assert_equal(
+            state.noise_multiplier,
+            tf.constant(self.noise_multiplier, tf.float64),
+            "a state of clients with other noise",
+        )
+        with tf.control_dependencies([is_same]):
+            clip_norms = tf.identity(state.clip_norms)
+        return ClientParams(clip_norms, state.noise_key, state.releases)
+
+    def codecs(self, values: Sequence[Any], bounds: Any) -> tuple[IntegerCodec, ...]:
+        """Returns how each group of an answer becomes integers.
+
+        Args:
+            values: The flattened answer, or what is submitted of it, or their specs.
+            bounds: Of the answer.
+        """
+        steps = self._options.integer_clip
+        pairs = zip(self.groups(bounds), self.noise_factors(bounds))
+        return tuple(
+            IntegerCodec(
+                is_rotated=group.is_update,
+                num_values=sum(int(values[i].shape.num_elements()) for i in group.positions),
+                steps=steps,
+                deviation=self.noise_multiplier * factor * steps,
+                expected_clients=self.expected_clients,
+                noise_clients=self.noise_clients or self.expected_clients,
+                bundle=self.bundle,
+                place=(self.exchange << 32) + k,
+                by_tables=self.generator.is_exact,
+            )
+            for k, (group, factor) in enumerate(pairs)
+        )
+
+    def encode(
+        self, params: ClientParams, output: Any, bounds: Any, client: ClientFacts
+    ) -> Integers:
+        """Clips an answer, rounds it, and adds a client's share of the noise."""
+        number, silent = client.place
+        # Of a silent client nothing but noise is sent, bits and counts of clients among it.
+        released = tf.nest.map_structure(
+            lambda value: tf.where(silent > 0, tf.zeros_like(value), value),
+            self.clipped(params.clip_norms, output, bounds),
+        )
+        values = tf.nest.flatten(released)
+        sent = [tf.zeros(value.shape, tf.int64) for value in values]
+        padding: list[tf.Tensor] = []
+        codecs = self.codecs(values, bounds)
+        release = Release(params.noise_key, self.exchange, params.releases)
+        draws = self.generator.client_draws(release, number, codecs)
+        limits = self.group_limits(params.clip_norms, bounds)
+        for group, codec, limit, drawn in zip(self.groups(bounds), codecs, limits, draws):
+            members = [values[i] for i in group.positions]
+            integers = codec.encode(members, limit, drawn, params.releases, silent)
+            pieces = pieces_of(integers, [value.shape for value in members])
+            for i, piece in zip(group.positions, pieces):
+                sent[i] = piece
+            padding += pieces[len(members) :]
+        num_clients = tf.cast(tf.maximum(silent, 1), tf.int64)
+        return Integers(tf.nest.pack_sequence_as(released, sent), padding, num_clients)
+
+    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+        """Returns modular secure sums of the integers, and one of the number of clients."""
+        spec = tff.types.type_to_tf_tensor_specs(encoded.type_signature.member)
+        values = tf.nest.flatten(spec.values)
+        # What belongs to no group is zeros.
+        moduli = [np.int64(2)] * len(values)
+        of_padding = []
+        for group, codec in zip(self.groups(bounds), self.codecs(values, bounds)):
+            for i in group.positions:
+                moduli[i] = np.int64(2**codec.bits)
+            if codec.size > codec.num_values:
+                of_padding.append(np.int64(2**codec.bits))
+
+        modulus = (tf.nest.pack_sequence_as(spec.values, moduli), of_padding)
+        summed = tff.backends.mapreduce.federated_secure_modular_sum(
+            tff.federated_zip((encoded.values, encoded.padding)), modulus
+        )
+        bits = self.bundle.bit_length()
+        num_clients = tff.federated_secure_sum_bitwidth(encoded.num_clients, bits)
+        return tff.federated_zip(Integers(summed[0], summed[1], num_clients))
+
+    def noisy_sums(
+        self, state: PrivateState, summed: Integers, bounds: Any
+    ) -> tuple[Released, list[tf.Tensor]]:
+        """Turns integers back into values; of too few clients' into those of none."""
+        has_enough = self._has_enough(summed)
+        integers = tf.nest.flatten(summed.values)
+        values = [tf.zeros(value.shape, tf.float64) for value in integers]
+        deviations = [tf.constant(0.0, tf.float64)] * len(values)
+        limits, padding = self.group_limits(state.clip_norms, bounds), iter(summed.padding)
+        codecs = self.codecs(integers, bounds)
+        for group, codec, limit in zip(self.groups(bounds), codecs, limits):
+            parts = [integers[i] for i in group.positions]
+            shapes = [part.shape for part in parts]
+            parts += [next(padding)] if codec.size > codec.num_values else []
+            vector = codec.decode(joined(parts), limit, state.releases)
+            vector = tf.where(has_enough, vector, tf.zeros_like(vector))
+            for i, piece in zip(group.positions, pieces_of(vector, shapes)):
+                values[i] = piece
+                deviations[i] = codec.deviation / codec.steps * limit
+        return tf.nest.pack_sequence_as(summed.values, values), deviations
+
+    def decode(
+        self, state: PrivateState, summed: Integers, bounds: Any
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """Returns what is made of noisy sums."""
+        has_enough = self._has_enough(summed)
+        noisy, deviations = self.noisy_sums(state, summed, bounds)
+        next_state, output, report = self.finished(state, noisy, deviations, bounds)
+        clip_norms = tf.where(has_enough, next_state.clip_norms, state.clip_norms)
+        too_few = tf.cast(~has_enough, tf.int64)
+        return (
+            next_state._replace(clip_norms=clip_norms),
+            output,
+            OrderedDict(report, too_few_clients=too_few),
+        )
+
+    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+        """Describes clip norms, and rounds that had too few clients."""
+        too_few = Quantity(
+            f"{prefix}too_few_clients",
+            "rounds whose sum was not looked at: too few clients answered",
+        )
+        return OrderedDict(super().quantities(bounds, prefix), too_few_clients=too_few)
+
+    def _has_enough(self, summed: Integers) -> tf.Tensor:
+        return summed.num_clients >= self.least_clients
+
+    @property
+    def _options(self) -> DistributedOptions:
+        assert isinstance(self.options, DistributedOptions)
+        return self.options

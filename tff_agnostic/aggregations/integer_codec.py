@@ -1,0 +1,307 @@
+"""A group as noised integers modulo 2^b and back: rotation, rounding, widths, draws.
+
+How the values of one group travel: as integers with noise, of which only a sum is turned back.
+
+A vector is scaled to a norm of c steps, rotated if it is an update, rounded, noised, and reduced
+modulo a power of two. The sum over clients takes the way back.
+
+Integers that clients send: rounded so that norms stay bounded, with noise, modulo a power of 2.
+
+Everything is in steps of the grid.
+
+Randomised Hadamard transforms, which spread a vector evenly over its coordinates.
+
+y = H D x / sqrt(p), with H the Hadamard matrix of p rows, a power of two, and random signs D. Norms
+stay, and each coordinate of y is sub-Gaussian with the variance |x|^2 / p (Kairouz, Liu, Steinke
+2021, section 4), so that integers of fewer bits hold it. Signs are public.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.aggregations.noise import skellam, skellam_words
+from tff_agnostic.errors import UserError
+from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
+from tff_agnostic.stateless_random import fold_in
+
+# Room for what float32 adds to a norm when a vector is rotated.
+_ROOM = 1.0 - 2.0**-14
+# int64 sums in a simulation: bits of a residue and of the number of clients together.
+_MAX_BITS = 62
+# Of noise, for one value.
+_MAX_WORDS = 1024
+# Keeps signs apart from what else is made of small numbers.
+_ROTATION = 1
+# With which probability coordinates of a group's vector wrap around in a round, at the most.
+WRAP_PROBABILITY = 1e-9
+# Larger factors take more multiplications, smaller ones more passes over the vector.
+_MAX_FACTOR = 32
+
+
+class Draws(NamedTuple):
+    """Random numbers of a client for a group of d values; see `noise_generators`.
+
+    Attributes:
+        uniforms: For rounding, in [0, 1), float32 [d].
+        words: For noise, of 64 random bits, int64 [`IntegerCodec.num_words`].
+    """
+
+    uniforms: tf.Tensor
+    words: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerCodec:
+    """Turns the values of a group into integers, and their sum back.
+
+    Attributes:
+        is_rotated: Whether they are rotated: the many values of an update, which that makes small.
+        num_values: How many there are.
+        steps: c, steps of the integers in the bound of the group.
+        deviation: z_g c, standard deviation in steps of the noise of all clients that add it.
+        expected_clients: Clients whose values a sum is expected to hold.
+        noise_clients: n, clients whose noise it holds; no fewer.
+        bundle: How many silent clients one entry of a simulated cohort may stand for.
+        place: A number of its own of each exchange and group.
+        by_tables: Whether noise is looked up however wide it is.
+    """
+
+    is_rotated: bool
+    num_values: int
+    steps: float
+    deviation: float
+    expected_clients: float
+    noise_clients: float
+    bundle: int
+    place: int
+    by_tables: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many integers there are: a power of two if they are rotated."""
+        return padded_size(self.num_values) if self.is_rotated else self.num_values
+
+    @property
+    def num_words(self) -> int:
+        """How many random words one client's noise takes.
+
+        Raises:
+            UserError: If it is so wide that it would take too many.
+        """
+        num_words = skellam_words(self.variance, self.size, self.by_tables)
+        if num_words > _MAX_WORDS * self.size:
+            raise UserError(
+                f"--integer_clip: expected fewer than {self.steps:g} steps with "
+                f"--noise_generator=secure, {self.noise_clients:g} clients and this noise: each "
+                f"client's noise deviates by {math.sqrt(self.variance):.4g} steps, and takes "
+                f"{num_words // self.size} random numbers for each value, more than {_MAX_WORDS}"
+            )
+        return num_words
+
+    @property
+    def bits(self) -> int:
+        """Bits of the modular sum.
+
+        Raises:
+            UserError: If integers are too fine to be summed.
+        """
+        bits = bits_of_sum(
+            self.steps, self.size, self.is_rotated, self.deviation, self.expected_clients
+        )
+        total = bits + math.log2(self.noise_clients)
+        if total > _MAX_BITS:
+            raise UserError(
+                f"--integer_clip: expected so few steps that sums of them have {_MAX_BITS} bits, "
+                f"found {self.steps:g}, which with this noise and {self.noise_clients:g} clients"
+                f" takes {math.ceil(total)}"
+            )
+        return bits
+
+    @property
+    def variance(self) -> float:
+        """The variance of one client's noise: (z_g c)^2 / n."""
+        return float(self.deviation**2 / self.noise_clients)
+
+    def encode(
+        self,
+        values: Sequence[tf.Tensor],
+        limit: tf.Tensor,
+        draws: Draws,
+        release: tf.Tensor,
+        silent: tf.Tensor,
+    ) -> tf.Tensor:
+        """On a client: returns what it submits, int64 [`size`].
+
+        Args:
+            values: Of a joint norm of at most `limit`.
+            limit: The bound of the group, float64 scalar.
+            draws: The client's random numbers.
+            release: Number of the release, int64 scalar.
+            silent: 1 or `bundle` if it is what so many silent clients submit together, int32
+                scalar; 0 or 1 for one client.
+        """
+        # Few values may be whole numbers beyond float32.
+        dtype = tf.float32 if self.is_rotated else tf.float64
+        vector = joined([tf.cast(value, dtype) for value in values])
+        scale = tf.math.divide_no_nan(tf.constant(self._steps_of_limit, tf.float64), limit)
+        vector *= tf.cast(scale, dtype)
+        if self.is_rotated:
+            vector = rotated(vector, self._signs(release))
+        max_norm = rounded_sensitivity(self.steps, self.size, ROUNDING_BETA).l2
+        variances, which = [self.variance], None
+        if self.bundle > 1:
+            # Skellam noise of a sum is Skellam noise of the sum of the variances.
+            variances.append(self.bundle * self.variance)
+            which = tf.cast(silent > 1, tf.int64)
+        noise = skellam(draws.words, variances, self.size, which, self.by_tables)
+        return residues(rounded(vector, max_norm, draws.uniforms) + noise, self.bits)
+
+    def decode(self, summed: tf.Tensor, limit: tf.Tensor, release: tf.Tensor) -> tf.Tensor:
+        """On the server: returns the sum of the values, float64 [`num_values`].
+
+        Args:
+            summed: What clients submitted, int64 [`size`].
+            limit: The bound of the group, float64 scalar.
+            release: Number of the release, int64 scalar.
+        """
+        vector = tf.cast(centred(summed, self.bits), tf.float64)
+        if self.is_rotated:
+            vector = rotated_back(vector, self._signs(release))
+        return vector[: self.num_values] * (limit / self._steps_of_limit)
+
+    @property
+    def _steps_of_limit(self) -> float:
+        return self.steps * (_ROOM if self.is_rotated else 1.0)
+
+    def _signs(self, release: tf.Tensor) -> tf.Tensor:
+        place = tf.constant(self.place, tf.int64)
+        seed = fold_in(fold_in(tf.constant(_ROTATION, tf.int64), release), place)
+        return random_signs(seed, self.size)
+
+
+def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the entries of values one after the other."""
+    return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+
+
+def pieces_of(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    """Returns the first entries of a vector in shapes; what is left, if anything, comes last."""
+    sizes = [shape.num_elements() for shape in shapes]
+    left = vector.shape[0] - sum(sizes)
+    pieces = tf.split(vector, [*sizes, left] if left else sizes)
+    shaped = [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes)]
+    return [*shaped, *pieces[len(sizes) :]]
+
+
+def rounded(vector: tf.Tensor, max_norm: float, uniforms: tf.Tensor) -> tf.Tensor:
+    """Returns whole numbers near a vector, int64 [d], of a norm of at most `max_norm`.
+
+    Each coordinate is rounded up with the probability of its fraction. If that makes the vector too
+    long, which is improbable (Kairouz, Liu, Steinke 2021, proposition 22; there it is then done
+    again), coordinates are rounded toward zero, which lengthens nothing.
+
+    Args:
+        vector: float32 or float64 [d], of a norm of at most `max_norm`.
+        max_norm: Bound of the norm after rounding; see `distributed.rounded_sensitivity`.
+        uniforms: Numbers in [0, 1), float32 [d].
+    """
+    by_chance = tf.floor(vector + tf.cast(uniforms, vector.dtype))
+    square = tf.reduce_sum(tf.square(tf.cast(by_chance, tf.float64)))
+    # A cast rounds toward zero.
+    return tf.cast(tf.where(square <= max_norm**2, by_chance, vector), tf.int64)
+
+
+def bits_of_sum(
+    max_norm: float, size: int, is_rotated: bool, deviation: float, expected_clients: float
+) -> int:
+    """Returns how many bits the modular sum of a group's vectors needs.
+
+    With them no coordinate wraps around but with `WRAP_PROBABILITY`, a third of it for each of: a
+    cohort of more clients than M, as a Poisson cohort may have; a sum without noise that is beyond
+    its bound, which is M times the norm, or of a rotated vector a sub-Gaussian's; and noise that is
+    beyond its own. Tails of Poisson and Skellam numbers of variance v are bounded by
+    exp(-t^2 / (2 (v + t / 3))).
+
+    Args:
+        max_norm: Of a client's vector before rounding.
+        size: d, its coordinates.
+        is_rotated: Whether it is.
+        deviation: Standard deviation of the noise of the expected clients.
+        expected_clients: How many.
+    """
+    third = WRAP_PROBABILITY / 3
+    max_clients = expected_clients + _beyond(expected_clients, math.log(1 / third))
+    of_any = math.log(2 * size / third)
+    share = min(1.0, math.sqrt(2 * of_any / size)) if is_rotated else 1.0
+    noise = _beyond(max_clients / expected_clients * deviation**2, of_any)
+    # Rounding changes each client's coordinate by less than 1.
+    largest = max_clients * (max_norm * share + 1) + noise
+    return math.floor(math.log2(largest)) + 2
+
+
+def _beyond(variance: float, log_inverse: float) -> float:
+    """Returns t with exp(-t^2 / (2 (variance + t / 3))) = exp(-log_inverse)."""
+    return log_inverse / 3 + math.sqrt(log_inverse**2 / 9 + 2 * variance * log_inverse)
+
+
+def residues(integers: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns int64 numbers modulo 2^bits."""
+    return tf.bitwise.bitwise_and(integers, tf.constant(2**bits - 1, tf.int64))
+
+
+def centred(summed: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns of sums modulo 2^bits, or sums of residues, the numbers of least size, int64."""
+    half = 2 ** (bits - 1)
+    return residues(summed + half, bits) - half
+
+
+def padded_size(size: int) -> int:
+    """Returns the least power of two that is no smaller."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def random_signs(seed: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns 1 or -1 by chance, float64 [size], from an int64 scalar."""
+    bits = tf.bitwise.bitwise_and(fold_in(seed, tf.range(size)), tf.constant(1, tf.int64))
+    return tf.cast(1 - 2 * bits, tf.float64)
+
+
+def rotated(vector: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
+    """Returns H D x / sqrt(p), [p], of x [d] with zeros up to p.
+
+    Args:
+        vector: x, float32 or float64 [d], d at most p.
+        signs: The diagonal of D, float64 [p]; p is a power of two.
+    """
+    padding = signs.shape[0] - vector.shape[0]
+    return _hadamard(tf.pad(vector, [[0, padding]]) * tf.cast(signs, vector.dtype))
+
+
+def rotated_back(vector: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
+    """Returns D H y / sqrt(p), the inverse, float64 [p]."""
+    return _hadamard(vector) * signs
+
+
+def _hadamard(vector: tf.Tensor) -> tf.Tensor:
+    # H of p rows is a Kronecker product of smaller ones: each factor works on the last digits of
+    # the index, which then become its first ones.
+    size = left = vector.shape[0]
+    while left > 1:
+        factor = min(left, _MAX_FACTOR)
+        matrix = tf.constant(_matrix(factor) / np.sqrt(factor), vector.dtype)
+        vector = tf.transpose(tf.matmul(tf.reshape(vector, [size // factor, factor]), matrix))
+        left //= factor
+    return tf.reshape(vector, [size])
+
+
+def _matrix(size: int) -> np.ndarray:
+    """Returns the Hadamard matrix (Sylvester)."""
+    matrix = np.ones([1, 1])
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix

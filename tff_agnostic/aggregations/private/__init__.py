@@ -1,1 +1,0 @@
-"""Differential privacy: sums of clipped answers with noise; see `private_sum`."""

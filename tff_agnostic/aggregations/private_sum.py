@@ -1,0 +1,348 @@
+"""Clipping, noise of the server, adaptive clip norms.
+
+What private sums have in common: groups that share a budget, clipping, and what follows noise.
+
+Everything that a client answers in a round is one release, in groups that share one budget; see
+`groups`. What is not noised is not sent: counters of clipped values stay at home, and where the sum
+of weights is public nobody is asked for it.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.aggregations.aggregation import (
+    Aggregation,
+    Bound,
+    ClientFacts,
+    ClientLimits,
+    Guarantee,
+)
+from tff_agnostic.aggregations.clipping import (
+    Group,
+    budget_shares,
+    clip,
+    clip_jointly,
+    groups_of,
+    noise_factor,
+    without_noise_below,
+)
+from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussian
+from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, NoiseGenerator
+from tff_agnostic.aggregations.privacy_options import CLIPPINGS, PrivacyOptions, ServerNoiseOptions
+from tff_agnostic.report_fields import Quantities, Quantity
+from tff_agnostic.settings import part_of
+
+# An indicator less one half: what a client can change by joining.
+_WITHIN = Bound(0.5, signed=True)
+# Of whole numbers that float64 and int64 both hold.
+_LARGEST = 2.0**62
+_OF_PLAIN_SUMS = (
+    "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
+    "secure sums add whole numbers"
+)
+
+
+class Released(NamedTuple):
+    """What a client submits, clipped; also bounds of it, and sums.
+
+    Attributes:
+        answer: Its answer.
+        within: For each update 1/2 if it was within an adaptive clip norm, -1/2 if not.
+    """
+
+    answer: Any
+    within: list[Any]
+
+
+class PrivateState(NamedTuple):
+    """What the server remembers of an exchange.
+
+    Attributes:
+        noise_key: The secret, int64, as long as the generator's keys.
+        releases: How many sums were released, int64 scalar.
+        noise_multiplier: z, float64 scalar.
+        clip_norms: The clip norm of each update, float32 [updates].
+    """
+
+    noise_key: tf.Tensor
+    releases: tf.Tensor
+    noise_multiplier: tf.Tensor
+    clip_norms: tf.Tensor
+
+
+_Release = TypeVar("_Release", bound="PrivateRelease")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateRelease:
+    """Base of private sums.
+
+    Attributes:
+        inner: How clipped answers are summed.
+        options: Settings.
+        name: Name in the registry.
+        expected_clients: Clients that a round is expected to have; public.
+        noise_key: The generator's secret numbers; equal sums may differ in it.
+        noise_multiplier: z, likewise.
+        exchange: Number of the exchange in its round.
+        shares: Of a round's budget, of each group of the exchange; empty if it is the only one.
+    """
+
+    inner: Aggregation
+    options: PrivacyOptions
+    name: str
+    expected_clients: float
+    noise_key: tuple[int, ...] = dataclasses.field(compare=False, repr=False)
+    noise_multiplier: float = dataclasses.field(compare=False)
+    exchange: int = 0
+    shares: tuple[float, ...] = ()
+
+    cuts_clients = True
+    numbers_clients = False
+
+    @property
+    def generator(self) -> NoiseGenerator:
+        """What noise is made of."""
+        return NOISE_GENERATORS[self.options.noise_generator]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of its guarantee has to know of how sums are made."""
+        return ()
+
+    @property
+    def limits(self) -> ClientLimits:
+        """Limits of what one client may send."""
+        limits: ClientLimits = part_of(self.options, ClientLimits)
+        return limits
+
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns sums that share the budget of a round."""
+        groups = [self.groups(of_exchange) for of_exchange in bounds]
+        everything = [group for of_exchange in groups for group in of_exchange]
+        shares = iter(budget_shares(everything, self.options.update_share))
+        return tuple(
+            dataclasses.replace(self, exchange=k, shares=tuple(next(shares) for _ in of_exchange))
+            for k, of_exchange in enumerate(groups)
+        )
+
+    def exact(self: _Release) -> _Release:
+        """Returns itself: sums have noise."""
+        return self
+
+    def groups(self, bounds: Any) -> tuple[Group, ...]:
+        """Returns what is clipped and noised together; an adaptive clip norm's bits come last."""
+        groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
+        if not CLIPPINGS[self.options.clipping]:
+            return groups
+        num_values = len(tf.nest.flatten(bounds))
+        return groups + tuple(
+            Group(f"{update.name} within its clip norm", (num_values + k,), _WITHIN.limit)
+            for k, update in enumerate(group for group in groups if group.is_update)
+        )
+
+    def noise_factors(self, bounds: Any) -> tuple[float, ...]:
+        """Returns z_g / z = 1 / sqrt(w_g) of each group."""
+        return tuple(map(noise_factor, self._shares(bounds)))
+
+    def _shares(self, bounds: Any) -> tuple[float, ...]:
+        return self.shares or budget_shares(self.groups(bounds), self.options.update_share)
+
+    def initialize(self, bounds: Any) -> PrivateState:
+        """Returns the state before the first sum."""
+        num_updates = len(self._updates(bounds))
+        return PrivateState(
+            tf.constant(self.noise_key, tf.int64),
+            tf.constant(0, tf.int64),
+            tf.constant(self.noise_multiplier, tf.float64),
+            tf.fill([num_updates], tf.constant(self.options.clip_norm, tf.float32)),
+        )
+
+    def clipped(
+        self, clip_norms: tf.Tensor, output: Any, bounds: Any, rounding: Sequence[float] = ()
+    ) -> Released:
+        """On a client: returns its answer with every group within its bound.
+
+        Args:
+            clip_norms: Of each update, float32 [updates].
+            output: The answer.
+            bounds: Of the answer.
+            rounding: See `clipping.clip`.
+        """
+        groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
+        answer = tf.nest.flatten(output), tf.nest.flatten(bounds), groups
+        norms = tf.unstack(clip_norms)
+        if isinstance(self.options, ServerNoiseOptions) and self.options.joint_clipping:
+            # Bits, which come last, are as long as they may be.
+            shares = self._shares(bounds)[: len(groups)]
+            sent, within = clip_jointly(*answer, shares, norms, rounding)
+        else:
+            sent, within = clip(*answer, norms, rounding)
+        is_adaptive = CLIPPINGS[self.options.clipping]
+        bits = [bit - _WITHIN.limit for bit in within] if is_adaptive else []
+        return Released(tf.nest.pack_sequence_as(output, sent), bits)
+
+    def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
+        """Returns the bound of each group's norm, float64: an update's has the clip norm in it."""
+        norms = iter(tf.unstack(tf.cast(clip_norms, tf.float64)))
+        return [
+            group.limit * (next(norms) if group.is_update else tf.constant(1.0, tf.float64))
+            for group in self.groups(bounds)
+        ]
+
+    def finished(
+        self,
+        state: PrivateState,
+        noisy: Released,
+        deviations: Sequence[tf.Tensor],
+        bounds: Any,
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """On the server: what follows works on noisy sums alone.
+
+        Args:
+            state: The state before.
+            noisy: Noisy sums, float64.
+            deviations: Standard deviation of the noise of each value.
+            bounds: Of the answer.
+
+        Returns:
+            What `Aggregation.decode` does.
+        """
+        flat_bounds = tf.nest.flatten(bounds)
+        answer = without_noise_below(
+            tf.nest.flatten(noisy.answer), deviations, flat_bounds, self.options.absent_below
+        )
+        answer = [_of_its_type(value, bound) for value, bound in zip(answer, flat_bounds)]
+        next_state = state._replace(
+            releases=state.releases + 1, clip_norms=self._moved(state.clip_norms, noisy.within)
+        )
+        output = tf.nest.pack_sequence_as(noisy.answer, answer)
+        names = [group.name for group in self._updates(bounds)]
+        clip_norms = OrderedDict(zip(names, tf.unstack(state.clip_norms)))
+        return next_state, output, OrderedDict(clip_norm=clip_norms)
+
+    def _moved(self, clip_norms: tf.Tensor, within: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns C exp(-eta (b - quantile)) (Andrew et al. 2021, equation 1 of section 2.2)."""
+        if not within:
+            return clip_norms
+        share = tf.cast(tf.stack(within) / self.expected_clients, tf.float32) + _WITHIN.limit
+        options = self.options
+        steps = options.clip_learning_rate * (share - options.clip_quantile)
+        return clip_norms * tf.exp(-steps)
+
+    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+        """Describes the clip norms, which are public."""
+        names = [group.name for group in self._updates(bounds)]
+
+        def clip_norm(name: str) -> Quantity:
+            of_several = f"/{name}" if len(names) > 1 else ""
+            return Quantity(f"{prefix}clip_norm{of_several}", f"clip norm of the {name}")
+
+        return OrderedDict(clip_norm=OrderedDict((name, clip_norm(name)) for name in names))
+
+    def _updates(self, bounds: Any) -> list[Group]:
+        return [group for group in self.groups(bounds) if group.is_update]
+
+    def released_bounds(self, bounds: Any) -> Released:
+        """Returns the bounds of all that a client submits."""
+        is_adaptive = CLIPPINGS[self.options.clipping]
+        return Released(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
+
+
+def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
+    if not bound.integer:
+        return tf.cast(value, tf.float32)
+    return tf.cast(tf.clip_by_value(tf.round(value), -_LARGEST, _LARGEST), tf.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateSum(PrivateRelease):
+    """Clips what clients answer, sums it, and adds noise on the server.
+
+    Attributes:
+        noise: The kind of noise.
+    """
+
+    noise: Noise = gaussian
+
+    @property
+    def guarantees(self) -> frozenset[Guarantee]:
+        """Those of the inner sum, and that clients learn nothing of the noise."""
+        return self.inner.guarantees | {Guarantee.SECRET_NOISE}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Returns that sums of float32 are rounded, where nothing else is."""
+        is_of_floats = Guarantee.SECURE_SUMS not in self.inner.guarantees
+        return (_OF_PLAIN_SUMS,) if self.generator.is_exact and is_of_floats else ()
+
+    @property
+    def min_clients(self) -> int:
+        """The fewest clients of a sum."""
+        return self.inner.min_clients
+
+    def on_clients(self) -> Aggregation:
+        """Returns it without the key, which processes that run clients need not have."""
+        inner = self.inner.on_clients()
+        return dataclasses.replace(self, inner=inner, noise_key=(), noise_multiplier=0.0)
+
+    def initialize(self, bounds: Any) -> PrivateState:
+        """Returns the state before the first sum.
+
+        Raises:
+            UserError: If the generator cannot make so much noise.
+        """
+        z = self.noise_multiplier
+        self.generator.check([z * factor for factor in self.noise_factors(bounds)])
+        return super().initialize(bounds)
+
+    def secrets(self, state: PrivateState) -> list[Any]:
+        """Returns the key."""
+        return [state.noise_key, *self.inner.secrets(())]
+
+    def rounding(self, bound: Bound) -> float:
+        """Returns that of the inner sum."""
+        return self.inner.rounding(bound)
+
+    def client_params(self, state: PrivateState) -> Any:
+        """Returns the clip norms."""
+        return state.clip_norms
+
+    def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
+        """Clips an answer, and encodes it for the inner sum."""
+        rounding = [self.inner.rounding(bound) for bound in tf.nest.flatten(bounds)]
+        released = self.clipped(params, output, bounds, rounding)
+        # How many examples were left out is no part of the release.
+        facts = client._replace(examples_cut=tf.zeros_like(client.examples_cut))
+        return self.inner.encode((), released, self.released_bounds(bounds), facts)
+
+    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+        """Returns the inner sum."""
+        return self.inner.federated_sum(encoded, self.released_bounds(bounds))
+
+    def noisy_sums(
+        self, state: PrivateState, summed: Any, bounds: Any
+    ) -> tuple[Released, list[tf.Tensor]]:
+        """Adds noise to what the inner sum has; returns the deviation of each value's, too."""
+        inner = self.inner.exact() if self.generator.is_exact else self.inner
+        _, released, _ = inner.decode((), summed, self.released_bounds(bounds))
+        values = [tf.cast(value, tf.float64) for value in tf.nest.flatten(released)]
+        limits, factors = self.group_limits(state.clip_norms, bounds), self.noise_factors(bounds)
+        groups = [
+            NoisedGroup(group.positions, state.noise_multiplier * factor, limit)
+            for group, limit, factor in zip(self.groups(bounds), limits, factors)
+        ]
+        release = Release(state.noise_key, self.exchange, state.releases)
+        values, deviations = self.generator.add_noise(self.noise, release, values, groups)
+        return tf.nest.pack_sequence_as(released, values), deviations
+
+    def decode(
+        self, state: PrivateState, summed: Any, bounds: Any
+    ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
+        """Adds noise, and returns what is made of noisy sums."""
+        return self.finished(state, *self.noisy_sums(state, summed, bounds), bounds)

@@ -1,0 +1,202 @@
+"""The game between weights and lambda: estimates of both gradients, and steps along them.
+
+Estimates of both players' gradients of the agnostic loss sum_i lambda_i L_i(w).
+
+Source: Mohri, Sivek, Suresh 2019, section 4.2. Pure functions on float32 vectors [p].
+"""
+
+import dataclasses
+from typing import Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.computations.domain_losses import AnyDomainSums, mean_domain_losses
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import Settings, setting
+
+# t, counted from 1 -> what both step sizes are multiplied by.
+STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
+    "decay of steps",
+    {
+        "none": tf.ones_like,
+        "inverse_sqrt": tf.math.rsqrt,
+        "inverse": tf.math.reciprocal,
+    },
+)
+
+# (lambda, seed, int32 [2]) -> by what the gradient of each domain's loss counts, in expectation
+# lambda.
+WeightsGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+# (losses L of the domains, seed) -> the gradient by lambda, in expectation L.
+LambdaGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+# (sums of the round, examples of each domain that a round is expected to measure) -> L.
+DomainLosses = Callable[[AnyDomainSums, tf.Tensor], tf.Tensor]
+
+
+def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Returns an index, int32 scalar; never one whose probability is 0.
+
+    Args:
+        probabilities: At least 0, float32 [n]; their sum may be rounded.
+        seed: int32 [2].
+    """
+    ends = tf.cumsum(probabilities)
+    place = tf.random.stateless_uniform([], seed) * ends[-1]
+    # What rounding leaves beyond the last end belongs to the last one that is positive.
+    last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
+    return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
+
+
+def _all(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    del seed
+    return values
+
+
+def _drawn_by_lambda(lambda_: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    # K ~ lambda: as if lambda were the vertex of domain K.
+    return tf.one_hot(draw(lambda_, seed), lambda_.shape[0])
+
+
+def _one_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    # p L_K for K uniform in [p]
+    p = losses.shape[0]
+    return losses * p * tf.one_hot(draw(tf.ones([p]) / p, seed), p)
+
+
+def _over_expected(sums: AnyDomainSums, expected: tf.Tensor) -> tf.Tensor:
+    return sums.losses / expected
+
+
+def _over_counted(sums: AnyDomainSums, expected: tf.Tensor) -> tf.Tensor:
+    del expected
+    return mean_domain_losses(sums)
+
+
+WEIGHTS_GRADIENTS: Registry[WeightsGradient] = Registry(
+    "gradient of the weights", {"per_domain": _all, "weighted": _drawn_by_lambda}
+)
+LAMBDA_GRADIENTS: Registry[LambdaGradient] = Registry(
+    "gradient of lambda", {"every_domain": _all, "one_domain": _one_loss}
+)
+DOMAIN_LOSSES: Registry[DomainLosses] = Registry(
+    "estimate of domain losses", {"unbiased": _over_expected, "ratio": _over_counted}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DomainLossesOptions(Settings):
+    """How losses of domains are estimated.
+
+    Attributes:
+        domain_losses: Member of `DOMAIN_LOSSES`. "unbiased": sums of losses over the counts that a
+            round is expected to have; "ratio": over those that it has. An absent domain counts as 0
+            in both.
+    """
+
+    domain_losses: str = setting(
+        "unbiased",
+        "What sums of losses are divided by in the games of weights and lambda: counts that are "
+        "expected (unbiased), or those of the round (ratio).",
+        choices=DOMAIN_LOSSES,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class GameGradientOptions(Settings):
+    """Which estimates of the two players' gradients a round makes.
+
+    Attributes:
+        weights_gradient: Member of `WEIGHTS_GRADIENTS`. "per_domain": of all domains, each with its
+            lambda; "weighted": of one domain, which the server draws with probabilities lambda for
+            the round.
+        lambda_gradient: Member of `LAMBDA_GRADIENTS`. "every_domain": the losses of all domains;
+            "one_domain": p times that of one domain, drawn uniformly, and 0 for the others.
+    """
+
+    weights_gradient: str = setting(
+        "per_domain",
+        "Of what the weights' gradient is in Stochastic-AFL: of all domains by their lambda, or of "
+        "one that is drawn by lambda.",
+        choices=WEIGHTS_GRADIENTS,
+    )
+    lambda_gradient: str = setting(
+        "every_domain",
+        "Of what lambda's gradient is in Stochastic-AFL: of the losses of all domains, or of one "
+        "that is drawn uniformly.",
+        choices=LAMBDA_GRADIENTS,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class GameStepOptions(Settings):
+    """How both players step.
+
+    Attributes:
+        step_decay: Member of `STEP_DECAYS`, for both players.
+        optimistic: Steps along 2 g_{t-1} - g_{t-2} in place of g_{t-1}, of both players.
+        weights_radius: Norm of the ball around 0 in which w stays; none if None.
+    """
+
+    step_decay: str = setting(
+        "none",
+        "How both players' steps fall in round t: not, by 1 / sqrt(t), or by 1 / t.",
+        choices=STEP_DECAYS,
+    )
+    optimistic: bool = setting(
+        False, "Whether both players step along twice the gradient less the one before."
+    )
+    weights_radius: Optional[float] = setting(
+        None, "Norm of the ball in which the weights stay; none if not given.", positive=True
+    )
+
+
+class Gradients(NamedTuple):
+    """Estimates of the gradients of both players.
+
+    Attributes:
+        weights: By w, like the trainable weights.
+        losses: By lambda, float32 [p].
+    """
+
+    weights: list[tf.Tensor]
+    losses: tf.Tensor
+
+
+def optimistic(found: Gradients, before: Gradients, step: tf.Tensor) -> Gradients:
+    """Returns 2 g_{t-1} - g_{t-2}; g_{-1} is g_0.
+
+    Args:
+        found: g_{t-1}.
+        before: g_{t-2}.
+        step: t, counted from 1.
+    """
+    return tf.nest.map_structure(
+        lambda new, old: tf.where(step <= 1, new, 2.0 * new - old), found, before
+    )
+
+
+def scaled_step(
+    before: list[tf.Tensor], after: list[tf.Tensor], factor: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns weights moved by `factor` times a step: an optimizer's rate may not change."""
+    return [
+        tf.where(factor < 1.0, w + factor * (stepped - w), stepped)
+        for w, stepped in zip(before, after)
+    ]
+
+
+def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
+    """Returns the weights nearest to the given ones whose norm is at most `radius`."""
+    norm = tf.linalg.global_norm(weights)
+    factor = tf.where(norm > radius, radius / norm, 1.0)
+    return [w * factor for w in weights]
+
+
+def running_mean(
+    mean: tf.Tensor, value: tf.Tensor, count: tf.Tensor, is_counted: tf.Tensor
+) -> tf.Tensor:
+    """Returns the mean of `count` values, the last of which is `value`, if it is counted."""
+    share = 1.0 / tf.cast(tf.maximum(count, 1), tf.float32)
+    return tf.where(is_counted, mean + (value - mean) * share, mean)

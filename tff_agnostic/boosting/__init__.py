@@ -1,0 +1,1 @@
+"""Ensembles with weights alpha, and FedBoost's parts: sampling, messages, how alpha moves."""

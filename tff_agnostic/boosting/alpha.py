@@ -1,0 +1,441 @@
+"""How alpha moves: settings, broadcast, client, mirror step.
+
+How alpha moves: what is sent of the ensemble, and the step that the clients' sum gives.
+
+Source: Hamer, Mohri, Suresh 2020, figures 1 and 2.
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.boosting.ensemble import EnsembleModel
+from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
+from tff_agnostic.boosting.sampling import (
+    GRADIENT_ESTIMATORS,
+    PREDICTOR_DRAWS,
+    PREDICTOR_SAMPLINGS,
+    Drawn,
+    Sent,
+)
+from tff_agnostic.computations.algorithm import MAIN_MODEL, Exchange, Sums
+from tff_agnostic.computations.client_output import (
+    TrainingOutput,
+    client_weight,
+    training_output_bounds,
+    update_outputs,
+)
+from tff_agnostic.computations.clients import ClientGroup, PerClient, batch_positions
+from tff_agnostic.computations.domain_losses import (
+    DomainSums,
+    add_by_domain,
+    measure_examples,
+    zero_sums,
+)
+from tff_agnostic.domain_weights.ascent import exponentiated_gradient, projected_gradient
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import Examples, Model, ModelWeights
+from tff_agnostic.registry import Registry
+from tff_agnostic.report_fields import Quantity
+from tff_agnostic.settings import Settings, setting
+from tff_agnostic.stateless_random import fold_in
+
+# Describes what a round says of its predictors.
+PREDICTOR_QUANTITIES: Mapping[str, Quantity] = OrderedDict(
+    sampled=Quantity("predictors/sampled", "predictors that were sampled"),
+    bytes_sent=Quantity(
+        "predictors/bytes_sent", "bytes that each client is sent, room that was not used included"
+    ),
+    bytes_of_ensemble=Quantity(
+        "predictors/bytes_of_ensemble", "bytes that it would be sent of the whole ensemble"
+    ),
+)
+_FLOAT_BYTES = 4
+# (alpha, direction of ascent, step size) -> alpha: a step in a mirror map, and its projection.
+MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Registry(
+    "mirror map", {"entropy": exponentiated_gradient, "euclidean": projected_gradient}
+)
+_SAMPLED = ("uniform", "weighted")
+
+
+def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
+    """Returns the model of a problem as an ensemble.
+
+    Raises:
+        UserError: If it is none.
+    """
+    if not isinstance(model, EnsembleModel):
+        raise UserError(
+            f"--base_predictors: --algorithm={algorithm} learns how to mix trained predictors: "
+            "expected folders of runs, Keras models or files of base_predictors, found none"
+        )
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleOptions(Settings):
+    """What is mixed, and of which loss; for algorithms whose model is an ensemble.
+
+    Attributes:
+        base_predictors: Files and folders of predictors, in the order in which alpha has them.
+        ensemble_loss: Member of `MIXTURE_LOSSES`; what fits the predictions if None.
+    """
+
+    base_predictors: Optional[tuple[str, ...]] = setting(
+        None,
+        "What is mixed, comma-separated: folders of runs, Keras models with the task's inputs and "
+        "outputs, files of base_predictors.",
+        is_path=True,
+    )
+    ensemble_loss: Optional[str] = setting(
+        None,
+        "Loss of the mixture: log, of classes the cross-entropy of mixed probabilities, or "
+        "squared; if not given, log of distributions, and squared of numbers.",
+        choices=MIXTURE_LOSSES,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses paths that are empty too; see `Settings`."""
+        super().__post_init__()
+        if self.base_predictors is not None and not all(self.base_predictors):
+            raise UserError("--base_predictors: expected paths, found an empty one")
+
+
+@dataclasses.dataclass(frozen=True)
+class BoostOptions(EnsembleOptions):
+    """Settings of FedBoost, and of AFLBoost among others.
+
+    Attributes:
+        predictor_sampling: Member of `PREDICTOR_SAMPLINGS`.
+        budget: C, at least 1; half of the predictors, rounded up, if None.
+        uniform_share: Share of uniform sampling in gamma, in [0, 1).
+        predictor_draw: Member of `PREDICTOR_DRAWS`.
+        gradient_estimator: Member of `GRADIENT_ESTIMATORS`.
+        mirror_map: Member of `MIRROR_MAPS`.
+        alpha_learning_rate: eta; positive.
+        repetitions: R, steps of a round, each with predictors of its own and the same clients.
+    """
+
+    predictor_sampling: str = setting(
+        "weighted",
+        "Which predictors a round sends: all (none), each with the same probability (uniform), or "
+        "by its weight (weighted).",
+        choices=PREDICTOR_SAMPLINGS,
+    )
+    budget: Optional[int] = setting(
+        None,
+        "C, predictors that a round sends; half of them if not given.",
+        at_least=1,
+        only_with=("predictor_sampling", _SAMPLED),
+    )
+    uniform_share: float = setting(
+        0.0,
+        "Share of uniform sampling in the probabilities of weighted sampling, in [0, 1): a floor.",
+        at_least=0.0,
+        below=1.0,
+        only_with=("predictor_sampling", ("weighted",)),
+    )
+    predictor_draw: str = setting(
+        "systematic",
+        "How predictors are drawn with their probabilities: C at most (systematic), or each by "
+        "itself, as the paper has it, which makes C a mean (independent).",
+        choices=PREDICTOR_DRAWS,
+        only_with=("predictor_sampling", _SAMPLED),
+    )
+    gradient_estimator: str = setting(
+        "masked",
+        "Estimate of the gradient from the sampled predictors: as the paper's figures have it "
+        "(masked), over the probabilities (divided), with its bias taken away (unbiased, squared "
+        "loss), or of 1 + gradient (centred, log loss).",
+        choices=GRADIENT_ESTIMATORS,
+    )
+    mirror_map: str = setting(
+        "entropy",
+        "How alpha moves: by exponentiated gradients (entropy), or by projected ones (euclidean).",
+        choices=MIRROR_MAPS,
+    )
+    alpha_learning_rate: float = setting(
+        0.1, "eta, step size of the predictors' weights alpha.", positive=True
+    )
+    repetitions: int = setting(
+        1,
+        "R, steps of alpha in a round: each sends predictors of its own to the same clients.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses what loses predictors for ever too; see `Settings`."""
+        super().__post_init__()
+        if (
+            self.mirror_map == "euclidean"
+            and self.predictor_sampling == "weighted"
+            and not self.uniform_share
+        ):
+            raise UserError(
+                "--uniform_share: expected a positive share with --mirror_map=euclidean and "
+                "--predictor_sampling=weighted, found 0: projections make weights 0, and what "
+                "weighs nothing would never be sampled again"
+            )
+
+    def checked_budget(self, model: EnsembleModel) -> int:
+        """Returns C.
+
+        Raises:
+            UserError: If it is larger than the number of predictors, or the estimator is not one of
+                the ensemble's loss.
+        """
+        q = model.num_predictors
+        if self.budget is not None and self.budget > q:
+            raise UserError(
+                f"--budget: expected at most {q}, the number of base predictors, found "
+                f"{self.budget}"
+            )
+        wanted = GRADIENT_ESTIMATORS[self.gradient_estimator].loss
+        if wanted not in (None, model.mixture_loss):
+            raise UserError(
+                f"--gradient_estimator: {self.gradient_estimator} is one of the {wanted} loss, and "
+                f"--ensemble_loss is {model.mixture_loss}"
+            )
+        if self.predictor_sampling not in _SAMPLED:
+            return q
+        return -(-q // 2) if self.budget is None else self.budget
+
+
+class BoostBroadcast(NamedTuple):
+    """What the server sends: the sampled predictors, and no others.
+
+    Attributes:
+        weights: alpha~ [C], and the arrays of these predictors.
+        sent: What is known of these.
+        scale: What an example of each domain counts, float32 [p].
+    """
+
+    weights: ModelWeights
+    sent: Sent
+    scale: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphaSteps:
+    """Moves alpha, and prepares what clients need for it.
+
+    Attributes:
+        model: The ensemble.
+        options: The settings.
+        budget: C.
+        seed: Of the run.
+    """
+
+    model: EnsembleModel
+    options: BoostOptions
+    budget: int
+    seed: int
+
+    @property
+    def room(self) -> int:
+        """How many predictors a message has room for."""
+        if self.options.predictor_sampling == "none":
+            return self.model.num_predictors
+        draw = PREDICTOR_DRAWS[self.options.predictor_draw]
+        return draw.room(self.budget, self.model.num_predictors)
+
+    def gammas(self, alpha: tf.Tensor) -> tf.Tensor:
+        """Returns gamma_k, float32 [q]."""
+        sampling = PREDICTOR_SAMPLINGS[self.options.predictor_sampling]
+        return sampling(alpha, self.budget, self.options.uniform_share)
+
+    def drawn(self, alpha: tf.Tensor, step: tf.Tensor) -> Drawn:
+        """Returns H_t (line 2), the same whenever it is asked for.
+
+        Args:
+            alpha: alpha_t, float32 [q].
+            step: Number of the step in the run, int: what the draw is made from.
+        """
+        q = self.model.num_predictors
+        if self.options.predictor_sampling == "none":
+            return Drawn(tf.range(q), tf.ones([q]))
+        seed = fold_in(tf.constant(self.seed, tf.int64), step)
+        draw = PREDICTOR_DRAWS[self.options.predictor_draw]
+        return draw(self.gammas(alpha), self.budget, seed)
+
+    def broadcast(self, weights: ModelWeights, scale: tf.Tensor, step: tf.Tensor) -> BoostBroadcast:
+        """Returns what is sent (line 3): the sampled predictors, gathered.
+
+        Args:
+            weights: Of the whole ensemble.
+            scale: What an example of each domain counts, float32 [p].
+            step: As in `drawn`.
+        """
+        (alpha,) = weights.trainable
+        indices, is_sampled = self.drawn(alpha, step)
+        of_each = tf.gather(alpha, indices)
+        gamma = tf.gather(self.gammas(alpha), indices)
+        # alpha~_k = alpha_k / gamma_k, 0 for what was not sampled. Of a round without any predictor
+        # there is no step, but losses that clients can measure.
+        mixed = tf.where(tf.reduce_any(is_sampled > 0), of_each / gamma * is_sampled, of_each)
+        members = self.model.members
+        assert members is not None
+        stacks = members.chosen(weights.non_trainable, indices)
+        sent = Sent(of_each, gamma, is_sampled)
+        return BoostBroadcast(ModelWeights([mixed], stacks), sent, scale)
+
+    def next(
+        self, alpha: tf.Tensor, gradient: tf.Tensor, weight: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns alpha_{t+1} (lines 4 and 5); alpha_t where nothing was sampled or weighs.
+
+        Args:
+            alpha: alpha_t, float32 [q].
+            gradient: Sum of the clients' gradients, float32 [room].
+            weight: What it is divided by.
+            step: As in `drawn`.
+        """
+        indices, is_sampled = self.drawn(alpha, step)
+        # delta_t L, 0 for predictors that were not sent
+        delta = tf.math.divide_no_nan(gradient, weight)
+        delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
+        mirror_map = MIRROR_MAPS[self.options.mirror_map]
+        # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected
+        moved = mirror_map(alpha, -delta, self.options.alpha_learning_rate)
+        has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
+        return tf.where(has_step, moved, alpha)
+
+    def report(
+        self, alpha: tf.Tensor, step: tf.Tensor, num_domains: int
+    ) -> "OrderedDict[str, Any]":
+        """Returns what a round says of its predictors; of the first of its repetitions.
+
+        Bytes are those of all repetitions.
+        """
+        model, repetitions = self.model, self.options.repetitions
+        # The predictors; of each alpha~, alpha, gamma and whether it was sampled; and the scales.
+        sent = model.message_bytes(self.room) + (4 * self.room + num_domains) * _FLOAT_BYTES
+        return OrderedDict(
+            sampled=tf.cast(tf.reduce_sum(self.drawn(alpha, step).is_sampled), tf.int64),
+            bytes_sent=tf.constant(repetitions * sent, tf.int64),
+            bytes_of_ensemble=tf.constant(repetitions * model.num_bytes, tf.int64),
+        )
+
+
+def alpha_steps(model: EnsembleModel, options: BoostOptions, seed: int) -> AlphaSteps:
+    """Returns what moves alpha.
+
+    Raises:
+        UserError: If the settings do not fit the ensemble.
+    """
+    return AlphaSteps(model, options, options.checked_budget(model), seed)
+
+
+def last_and_mean(weights: ModelWeights, mean_alpha: Any) -> dict[str, ModelWeights]:
+    """Returns the models of a state: the ensemble of the last alpha, and that of the mean."""
+    return {MAIN_MODEL: weights, "mean": ModelWeights([mean_alpha], weights.non_trainable)}
+
+
+def repeated_exchange(
+    alphas: AlphaSteps,
+    num_domains: int,
+    prepare: Callable[[Any, Sums], BoostBroadcast],
+    max_beta: Callable[[ClientLimits], float],
+) -> tuple[Exchange, ...]:
+    """Returns the exchange of each repetition of a round, of several by names of their own.
+
+    Args:
+        alphas: What is sent, and to which ensemble it belongs.
+        num_domains: p.
+        prepare: Makes what is sent of the state and the repetitions before.
+        max_beta: The bound of a client's weight, where its limits state none.
+    """
+    model, options = alphas.model, alphas.options
+    exchange = Exchange(
+        name="training",
+        prepare=prepare,
+        client=BoostClient(model, num_domains, options.gradient_estimator, alphas.room),
+        bounds=lambda limits: training_output_bounds(model, limits, max_beta(limits)),
+        bytes_per_example=model.message_bytes_per_example(alphas.room),
+    )
+    if options.repetitions == 1:
+        return (exchange,)
+    names = [f"repetition_{r + 1}" for r in range(options.repetitions)]
+    return tuple(dataclasses.replace(exchange, name=name) for name in names)
+
+
+def start_from(state: Any, weights: ModelWeights) -> Any:
+    """Returns a state of either algorithm that begins with other weights, and their mean."""
+    return state._replace(
+        weights=weights, mean_alpha=weights.trainable[0], taken=tf.zeros_like(state.taken)
+    )
+
+
+class _Pass(NamedTuple):
+    gradient: tf.Tensor
+    sums: DomainSums
+
+
+@dataclasses.dataclass(frozen=True)
+class BoostClient:
+    """Figures 1 and 2, line 3: grad L_j at alpha~, by the weights of the predictors that came.
+
+    Attributes:
+        model: The ensemble.
+        num_domains: p.
+        estimator: Member of `GRADIENT_ESTIMATORS`.
+        room: How many predictors a message has: what is traced for one number serves no other.
+    """
+
+    model: EnsembleModel
+    num_domains: int
+    estimator: str
+    room: int
+
+    def __call__(
+        self,
+        broadcast: BoostBroadcast,
+        clients: ClientGroup,
+        seed: tf.Tensor,
+        per_client: PerClient,
+    ) -> TrainingOutput:
+        """Returns what each client sends: in `weighted_delta` its scaled gradient, float32 [C]."""
+        del seed
+        found = self._passed(broadcast, clients, per_client)
+        beta = per_client(lambda n_j: client_weight(broadcast.scale, n_j), found.sums.counts)
+        return update_outputs([found.gradient], beta, found.sums, clients, per_client)
+
+    def _passed(
+        self, broadcast: BoostBroadcast, clients: ClientGroup, per_client: PerClient
+    ) -> _Pass:
+        (alpha,), stacks = broadcast.weights.trainable, broadcast.weights.non_trainable
+        members, loss = self.model.members, MIXTURE_LOSSES[self.model.mixture_loss]
+        estimator = GRADIENT_ESTIMATORS[self.estimator]
+        assert members is not None
+        batch_size = members.examples_at_once
+
+        def of_client(batch: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
+            outputs = members.outputs(stacks, batch["x"])
+            losses, gradients = loss.at(outputs, alpha, batch["y"])
+            norms = tf.zeros([1, 1])
+            if estimator.uses_norms:
+                norms = outputs.per_example(outputs.squared_norms(), batch["y"])
+            estimates = estimator.estimate(gradients, norms, broadcast.sent)
+            step = tf.linalg.matvec(estimates, scale, transpose_a=True)
+            predictions = members.predictions(outputs, alpha, batch["x"])
+            return gradient + step, measure_examples(self.model, batch, losses, predictions)
+
+        def add_batch(start: tf.Tensor, so_far: _Pass) -> tuple[tf.Tensor, _Pass]:
+            positions = batch_positions(start, batch_size, clients.capacity, per_client)
+            counted, batch = clients.has(positions), clients.take(positions)
+            scale = tf.gather(broadcast.scale, batch["domain_id"]) * tf.cast(counted, tf.float32)
+            gradient, measured = per_client(of_client, batch, scale, so_far.gradient)
+            sums = add_by_domain(so_far.sums, batch["domain_id"], counted, measured)
+            return start + batch_size, _Pass(gradient, sums)
+
+        zeros = per_client(lambda _: tf.zeros_like(alpha), clients.num_examples)
+        _, found = tf.while_loop(
+            lambda start, _: start < clients.capacity,
+            add_batch,
+            (tf.constant(0), _Pass(zeros, zero_sums(self.model, self.num_domains, clients))),
+        )
+        return found

@@ -1,0 +1,272 @@
+"""An ensemble as a model whose only trainable weights are alpha; which models can be mixed.
+
+An ensemble as a model: its trained weights are alpha, its predictors never change.
+
+Source: Hamer, Mohri, Suresh 2020, section 2.2: h_alpha = sum_k alpha_k h_k with alpha on the
+simplex. The predictors are the model's other weights, in arrays as their form holds them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.boosting.members import (
+    ClassMembers,
+    DiscreteMembers,
+    Members,
+    ModelMembers,
+    NumberMembers,
+    TwoClassMembers,
+    WordMembers,
+)
+from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES, MixtureLoss
+from tff_agnostic.boosting.predictor_store import Architecture, Held, SeveralArchitectures, held_by
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.losses import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.models.next_word import unigram_loss
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EnsembleModel(Model):
+    """A mixture of predictors of one form, whose weights alpha are its only trainable array.
+
+    Attributes:
+        members: The form of the predictors.
+        mixture_loss: The loss that `loss` is.
+        names: Of the q predictors.
+        predictors: The model and the weights of each, where they are Keras models: what files of
+            them are made of.
+    """
+
+    members: Optional[Members] = None
+    mixture_loss: str = "log"
+    names: tuple[str, ...] = ()
+    predictors: tuple[tuple[Model, ModelWeights], ...] = ()
+
+    @property
+    def num_predictors(self) -> int:
+        """The number of predictors q."""
+        return len(self.initial_weights.trainable[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all predictors and their weights alpha."""
+        return sum(np.asarray(array).nbytes for array in tf.nest.flatten(self.initial_weights))
+
+    @property
+    def bytes_per_example(self) -> Optional[int]:
+        """See `Model`."""
+        return self.message_bytes_per_example(self.num_predictors)
+
+    def message_bytes_per_example(self, count: int) -> Optional[int]:
+        """Returns the same of a message with so many predictors."""
+        assert self.members is not None
+        return self.members.bytes_per_example(count)
+
+    def message_bytes(self, count: int) -> int:
+        """Returns the bytes of so many predictors as they are sent."""
+        assert self.members is not None
+        return self.members.num_bytes(self.initial_weights.non_trainable, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Predict:
+    members: Members
+
+    def __call__(self, weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
+        del training, seed
+        outputs = self.members.outputs(weights.non_trainable, x)
+        return self.members.predictions(outputs, weights.trainable[0], x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loss:
+    members: Members
+    loss: MixtureLoss
+
+    def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        losses = self.loss.of_fit(self.members.fit(labels, predictions))
+        return self.members.per_example(losses, labels)
+
+
+def ensemble(
+    model: Model,
+    predictors: Sequence[ModelWeights],
+    names: Sequence[str] = (),
+    loss: Optional[str] = None,
+    architectures: Optional[Sequence[Architecture]] = None,
+) -> EnsembleModel:
+    """Returns the ensemble of predictors that have the inputs and outputs of a model.
+
+    Args:
+        model: What is measured, and of which inputs; the architecture, if no others are given.
+        predictors: The weights of each, at least one.
+        names: Of the predictors; numbers if not given.
+        loss: Member of `MIXTURE_LOSSES`; the log loss of distributions, and the squared loss of
+            real numbers, if None.
+        architectures: That of each predictor; None if all are of `model`.
+
+    Raises:
+        UserError: If a mixture of the model's predictions means nothing, is no distribution where
+            the loss is of one, or a predictor has a probability of 0, of which the log loss is
+            infinite.
+    """
+    form = form_of(model)
+    if architectures is None:
+        architectures = [architecture_of(model)] * len(predictors)
+    members = form.members(held_by(architectures), model.loss)
+    if loss is None:
+        loss = "log" if members.are_densities else "squared"
+    mixture_loss = MIXTURE_LOSSES[loss]
+    if isinstance(members, DiscreteMembers):
+        members = DiscreteMembers(with_norm=not mixture_loss.needs_densities)
+    if mixture_loss.needs_densities and not members.are_densities:
+        raise UserError(
+            f"--ensemble_loss: expected squared, found {loss}: what this task's model predicts are "
+            "numbers, whose mixture is no distribution"
+        )
+    names = tuple(names) or tuple(map(str, range(len(predictors))))
+    stacks = members.stacked(predictors)
+    _check(members, predictors, stacks, names, mixture_loss)
+    q = len(predictors)
+    return EnsembleModel(
+        initial_weights=ModelWeights([np.full([q], 1 / q, np.float32)], stacks),
+        example_spec=model.example_spec,
+        predict=_Predict(members),
+        loss=_Loss(members, mixture_loss),
+        metrics=model.metrics,
+        members=members,
+        mixture_loss=loss,
+        names=names,
+        predictors=_of_keras(model, predictors),
+    )
+
+
+def _of_keras(
+    model: Model, predictors: Sequence[ModelWeights]
+) -> tuple[tuple[Model, ModelWeights], ...]:
+    if model.keras_model is None:
+        return ()
+    return tuple((model, weights) for weights in predictors)
+
+
+def _check(
+    members: Members,
+    predictors: Sequence[ModelWeights],
+    stacks: Sequence[np.ndarray],
+    names: Sequence[str],
+    loss: MixtureLoss,
+) -> None:
+    are_discrete = isinstance(members, DiscreteMembers)
+    for k, name in enumerate(names):
+        # Of scores a few may be infinite: what counts are the probabilities.
+        arrays = [stacks[0][:, k]] if are_discrete else tf.nest.flatten(predictors[k])
+        if not all(np.all(np.isfinite(np.asarray(array))) for array in arrays):
+            raise UserError(f"--base_predictors: {name}: expected finite numbers, found others")
+    if isinstance(members, ModelMembers) and isinstance(members.held, SeveralArchitectures):
+        for name, weights in zip(names, predictors):
+            _check_float32(name, weights)
+    if are_discrete and loss.needs_densities:
+        lost = np.argwhere(stacks[0] <= 0)
+        if len(lost):
+            outcome, k = lost[0]
+            raise UserError(
+                f"--base_predictors: {names[k]}: expected positive probabilities, found 0 of "
+                f"outcome {outcome}, of which the log loss is infinite: smooth it, or take "
+                "--ensemble_loss=squared"
+            )
+
+
+def _check_float32(name: str, weights: ModelWeights) -> None:
+    for array in map(np.asarray, tf.nest.flatten(weights)):
+        if not np.array_equal(array.astype(np.float32).astype(array.dtype), array):
+            raise UserError(
+                f"--base_predictors: {name}: expected weights that float32 holds exactly, as "
+                f"predictors of several architectures share an array, found others of {array.dtype}"
+            )
+
+
+class Form(NamedTuple):
+    """A form of predictions.
+
+    Attributes:
+        is_of: Whether models of a loss have it.
+        members: What makes members of predictors, given the loss of the task's model.
+        are_models: Whether members are models with inputs, and may be of several architectures.
+    """
+
+    is_of: Callable[[Any], bool]
+    members: Callable[[Held, Any], Members]
+    are_models: bool = True
+
+
+def _is_class_loss(loss: Any) -> bool:
+    return loss is sparse_cross_entropy or isinstance(
+        loss, tf.keras.losses.SparseCategoricalCrossentropy
+    )
+
+
+def _form_of_keras(loss: Any) -> Any:
+    return loss.loss if isinstance(loss, OfColumns) else loss
+
+
+def _is_number_loss(loss: Any) -> bool:
+    return isinstance(_form_of_keras(loss), tf.keras.losses.MeanSquaredError)
+
+
+def _is_two_class_loss(loss: Any) -> bool:
+    of_keras = _form_of_keras(loss)
+    # A smoothed label is no class.
+    return (
+        isinstance(of_keras, tf.keras.losses.BinaryCrossentropy)
+        and not of_keras.get_config()["label_smoothing"]
+    )
+
+
+_FORMS = (
+    Form(lambda loss: loss is unigram_loss, lambda held, loss: DiscreteMembers(), are_models=False),
+    Form(_is_class_loss, lambda held, loss: ClassMembers(held)),
+    Form(
+        _is_two_class_loss,
+        lambda held, loss: TwoClassMembers(held, from_scores=bool(takes_scores(loss))),
+    ),
+    Form(
+        lambda loss: isinstance(loss, SentenceLoss),
+        lambda held, loss: WordMembers(held, loss.expected_length),
+    ),
+    Form(_is_number_loss, lambda held, loss: NumberMembers(held)),
+)
+
+
+def form_of(model: Model) -> Form:
+    """Returns the form of a model's predictions.
+
+    Raises:
+        UserError: If a mixture of them means nothing.
+    """
+    for form in _FORMS:
+        if form.is_of(model.loss):
+            return form
+    loss = _form_of_keras(model.loss)
+    name = getattr(loss, "__name__", type(loss).__name__)
+    raise UserError(
+        "--base_predictors: expected a task whose model has class scores, class probabilities or "
+        "numbers with the loss sparse_cross_entropy, Keras' SparseCategoricalCrossentropy, "
+        "BinaryCrossentropy or MeanSquaredError, sentences with SentenceLoss, or one of words, "
+        f"found the loss {name}: of what it is not known to be a distribution or a number, a "
+        "mixture means nothing"
+    )
+
+
+def architecture_of(model: Model) -> Architecture:
+    """Returns the architecture of predictors that are trained models of a task.
+
+    Raises:
+        UserError: As `form_of` does.
+    """
+    form_of(model)
+    return Architecture(model, from_scores=bool(takes_scores(model.loss)))

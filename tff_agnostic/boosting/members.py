@@ -1,0 +1,295 @@
+"""Predictor families (discrete, class, word, number) as members of an ensemble."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Optional, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.boosting.mixture_losses import (
+    ClassOutputs,
+    Fit,
+    NumberOutputs,
+    Outputs,
+    SharedOutputs,
+    WordOutputs,
+    as_columns,
+    at_words,
+    over_words,
+)
+from tff_agnostic.boosting.predictor_store import Held, Stacks
+from tff_agnostic.models.model import ModelWeights
+
+_EXAMPLES_AT_ONCE = 256
+# Of 20 words and a vocabulary of 10,000, what each predictor says of them takes 50 MB.
+_SENTENCES_AT_ONCE = 64
+_FLOAT_BYTES = 4
+
+
+class Members(Protocol):
+    """Predictors of one form; equal ones are traced once, so that they are frozen dataclasses.
+
+    Attributes:
+        are_densities: Whether outputs are distributions, and so their mixtures.
+        examples_at_once: How many examples clients take at once; bounds the memory only.
+    """
+
+    @property
+    def are_densities(self) -> bool:
+        """See above."""
+
+    @property
+    def examples_at_once(self) -> int:
+        """See above."""
+
+    def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
+        """Returns the arrays that hold q predictors, from the weights of each."""
+
+    def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what a message has of the predictors of some indices, int32 [C]; C is static."""
+
+    def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
+        """Returns the bytes of that, of so many predictors."""
+
+    def bytes_per_example(self, count: int) -> Optional[int]:
+        """Returns what an example reads of so many predictors, if it only looks that up."""
+
+    def outputs(self, stacks: Stacks, x: Any) -> Outputs:
+        """Returns what predictors, all or those of a message, say of n examples."""
+
+    def predictions(self, outputs: Any, weights: tf.Tensor, x: Any) -> tf.Tensor:
+        """Returns what the mixture predicts, as the model's metrics read it."""
+
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
+        """Returns what losses depend on, from predictions of the mixture."""
+
+    def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Returns the losses of examples, [n], from those of their predictions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteMembers:
+    """Distributions over outcomes without any input, such as unigram models.
+
+    They are held by their probabilities, [outcomes, q]: what all of them say of an outcome lies
+    together in memory. Their models have scores, as `models.unigram`.
+
+    Attributes:
+        with_norm: Whether predictions say |h|^2, which takes all of h.
+    """
+
+    with_norm: bool = True
+    are_densities = True
+    examples_at_once = _EXAMPLES_AT_ONCE
+
+    def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
+        """See `Members`."""
+        scores = np.stack([np.asarray(p.trainable[0], np.float64) for p in predictors])
+        raised = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares = (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)
+        return [np.ascontiguousarray(shares.T)]
+
+    def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
+        """See `Members`."""
+        return [tf.gather(stack, indices, axis=1) for stack in stacks]
+
+    def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
+        """See `Members`."""
+        (table,) = stacks
+        return count * table.nbytes // table.shape[1]
+
+    def bytes_per_example(self, count: int) -> Optional[int]:
+        """See `Members`: a row of the table."""
+        return count * _FLOAT_BYTES
+
+    def outputs(self, stacks: Stacks, x: Any) -> SharedOutputs:
+        """See `Members`."""
+        del x
+        return SharedOutputs(stacks[0])
+
+    def predictions(self, outputs: SharedOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
+        """Returns log h(x) and perhaps |h|^2, float32 [n, 1 or 2], as a unigram model does."""
+        columns = [tf.math.log(tf.linalg.matvec(outputs.agreements(x), weights))]
+        if self.with_norm:
+            norm = tf.reduce_sum(outputs.products(weights) * weights)
+            columns.append(tf.fill(tf.shape(x), norm))
+        return tf.stack(columns, axis=1)
+
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
+        """See `Members`."""
+        agreement = tf.exp(predictions[:, 0])
+        norm = predictions[:, 1] if self.with_norm else tf.zeros_like(agreement)
+        return Fit(agreement, norm, tf.ones(tf.shape(labels)))
+
+    def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """See `Members`."""
+        del labels
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelMembers:
+    """Models of the same inputs and outputs, of one architecture or of several.
+
+    Attributes:
+        held: The arrays that they are held in.
+    """
+
+    held: Held
+    examples_at_once = _EXAMPLES_AT_ONCE
+
+    def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
+        """See `Members`."""
+        return self.held.stacked(predictors)
+
+    def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
+        """See `Members`."""
+        return self.held.chosen(stacks, indices)
+
+    def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
+        """See `Members`."""
+        del stacks
+        return self.held.num_bytes(count)
+
+    def bytes_per_example(self, count: int) -> Optional[int]:
+        """See `Members`: a model computes with all of its weights."""
+        del count
+        return None
+
+    def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """See `Members`."""
+        del labels
+        return values
+
+    def columns(self, stacks: Stacks, x: Any) -> tf.Tensor:
+        """Returns what each of C predictors says of n examples, [n, C, numbers]."""
+        return tf.stack([as_columns(said) for said in self.held.said(stacks, x)], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordMembers(ModelMembers):
+    """Next-word models, whose probabilities of each word are mixed.
+
+    A loss of a sentence is made of those of its words as `SentenceLoss` does it.
+
+    Attributes:
+        expected_length: Its setting.
+    """
+
+    expected_length: Optional[float] = None
+    are_densities = True
+    examples_at_once = _SENTENCES_AT_ONCE
+
+    def outputs(self, stacks: Stacks, x: Any) -> WordOutputs:
+        """See `Members`."""
+        return WordOutputs(self.held.said(stacks, x), self.expected_length)
+
+    def predictions(self, outputs: WordOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
+        """Returns log h(x), float32 [n, T, ids]: scores, as metrics of words read them."""
+        del x
+        return tf.math.log(outputs.mixed(weights))
+
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
+        """See `Members`; float32 [n, T] each."""
+        probabilities = tf.exp(predictions)
+        return Fit(
+            at_words(probabilities, labels),
+            tf.reduce_sum(tf.square(probabilities), axis=2),
+            tf.ones(tf.shape(labels)),
+        )
+
+    def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """See `Members`."""
+        return over_words(values, labels, self.expected_length)
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberMembers(ModelMembers):
+    """Models of real numbers, which are mixed as they are."""
+
+    are_densities = False
+
+    def outputs(self, stacks: Stacks, x: Any) -> NumberOutputs:
+        """See `Members`."""
+        return NumberOutputs(self.columns(stacks, x))
+
+    def predictions(self, outputs: NumberOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
+        """Returns h(x), float32 [n, numbers]."""
+        del x
+        return outputs.mixed(weights)
+
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
+        """See `Members`."""
+        target = as_columns(labels)
+        return Fit(
+            tf.reduce_sum(predictions * target, axis=1),
+            tf.reduce_sum(tf.square(predictions), axis=1),
+            tf.reduce_sum(tf.square(target), axis=1),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassMembers(ModelMembers):
+    """Classifiers, whose class probabilities are mixed."""
+
+    are_densities = True
+
+    def outputs(self, stacks: Stacks, x: Any) -> ClassOutputs:
+        """See `Members`."""
+        return ClassOutputs(self.columns(stacks, x))
+
+    def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
+        """Returns log h(x), float32 [n, classes]: scores, as metrics of classes read them."""
+        del x
+        return tf.math.log(outputs.mixed(weights))
+
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
+        """See `Members`."""
+        probabilities = tf.exp(predictions)
+        return Fit(
+            tf.gather(probabilities, labels, axis=1, batch_dims=1),
+            tf.reduce_sum(tf.square(probabilities), axis=1),
+            tf.ones(tf.shape(labels)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoClassMembers(ModelMembers):
+    """Classifiers of two classes with one output, that of class 1.
+
+    Attributes:
+        from_scores: Whether the task's model has scores, of which the probability is the sigmoid:
+            its metrics read the mixture in the same form.
+    """
+
+    from_scores: bool = True
+    are_densities = True
+
+    def outputs(self, stacks: Stacks, x: Any) -> ClassOutputs:
+        """See `Members`: both classes' probabilities."""
+        of_one = self.columns(stacks, x)
+        return ClassOutputs(tf.concat([1.0 - of_one, of_one], axis=2))
+
+    def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
+        """Returns the score or the probability of class 1, float32 [n, 1].
+
+        Weights that do not sum to 1 are as good as those that do.
+        """
+        del x
+        mixture = outputs.mixed(weights)
+        if self.from_scores:
+            return tf.math.log(mixture[:, 1:]) - tf.math.log(mixture[:, :1])
+        return mixture[:, 1:] / tf.reduce_sum(mixture, axis=1, keepdims=True)
+
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
+        """See `Members`; labels are 0 and 1, [n]."""
+        of_one = tf.reshape(predictions, [-1])
+        if self.from_scores:
+            # Each by its own sigmoid: 1 less a probability that rounds to 1 has no logarithm.
+            of_one, of_zero = tf.sigmoid(of_one), tf.sigmoid(-of_one)
+        else:
+            of_zero = 1.0 - of_one
+        agreement = tf.where(tf.equal(labels, 1), of_one, of_zero)
+        norm = tf.square(of_one) + tf.square(of_zero)
+        return Fit(agreement, norm, tf.ones(tf.shape(labels)))

@@ -1,0 +1,273 @@
+"""Outputs of mixtures, their losses and gradients by alpha.
+
+What C predictors say of n examples, as far as the losses of their mixtures need it.
+
+A mixture's losses depend on inner products: of its output with the label (the label's own
+probability, where outputs are distributions), and of its output with itself and with each
+predictor's. Source: Hamer, Mohri, Suresh 2020, section 4: d loss / d alpha_k = <grad loss(h), h_k>.
+
+Losses of a mixture, and their gradients by its weights, as pure functions.
+
+Source: Hamer, Mohri, Suresh 2020, sections 2 to 4. Both are Bregman divergences of a distribution
+from the mixture, up to what does not depend on the mixture: of F = sum x log x the log loss, which
+of classes is the cross-entropy of the mixed probabilities; of F = |x|^2 the squared loss.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.models.losses import is_word
+from tff_agnostic.registry import Registry
+
+
+class Outputs(abc.ABC):
+    """The outputs of C predictors on n examples; n is 1 where it does not depend on the example.
+
+    An example is one prediction, or as a sentence is, T of them: then results have an axis of T
+    after that of the examples, and `per_example` takes it away.
+    """
+
+    @abc.abstractmethod
+    def agreements(self, labels: tf.Tensor) -> tf.Tensor:
+        """Returns <h_k(x_j), y_j>, float32 [n, C]: of classes the probability of the label."""
+
+    @abc.abstractmethod
+    def products(self, weights: tf.Tensor) -> tf.Tensor:
+        """Returns <h_w(x_j), h_k(x_j)> with h_w = sum_l weights_l h_l, float32 [n or 1, C]."""
+
+    @abc.abstractmethod
+    def squared_norms(self) -> tf.Tensor:
+        """Returns |h_k(x_j)|^2, float32 [n or 1, C]."""
+
+    def target_norms(self, labels: tf.Tensor) -> tf.Tensor:
+        """Returns |y_j|^2, float32 [n]: of classes 1."""
+        return tf.ones(tf.shape(labels))
+
+    def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Returns the values of examples, [n, ...], from those of their predictions."""
+        del labels
+        return values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SharedOutputs(Outputs):
+    """Distributions that do not depend on the example.
+
+    Attributes:
+        table: h_k(y) in row y and column k, float32 [outcomes, C].
+    """
+
+    table: tf.Tensor
+
+    def agreements(self, labels: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`; labels are outcomes, int [n]."""
+        return tf.gather(self.table, labels)
+
+    def products(self, weights: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`."""
+        # Sums of products: TFLite's converter crashes on a matrix product that no example is in.
+        mixture = tf.reduce_sum(self.table * weights, axis=1, keepdims=True)
+        return tf.reduce_sum(self.table * mixture, axis=0, keepdims=True)
+
+    def squared_norms(self) -> tf.Tensor:
+        """See `Outputs`."""
+        return tf.reduce_sum(tf.square(self.table), axis=0, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassOutputs(Outputs):
+    """Distributions over classes.
+
+    Attributes:
+        values: h_k(x_j), float32 [n, C, classes].
+    """
+
+    values: tf.Tensor
+
+    def agreements(self, labels: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`; labels are classes, int [n]."""
+        return tf.gather(self.values, labels, axis=2, batch_dims=1)
+
+    def products(self, weights: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`."""
+        return tf.linalg.matvec(self.values, self.mixed(weights))
+
+    def squared_norms(self) -> tf.Tensor:
+        """See `Outputs`."""
+        return tf.reduce_sum(tf.square(self.values), axis=2)
+
+    def mixed(self, weights: tf.Tensor) -> tf.Tensor:
+        """Returns sum_k weights_k h_k(x_j), float32 [n, classes]."""
+        return tf.einsum("ncv,c->nv", self.values, weights)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NumberOutputs(ClassOutputs):
+    """Real numbers, which are mixed as they are.
+
+    Attributes:
+        values: h_k(x_j), float32 [n, C, numbers].
+    """
+
+    def agreements(self, labels: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`; labels are float32 [n] or [n, numbers]."""
+        return tf.linalg.matvec(self.values, as_columns(labels))
+
+    def target_norms(self, labels: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`."""
+        return tf.reduce_sum(tf.square(as_columns(labels)), axis=1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WordOutputs(Outputs):
+    """Distributions over the vocabulary at each of the T positions of sentences.
+
+    Labels are ids, int [n, T]; padding among them is no prediction, and in no mean.
+
+    Attributes:
+        values: h_k(x_j) of each of the C predictors, float32 [n, T, ids]: they are large, and a
+            tensor of all would be a copy of all.
+        expected_length: As `SentenceLoss` has it.
+    """
+
+    values: Sequence[tf.Tensor]
+    expected_length: Optional[float] = None
+
+    def agreements(self, labels: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`, float32 [n, T, C]; 1 at padding, whose logarithm is 0."""
+        return tf.stack([at_words(value, labels) for value in self.values], axis=2)
+
+    def products(self, weights: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`, float32 [n, T, C]."""
+        mixture = self.mixed(weights)
+        return tf.stack([tf.reduce_sum(mixture * v, axis=2) for v in self.values], axis=2)
+
+    def squared_norms(self) -> tf.Tensor:
+        """See `Outputs`, float32 [n, T, C]."""
+        return tf.stack([tf.reduce_sum(tf.square(v), axis=2) for v in self.values], axis=2)
+
+    def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """See `Outputs`: over the sentence's words."""
+        return over_words(values, labels, self.expected_length)
+
+    def mixed(self, weights: tf.Tensor) -> tf.Tensor:
+        """Returns sum_k weights_k h_k(x_j), float32 [n, T, ids]."""
+        return tf.add_n([weights[k] * value for k, value in enumerate(self.values)])
+
+
+def at_words(values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Returns the entries of the labels [n, T] in values [n, T, ids], and 1 at padding."""
+    rows = tf.reshape(values, [-1, values.shape[-1]])
+    found = tf.gather(rows, tf.reshape(labels, [-1]), axis=1, batch_dims=1)
+    return tf.where(is_word(labels) > 0, tf.reshape(found, tf.shape(labels)), 1.0)
+
+
+def over_words(values: tf.Tensor, labels: tf.Tensor, expected_length: Optional[float]) -> tf.Tensor:
+    """Returns the mean over the words of each sentence, [n, ...]; 0 of one without words.
+
+    Args:
+        values: float32 [n, T] or [n, T, C]; what stands at padding has to be finite.
+        labels: Ids, int [n, T].
+        expected_length: What the sum over the words is divided by; None for their number.
+    """
+    words = is_word(labels)
+    length = tf.reduce_sum(words, axis=1, keepdims=True)
+    if expected_length is not None:
+        length = tf.constant(expected_length)
+    share = tf.math.divide_no_nan(words, length)
+    if values.shape.rank == 3:
+        share = share[:, :, tf.newaxis]
+    return tf.reduce_sum(values * share, axis=1)
+
+
+def as_columns(values: tf.Tensor) -> tf.Tensor:
+    """Returns numbers [n] or [n, ...] as float32 [n, numbers]."""
+    return tf.cast(tf.reshape(values, [tf.shape(values)[0], -1]), tf.float32)
+
+
+class Fit(NamedTuple):
+    """What the loss of a mixture at an example depends on; of sentences with an axis of T words.
+
+    Attributes:
+        agreement: <h(x_j), y_j>, float32 [n].
+        norm: |h(x_j)|^2, float32 [n or 1].
+        target_norm: |y_j|^2, float32 [n].
+    """
+
+    agreement: tf.Tensor
+    norm: tf.Tensor
+    target_norm: tf.Tensor
+
+
+class LossAt(NamedTuple):
+    """Losses of n examples and their gradients.
+
+    Attributes:
+        losses: float32 [n].
+        gradients: By the weight of each of C predictors, float32 [n, C].
+    """
+
+    losses: tf.Tensor
+    gradients: tf.Tensor
+
+
+class MixtureLoss(NamedTuple):
+    """A loss of mixtures.
+
+    Attributes:
+        of_fit: The loss of each prediction, in the shape of the fit.
+        at: (outputs, weights [C], labels) -> losses and gradients; the weights need not sum to 1.
+        needs_densities: Whether it is of distributions only.
+    """
+
+    of_fit: Callable[[Fit], tf.Tensor]
+    at: Callable[[Outputs, tf.Tensor, tf.Tensor], LossAt]
+    needs_densities: bool
+
+
+def log_loss(fit: Fit) -> tf.Tensor:
+    """Returns -log h(y), in nats."""
+    return -tf.math.log(fit.agreement)
+
+
+def log_loss_at(outputs: Outputs, weights: tf.Tensor, labels: tf.Tensor) -> LossAt:
+    """Returns the same, and its gradient -h_k(y) / h(y)."""
+    of_each = outputs.agreements(labels)
+    agreement = tf.linalg.matvec(of_each, weights)
+    losses, gradients = -tf.math.log(agreement), -of_each / agreement[..., tf.newaxis]
+    return _of_examples(outputs, losses, gradients, labels)
+
+
+def squared_loss(fit: Fit) -> tf.Tensor:
+    """Returns |h(x) - y|^2; of a class, y is 1 there and 0 elsewhere."""
+    return fit.norm - 2.0 * fit.agreement + fit.target_norm
+
+
+def squared_loss_at(outputs: Outputs, weights: tf.Tensor, labels: tf.Tensor) -> LossAt:
+    """Returns the same, and its gradient 2 <h(x) - y, h_k(x)>."""
+    of_each, products = outputs.agreements(labels), outputs.products(weights)
+    fit = Fit(
+        tf.linalg.matvec(of_each, weights),
+        tf.linalg.matvec(products, weights),
+        outputs.target_norms(labels),
+    )
+    return _of_examples(outputs, squared_loss(fit), 2.0 * (products - of_each), labels)
+
+
+def _of_examples(
+    outputs: Outputs, losses: tf.Tensor, gradients: tf.Tensor, labels: tf.Tensor
+) -> LossAt:
+    return LossAt(outputs.per_example(losses, labels), outputs.per_example(gradients, labels))
+
+
+MIXTURE_LOSSES: Registry[MixtureLoss] = Registry(
+    "loss of an ensemble",
+    {
+        "log": MixtureLoss(log_loss, log_loss_at, needs_densities=True),
+        "squared": MixtureLoss(squared_loss, squared_loss_at, needs_densities=False),
+    },
+)

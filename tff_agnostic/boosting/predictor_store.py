@@ -1,0 +1,196 @@
+"""How the predictors of an ensemble are held in arrays, at the server and in messages of C.
+
+Of one architecture, arrays of the same kind are stacked, and a message takes rows of them. Of
+several, all weights of a predictor lie end to end in one array, and those of the predictors behind
+each other; a message has C of them behind each other, with the architecture of each and where it
+begins, and whoever reads it switches by that. A message has room for the C largest, so that its
+size is the same in every round: no predictor is padded to the size of another one.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.models.model import Model, ModelWeights
+
+# Arrays that hold predictors: those that the server keeps, or those of a message.
+Stacks = Sequence[tf.Tensor]
+
+_FLOAT_BYTES = _INT_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What a predictor says, given its weights; equal ones are traced once.
+
+    Attributes:
+        model: What predicts.
+        from_scores: Whether it predicts scores, of which the distribution is the softmax, and of a
+            single one the sigmoid.
+    """
+
+    model: Model
+    from_scores: bool
+
+    def said(self, weights: ModelWeights, x: Any) -> tf.Tensor:
+        """Returns what it says of n examples, float32 [n, ...]: distributions, or numbers."""
+        predictions = self.model.predict(weights, x, False, tf.zeros([2], tf.int32))
+        predictions = tf.cast(predictions, tf.float32)
+        if not self.from_scores:
+            return predictions
+        is_one = predictions.shape.rank == 1 or predictions.shape[-1] == 1
+        return tf.sigmoid(predictions) if is_one else tf.nn.softmax(predictions)
+
+    def weights(self, arrays: Sequence[Any]) -> ModelWeights:
+        """Returns arrays in the order of `_leaves` as weights."""
+        count = len(self.model.initial_weights.trainable)
+        return ModelWeights(list(arrays[:count]), list(arrays[count:]))
+
+    def arrays(self) -> list[np.ndarray]:
+        """Returns arrays of the weights' shapes and dtypes."""
+        return _leaves(self.model.initial_weights)
+
+    @property
+    def size(self) -> int:
+        """The number of its weights."""
+        return sum(array.size for array in self.arrays())
+
+
+class Held(Protocol):
+    """Arrays of q predictors; equal ones are traced once, so that they are frozen dataclasses."""
+
+    def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
+        """Returns the arrays that hold the predictors, from the weights of each."""
+
+    def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the arrays of a message with the predictors of some indices, int32 [C]."""
+
+    def num_bytes(self, count: int) -> int:
+        """Returns the bytes of a message with so many predictors."""
+
+    def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
+        """Returns what each says of n examples, from the arrays of all of them or of a message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OneArchitecture:
+    """Predictors of one architecture: an array [q, ...] for each of its weights.
+
+    Attributes:
+        architecture: The architecture.
+    """
+
+    architecture: Architecture
+
+    def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
+        """See `Held`: trainable and other weights, in their order."""
+        return [np.stack(arrays) for arrays in zip(*map(_leaves, predictors))]
+
+    def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
+        """See `Held`."""
+        return [tf.gather(stack, indices) for stack in stacks]
+
+    def num_bytes(self, count: int) -> int:
+        """See `Held`."""
+        return count * sum(array.nbytes for array in self.architecture.arrays())
+
+    def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
+        """See `Held`."""
+        # Unrolled: C is small, and a loop would have no vectorised form in every model.
+        return [
+            self.architecture.said(self.architecture.weights([s[k] for s in stacks]), x)
+            for k in range(stacks[0].shape[0])
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class SeveralArchitectures:
+    """Predictors of several architectures: one array with the weights of all, float32.
+
+    Attributes:
+        architectures: What there is.
+        of_predictor: Which of them each predictor has.
+    """
+
+    architectures: tuple[Architecture, ...]
+    of_predictor: tuple[int, ...]
+
+    def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
+        """See `Held`: one array; weights of other types are exact as float32, or were refused."""
+        arrays = [array for predictor in predictors for array in _leaves(predictor)]
+        return [np.concatenate([array.astype(np.float32).ravel() for array in arrays])]
+
+    def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
+        """See `Held`: weights, and of each predictor its architecture and where it begins."""
+        (weights,) = stacks
+        sizes = tf.gather(tf.constant(self._sizes(), tf.int32), indices)
+        ends = tf.cumsum(sizes)
+        offsets = ends - sizes
+        positions = tf.range(self._room(indices.shape[0]))
+        # Whose weight has a place in the message; past the last one there is none.
+        place = tf.minimum(tf.searchsorted(ends, positions, side="right"), indices.shape[0] - 1)
+        starts = tf.gather(tf.constant(self._starts(), tf.int32), indices)
+        source = tf.gather(starts - offsets, place) + positions
+        found = tf.gather(weights, tf.minimum(source, weights.shape[0] - 1))
+        packed = tf.where(positions < ends[-1], found, 0.0)
+        kinds = tf.gather(tf.constant(self.of_predictor, tf.int32), indices)
+        return [packed, kinds, offsets]
+
+    def num_bytes(self, count: int) -> int:
+        """See `Held`."""
+        return self._room(count) * _FLOAT_BYTES + 2 * count * _INT_BYTES
+
+    def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
+        """See `Held`."""
+        if len(stacks) == 1:
+            return [
+                self._said_by(self.architectures[kind], stacks[0], start, x)
+                for kind, start in zip(self.of_predictor, self._starts())
+            ]
+        packed, kinds, offsets = stacks
+        return [self._said_at(packed, kinds[k], offsets[k], x) for k in range(kinds.shape[0])]
+
+    def _said_at(self, packed: tf.Tensor, kind: tf.Tensor, start: tf.Tensor, x: Any) -> tf.Tensor:
+        def chain(number: int) -> tf.Tensor:
+            def said() -> tf.Tensor:
+                return self._said_by(self.architectures[number], packed, start, x)
+
+            if number + 1 == len(self.architectures):
+                return said()
+            # Not `tf.switch_case`: TFLite has branches of two.
+            return tf.cond(tf.equal(kind, number), said, lambda: chain(number + 1))
+
+        return chain(0)
+
+    def _said_by(self, architecture: Architecture, packed: tf.Tensor, start: Any, x: Any) -> Any:
+        arrays = []
+        for like in architecture.arrays():
+            part = tf.slice(packed, [start], [like.size])
+            arrays.append(tf.cast(tf.reshape(part, like.shape), like.dtype))
+            start += like.size
+        return architecture.said(architecture.weights(arrays), x)
+
+    def _sizes(self) -> list[int]:
+        return [self.architectures[kind].size for kind in self.of_predictor]
+
+    def _starts(self) -> list[int]:
+        sizes = self._sizes()
+        return [sum(sizes[:k]) for k in range(len(sizes))]
+
+    def _room(self, count: int) -> int:
+        return sum(sorted(self._sizes())[-count:])
+
+
+def held_by(architectures: Sequence[Architecture]) -> Held:
+    """Returns how predictors are held, given the architecture of each."""
+    different = tuple(dict.fromkeys(architectures))
+    if len(different) == 1:
+        return OneArchitecture(different[0])
+    return SeveralArchitectures(different, tuple(map(different.index, architectures)))
+
+
+def _leaves(weights: ModelWeights) -> list[np.ndarray]:
+    return [np.asarray(array) for array in (*weights.trainable, *weights.non_trainable)]

@@ -1,0 +1,220 @@
+"""Which predictors a round sends, and the gradient estimators that correct for it.
+
+Which predictors a round sends: their probabilities gamma, and draws of a fixed size.
+
+Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Pure functions on vectors [q].
+
+Estimates of the gradient by alpha from predictors that were sampled.
+
+The text of Hamer, Mohri, Suresh 2020 mixes the first two, and section 4.2 prints a bias that is not
+that of either; the third is its corrected form, whose mean over all masks was enumerated. Pure
+functions on float32 [n, C], C predictors that were sent.
+"""
+
+import math
+from typing import Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.registry import Registry
+from tff_agnostic.stateless_random import fold_in, random_order, uniform
+
+# Keep the draws apart that one seed is used for.
+_FILLING, _ORDER, _START, _COINS = 0, 1, 2, 3
+# Of a sum of coins with mean C: how many standard deviations (at most the root of C each) beyond it
+# a message has room for.
+_ROOM = 5.0
+
+# (alpha [q], C, share of uniform sampling) -> gamma, float32 [q], each in (0, 1], sum at most C.
+Gammas = Callable[[tf.Tensor, int, float], tf.Tensor]
+
+
+def all_of_them(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
+    """gamma_k = 1: no sampling."""
+    del budget, uniform_share
+    return tf.ones_like(alpha)
+
+
+def uniformly(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
+    """gamma_k = C / q."""
+    del uniform_share
+    return tf.fill(tf.shape(alpha), budget / alpha.shape[0])
+
+
+def by_weight(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
+    """Equation (8), gamma_k = min(1, alpha_k C), mixed with a share of uniform sampling.
+
+    The share is a floor: a predictor that weighs nothing would else never be sampled again. The sum
+    stays at most C, and is less by what the cap at 1 takes away.
+    """
+    even = budget / alpha.shape[0]
+    by_alpha = tf.minimum(1.0, alpha * float(budget))
+    return (1.0 - uniform_share) * by_alpha + uniform_share * even
+
+
+PREDICTOR_SAMPLINGS: Registry[Gammas] = Registry(
+    "predictor sampling", {"none": all_of_them, "uniform": uniformly, "weighted": by_weight}
+)
+
+
+class Drawn(NamedTuple):
+    """The predictors that a message has room for, of which some were sampled.
+
+    Attributes:
+        indices: Which they are, int32 [room], all different.
+        is_sampled: 1 for those in H_t, 0 for what fills the room; float32 [room].
+    """
+
+    indices: tf.Tensor
+    is_sampled: tf.Tensor
+
+
+class Draw(NamedTuple):
+    """A way to draw predictors with given probabilities.
+
+    Attributes:
+        chosen: (gamma, seed) -> whether each predictor is in H_t, bool [q].
+        room: (C, q) -> how many a message has room for.
+    """
+
+    chosen: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    room: Callable[[int, int], int]
+
+    def __call__(self, gamma: tf.Tensor, budget: int, seed: tf.Tensor) -> Drawn:
+        """Returns the draw of a round.
+
+        Args:
+            gamma: Probabilities, float32 [q].
+            budget: C.
+            seed: Of the round, int64 scalar.
+        """
+        q = gamma.shape[0]
+        room = self.room(budget, q)
+        chosen = self.chosen(gamma, seed)
+        # Those in H_t first, in a random order: where there are more than the room, any are left.
+        order = _random_order(q, fold_in(seed, tf.constant(_FILLING)))
+        is_left = tf.cast(~tf.gather(chosen, order), tf.int32)
+        indices = tf.gather(order, tf.argsort(is_left, stable=True))[:room]
+        return Drawn(indices, tf.cast(tf.gather(chosen, indices), tf.float32))
+
+
+def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Systematic sampling in a random order: predictor k with probability gamma_k.
+
+    The gammas are laid end to end, and every predictor is taken in whose part one of the points u,
+    u + 1, u + 2, ... lies. So many are sampled as their sum says, rounded up or down, and never
+    more than C; but two predictors are not sampled independently, as the figure of the paper has
+    it: mostly, one that was sampled makes another one less likely.
+    """
+    order = _random_order(gamma.shape[0], fold_in(seed, tf.constant(_ORDER)))
+    # float64: the sum of a thousand has to be C, and not one more.
+    ends = tf.cumsum(tf.cast(tf.gather(gamma, order), tf.float64))
+    most = tf.round(ends[-1])
+    is_whole = tf.abs(ends[-1] - most) < 1e-4
+    last = tf.where(is_whole, most, ends[-1])
+    ends = tf.concat([tf.minimum(ends[:-1], last), [last]], axis=0)
+    passed = tf.floor(ends + tf.cast(uniform(seed, _START), tf.float64))
+    taken = tf.concat([passed[:1] > 0, passed[1:] > passed[:-1]], axis=0)
+    return tf.scatter_nd(order[:, tf.newaxis], tf.cast(taken, tf.int32), tf.shape(gamma)) > 0
+
+
+def independent(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Figures 1 and 2 as printed: a coin for each predictor; C is a mean, and H_t may be empty."""
+    seeds = fold_in(seed, tf.range(gamma.shape[0]))
+    return uniform(seeds, _COINS) < gamma
+
+
+def _exactly(budget: int, q: int) -> int:
+    return min(budget, q)
+
+
+def _with_reserve(budget: int, q: int) -> int:
+    return min(q, math.ceil(budget + _ROOM * math.sqrt(budget)))
+
+
+def _random_order(q: int, seed: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(random_order(seed, tf.constant(q), tf.constant(q)), [q])
+
+
+PREDICTOR_DRAWS: Registry[Draw] = Registry(
+    "draw of predictors",
+    {
+        "systematic": Draw(systematic, _exactly),
+        "independent": Draw(independent, _with_reserve),
+    },
+)
+
+
+class Sent(NamedTuple):
+    """The predictors that a client gets; float32 [C] each.
+
+    Attributes:
+        alpha: alpha_k.
+        gamma: gamma_k, with which it was sampled.
+        is_sampled: 1_k: 0 for what fills the room of a message.
+    """
+
+    alpha: tf.Tensor
+    gamma: tf.Tensor
+    is_sampled: tf.Tensor
+
+
+# (gradients at alpha~ [n, C], |h_k|^2 [n or 1, C], predictors) -> estimates [n, C].
+Estimate = Callable[[tf.Tensor, tf.Tensor, Sent], tf.Tensor]
+
+
+class GradientEstimator(NamedTuple):
+    """An estimator.
+
+    Attributes:
+        estimate: The estimate.
+        loss: Of which it is one; None for every loss.
+        uses_norms: Whether it reads |h_k|^2, which of large distributions takes longer than the
+            rest.
+    """
+
+    estimate: Estimate
+    loss: Optional[str] = None
+    uses_norms: bool = False
+
+
+def masked(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+    """1_k g_k: figures 1 and 2; of what is sampled rarely the mean is small."""
+    del squared_norms
+    return gradients * sent.is_sampled
+
+
+def divided(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+    """1_k / gamma_k g_k; the mean exceeds the gradient of the squared loss by `unbiased`'s bias."""
+    del squared_norms
+    return gradients * (sent.is_sampled / sent.gamma)
+
+
+def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+    """The same less 2 alpha_k |h_k|^2 (1 / gamma_k - 1), whose mean is the gradient.
+
+    It is that of the squared loss, and draws have to be independent.
+    """
+    bias = 2.0 * sent.alpha * squared_norms * (1.0 / sent.gamma - 1.0)
+    return (gradients - bias) * (sent.is_sampled / sent.gamma)
+
+
+def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+    """1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
+
+    All g_k are about -1 there. Steps ignore what all coordinates have in common, but a mask makes a
+    reward for being sampled of it.
+    """
+    del squared_norms
+    return (1.0 + gradients) * (sent.is_sampled / sent.gamma)
+
+
+GRADIENT_ESTIMATORS: Registry[GradientEstimator] = Registry(
+    "gradient estimator",
+    {
+        "masked": GradientEstimator(masked),
+        "divided": GradientEstimator(divided),
+        "unbiased": GradientEstimator(unbiased, loss="squared", uses_norms=True),
+        "centred": GradientEstimator(centred, loss="log"),
+    },
+)

@@ -1,1 +1,0 @@
-"""FedBoost's parts: which predictors are sent, what clients answer, and how alpha moves."""

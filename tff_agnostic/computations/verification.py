@@ -1,0 +1,424 @@
+"""Static checks of compiled rounds: secure sums only, and no secret in a broadcast.
+
+Says whether anything that clients are sent is made of what the server keeps secret.
+
+Noise is made of a secret key, and what is made of noisy sums may be sent. So the key is followed
+through the graphs of the server's functions, into those that they call, up to where random numbers
+are drawn with it: what comes out there is noise.
+
+What an aggregation guarantees is checked on compiled exchanges before anything runs.
+
+It fails closed: a guarantee without a check here is refused, as is an exchange that fails one. What
+a sum itself reveals, such as one over a single client that holds a domain, is not looked at.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
+from tff_agnostic.aggregations.chacha20 import KEYSTREAM
+from tff_agnostic.computations.evaluation import Measurement
+from tff_agnostic.computations.round import AggregatedExchange, AggregatedRound, SumsSoFar
+from tff_agnostic.computations.tff_process import EvaluationFunctions, Process, build_measurement
+from tff_agnostic.errors import UserError
+
+# The intrinsics that this package makes secure sums of. Any other name is no promise.
+SECURE_SUMS = frozenset({"federated_secure_sum_bitwidth", "federated_secure_modular_sum"})
+# Operations, and what functions of our own are called in graphs, whose results are random numbers.
+_DRAWS = frozenset({"StatelessRandomNormalV2"})
+_DRAWING = re.compile(rf"__inference_{KEYSTREAM}_\d+")
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_BRANCHES = frozenset({"If", "StatelessIf"})
+_LOOPS = frozenset({"While", "StatelessWhile"})
+
+
+@dataclasses.dataclass(frozen=True)
+class SecurityReport:
+    """What a compiled round sends from clients to the server.
+
+    Attributes:
+        plain: Types of the values that travel in plain sums, by path; empty for a secure round.
+        secure: Types of the values that travel in secure sums, by path.
+    """
+
+    plain: tuple[str, ...]
+    secure: tuple[str, ...]
+
+    @classmethod
+    def of_exchanges(cls, reports: Mapping[str, "SecurityReport"]) -> "SecurityReport":
+        """Returns one report of several exchanges, by their names; of a single one its own."""
+        if len(reports) == 1:
+            return next(iter(reports.values()))
+
+        def named(name: str, values: tuple[str, ...]) -> list[str]:
+            return [f"{name}: {value}" for value in values]
+
+        return cls(
+            plain=tuple(v for name, r in reports.items() for v in named(name, r.plain)),
+            secure=tuple(v for name, r in reports.items() for v in named(name, r.secure)),
+        )
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether nothing but secure sums reaches the server."""
+        return not self.plain
+
+    def summary(self) -> str:
+        """Returns one line for people."""
+        if self.is_secure:
+            return f"all {len(self.secure)} values of a client reach the server in secure sums only"
+        return f"{len(self.plain)} values of a client reach the server outside secure sums: " + (
+            ", ".join(self.plain)
+        )
+
+
+def security_report(computation: tff.Computation) -> SecurityReport:
+    """Compiles a round and reports how each value of a client reaches the server.
+
+    The round is compiled to TFF's `MapReduceForm`, in which a client's work returns four parts: one
+    for plain sums and one for each kind of secure sum. The form refuses computations in which
+    clients and server communicate in any other way.
+
+    Args:
+        computation: (value at the server, client data) -> values at the server, such as a learning
+            process's `next` or an evaluation.
+
+    Raises:
+        TypeError: If `computation` has another form.
+        ValueError: If it communicates in a way that TFF's compiler cannot reduce to sums.
+    """
+    form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
+        _in_two_results(computation), without_graph_optimization()
+    )
+    plain, *secure = form.work.type_signature.result
+    return SecurityReport(
+        plain=tuple(_leaves(plain, "")),
+        secure=tuple(leaf for part in secure for leaf in _leaves(part, "")),
+    )
+
+
+def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
+    """Returns the report of a computation that sends secure sums only.
+
+    Raises:
+        UserError: If anything else reaches the server; the message names it.
+    """
+    report = security_report(computation)
+    if not report.is_secure:
+        names = _names_in_plain_aggregations(computation)
+        where = f"; in the source: {', '.join(names)}" if names else ""
+        raise UserError(f"secure aggregation was asked for, but {report.summary()}{where}")
+    return report
+
+
+def require_no_plain_sums(computation: tff.Computation) -> None:
+    """Checks the source of a computation that TFF's forms cannot hold, as of several exchanges.
+
+    Raises:
+        UserError: If values of clients reach the server in anything but a secure sum.
+    """
+    found: list[str] = []
+
+    def visit(block: Any) -> tuple[Any, bool]:
+        if _is_plain_aggregation(block):
+            found.append(block.uri)
+        return block, False
+
+    tff.framework.transform_postorder(computation.to_building_block(), visit)
+    if found:
+        raise UserError(
+            f"secure aggregation was asked for, but the round has {', '.join(sorted(set(found)))}"
+        )
+
+
+def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
+    # A value that is summed alone has lost its name in the compiled form. Where the source selects
+    # it from a client's result, as in `tff.federated_sum(result["loss"])`, the name is still there.
+    names: list[str] = []
+
+    def visit(block: Any) -> tuple[Any, bool]:
+        if isinstance(block, tff.framework.Call) and _is_plain_aggregation(block.function):
+            names.extend(_selected_name(block.argument))
+        return block, False
+
+    tff.framework.transform_postorder(computation.to_building_block(), visit)
+    return names
+
+
+def _is_plain_aggregation(block: Any) -> bool:
+    # The intrinsic itself, and not its call: a name may stand for it there.
+    return (
+        isinstance(block, tff.framework.Intrinsic)
+        and block.uri not in SECURE_SUMS
+        and isinstance(block.type_signature, tff.FunctionType)
+        and _is_placed(block.type_signature.parameter, tff.CLIENTS)
+        and _is_placed(block.type_signature.result, tff.SERVER)
+    )
+
+
+def _is_placed(value_type: tff.Type, placement: Any) -> bool:
+    # Some take several arguments, such as a weighted mean, or an aggregation by functions.
+    if isinstance(value_type, tff.StructType):
+        elements = tff.structure.iter_elements(value_type)
+        return any(_is_placed(element, placement) for _, element in elements)
+    return isinstance(value_type, tff.FederatedType) and value_type.placement is placement
+
+
+def _selected_name(block: Any) -> Iterator[str]:
+    # TFF writes the selection from a federated structure as a map of a function that selects.
+    if not isinstance(block, tff.framework.Call) or not isinstance(
+        block.argument, tff.framework.Struct
+    ):
+        return
+    mapped = block.argument[0]
+    if isinstance(mapped, tff.framework.Lambda) and isinstance(
+        mapped.result, tff.framework.Selection
+    ):
+        selection = mapped.result
+        elements = tff.structure.to_elements(selection.source.type_signature)
+        name = selection.name or elements[selection.index][0]
+        if name is not None:
+            yield name
+
+
+def _in_two_results(computation: tff.Computation) -> tff.Computation:
+    # The form is made of computations that return an updated state and an output.
+    result = computation.type_signature.result
+    if isinstance(result, tff.StructType):
+        return computation
+    server_type, client_type = computation.type_signature.parameter
+
+    @tff.federated_computation(server_type, client_type)
+    def with_state(server_value: Any, client_data: Any) -> Any:
+        return server_value, computation(server_value, client_data)
+
+    return with_state
+
+
+def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
+    if isinstance(value_type, tff.StructType):
+        for index, (name, element) in enumerate(tff.structure.iter_elements(value_type)):
+            # The compiler wraps each part in unnamed tuples, which say nothing to a reader.
+            step = name or (str(index) if len(value_type) > 1 else "")
+            yield from _leaves(element, f"{path}.{step}".strip(".") if step else path)
+    else:
+        yield f"{path} ({value_type})" if path else str(value_type)
+
+
+def require_secrets_stay(round_: AggregatedRound, exchanges: Iterable[tff.Computation]) -> None:
+    """Checks every message of a round.
+
+    Args:
+        round_: The round.
+        exchanges: Each exchange by itself, which says what its sum is; see `tff_process.Process`.
+
+    Raises:
+        UserError: If a message is made of a secret.
+    """
+    state_spec = _specs(_traced(round_.initialize).structured_outputs)
+    sums = [
+        tff.types.type_to_tf_tensor_specs(computation.type_signature.result.member)
+        for computation in exchanges
+    ]
+    step: Callable[..., Any] = round_.start
+    arguments: tuple[Any, ...] = (state_spec,)
+    so_far: Any = SumsSoFar()
+    for k, exchange in enumerate(round_.exchanges):
+        traced = _traced(step, *arguments)
+        result = traced.structured_outputs
+        message, so_far = (result, so_far) if k == 0 else result
+        secrets = _secrets(traced.graph, round_, arguments)
+        _require_made_of_none(message, traced.graph, secrets, exchange.exchange.name)
+        step, arguments = round_.go_on, (state_spec, _specs(so_far), sums[k])
+
+
+def require_secrets_of_measurement_stay(exchange: AggregatedExchange, measured_spec: Any) -> None:
+    """Checks the message of an evaluation; see `require_secrets_stay`.
+
+    Args:
+        exchange: The evaluation.
+        measured_spec: Spec of what is measured.
+    """
+    state_spec = _specs(tf.nest.map_structure(tf.convert_to_tensor, exchange.initialize()))
+
+    def message(state: Any, measured: Any) -> Any:
+        return exchange.message(state, measured, tf.zeros([2], tf.int32))
+
+    traced = _traced(message, state_spec, measured_spec)
+    num_of_state = len(tf.nest.flatten(state_spec))
+    state = tf.nest.pack_sequence_as(state_spec, traced.graph.inputs[:num_of_state])
+    secrets = exchange.aggregation.secrets(state)
+    name = exchange.exchange.name
+    _require_made_of_none(traced.structured_outputs, traced.graph, secrets, name)
+
+
+def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(*arguments)
+
+
+def _specs(structure: Any) -> Any:
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
+
+
+def _secrets(
+    graph: tf.Graph, round_: AggregatedRound, arguments: tuple[Any, ...]
+) -> list[tf.Tensor]:
+    num_arguments = len(tf.nest.flatten(arguments))
+    state, *rest = tf.nest.pack_sequence_as(arguments, graph.inputs[:num_arguments])
+    # Of the state, and of what exchanges before this one left in the round.
+    states = [*enumerate(state.aggregations)]
+    states += [*enumerate(rest[0].aggregations)] if rest else []
+    return [
+        secret
+        for k, aggregation_state in states
+        for secret in round_.exchanges[k].aggregation.secrets(aggregation_state)
+    ]
+
+
+def _require_made_of_none(
+    message: Any, graph: tf.Graph, secrets: Sequence[tf.Tensor], exchange: str
+) -> None:
+    of_inputs = [any(tensor is secret for secret in secrets) for tensor in graph.inputs]
+    outputs = [t for t in tf.nest.flatten(message) if isinstance(t, tf.Tensor)]
+    if any(_followed(graph, of_inputs, outputs)):
+        raise UserError(
+            f"exchange {exchange!r}: what clients are sent is made of a secret of the server, such "
+            "as the key of its noise"
+        )
+
+
+def _followed(
+    graph: tf.Graph, of_inputs: Sequence[bool], outputs: Sequence[tf.Tensor]
+) -> list[bool]:
+    """Returns which outputs of a graph are made of the inputs that are marked."""
+    marked = {id(t) for t, is_marked in zip(graph.inputs, of_inputs) if is_marked}
+    # Operations of a graph of a function are in the order in which they were made.
+    for op in graph.get_operations():
+        of_op = [id(tensor) in marked for tensor in op.inputs]
+        if any(of_op) and not _is_draw(op):
+            results = _results(op, of_op)
+            marked.update(id(t) for t, is_marked in zip(op.outputs, results) if is_marked)
+    return [id(tensor) in marked for tensor in outputs]
+
+
+def _is_draw(op: tf.Operation) -> bool:
+    if op.type in _CALLS:
+        return _DRAWING.fullmatch(op.get_attr("f").name) is not None
+    return op.type in _DRAWS
+
+
+def _results(op: tf.Operation, of_inputs: list[bool]) -> list[bool]:
+    if op.type in _CALLS:
+        return _called(op, "f", of_inputs)
+    if op.type in _BRANCHES and not of_inputs[0]:
+        branches = [_called(op, name, of_inputs[1:]) for name in ("then_branch", "else_branch")]
+        return [any(of_branches) for of_branches in zip(*branches)]
+    if op.type in _LOOPS:
+        return _looped(op, of_inputs)
+    return [True] * len(op.outputs)
+
+
+def _looped(op: tf.Operation, of_inputs: list[bool]) -> list[bool]:
+    marks = of_inputs
+    while True:
+        if any(_called(op, "cond", marks)):
+            return [True] * len(marks)
+        after = [a or b for a, b in zip(marks, _called(op, "body", marks))]
+        if after == marks:
+            return marks
+        marks = after
+
+
+def _called(op: tf.Operation, attribute: str, of_inputs: list[bool]) -> list[bool]:
+    name = op.get_attr(attribute).name
+    function = op.graph._get_function(name)
+    graph = function.graph
+    return _followed(graph, of_inputs, graph.outputs)
+
+
+# Guarantee -> (a compiled exchange -> report); raises a `UserError` where it does not hold.
+CHECKS: Mapping[Guarantee, Callable[[tff.Computation], SecurityReport]] = {
+    Guarantee.SECURE_SUMS: require_only_secure_sums,
+}
+# Of what the functions of a whole round keep to themselves.
+ROUND_CHECKS: Mapping[Guarantee, Callable[[AggregatedRound, Iterable[tff.Computation]], None]] = {
+    Guarantee.SECRET_NOISE: require_secrets_stay,
+}
+
+
+def check_process(aggregation: Aggregation, process: Process) -> Optional[SecurityReport]:
+    """Checks the rounds of an algorithm; see `check_guarantees`.
+
+    A round of one exchange is compiled as a whole. One of several is not of TFF's form: each of its
+    exchanges is compiled, and the round's source is searched for any other way to the server.
+    """
+    for guarantee in aggregation.guarantees & ROUND_CHECKS.keys():
+        ROUND_CHECKS[guarantee](process.round_, process.exchanges.values())
+    if aggregation.guarantees <= ROUND_CHECKS.keys():
+        return None
+    next_ = process.learning_process.next
+    if len(process.exchanges) == 1:
+        return check_guarantees(aggregation, dict.fromkeys(process.exchanges, next_))
+    report = check_guarantees(aggregation, process.exchanges)
+    if Guarantee.SECURE_SUMS in aggregation.guarantees:
+        require_no_plain_sums(next_)
+    return report
+
+
+def check_measurement(aggregation: Aggregation, measurement: Measurement) -> None:
+    """Checks an evaluation; see `check_guarantees`."""
+    if Guarantee.SECRET_NOISE in aggregation.guarantees:
+        exchange = EvaluationFunctions(measurement, aggregation).exchange
+        require_secrets_of_measurement_stay(exchange, measurement.measured_spec)
+    if aggregation.guarantees - ROUND_CHECKS.keys():
+        computation = build_measurement(measurement, aggregation)
+        check_guarantees(aggregation, {measurement.exchange.name: computation})
+
+
+def check_guarantees(
+    aggregation: Aggregation, exchanges: Mapping[str, tff.Computation]
+) -> Optional[SecurityReport]:
+    """Checks every exchange for everything that an aggregation guarantees.
+
+    Args:
+        aggregation: What promises.
+        exchanges: Computations (value at the server, client data) -> value at the server, by name;
+            together all the communication that there is.
+
+    Returns:
+        What reaches the server, or None if nothing is promised.
+
+    Raises:
+        UserError: If a guarantee does not hold in an exchange, or nobody can check it.
+    """
+    reports = {}
+    of_exchanges = aggregation.guarantees - ROUND_CHECKS.keys()
+    for guarantee in sorted(of_exchanges, key=lambda g: g.value):
+        check = CHECKS.get(guarantee)
+        if check is None:
+            raise UserError(
+                f"aggregation {aggregation.name}: it promises {guarantee.value}, and there is no "
+                "check of that: nothing runs on a promise alone"
+            )
+        for name, computation in exchanges.items():
+            try:
+                reports[name] = check(computation)
+            except UserError as e:
+                raise UserError(f"exchange {name!r}: {e}") from e
+    return SecurityReport.of_exchanges(reports) if reports else None
+
+
+def without_graph_optimization() -> tf.compat.v1.ConfigProto:
+    """Returns the configuration that keeps TFF from optimising a form's graphs.
+
+    That takes seconds for large models, and whoever runs a graph does it for its own machine.
+    Optimised graphs have lowered conditionals, which TFLite's converter refuses.
+    """
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config

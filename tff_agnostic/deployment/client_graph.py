@@ -1,0 +1,387 @@
+"""The client's graph in a plan, and its examples.
+
+How clients of a deployment hold their examples: serialised `tf.train.Example`s.
+
+An example of the task is one `tf.train.Example` with a feature for each column: "x", "y" and
+"domain_id"; columns of columns are "x/NAME". The client's graph parses them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+# The only way from Python to register an op without loading a library.
+from tensorflow.lite.python.convert import register_custom_opdefs
+
+# A second registration of the same op ends the process.
+from tensorflow.python.framework import op_def_registry
+
+from plan_runner import plan_pb2
+from tff_agnostic.computations.verification import without_graph_optimization
+from tff_agnostic.deployment import graphs
+from tff_agnostic.deployment.graphs import (
+    file_path,
+    finished,
+    restore,
+    save,
+    serialized_spec,
+    with_renamed_functions,
+    with_renamed_nodes,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.models.model import Examples
+from tff_agnostic.registry import Registry
+
+_DATA_TOKEN = "data_token"
+_INPUT_PATH = "input_filepath"
+_OUTPUT_PATH = "output_filepath"
+_SAVE_UPDATE = "save_client_update_tensors"
+OP_NAME = "ExternalDataset"
+_DEFINITION = """
+name: "ExternalDataset"
+input_arg { name: "token" type: DT_STRING }
+input_arg { name: "selector" type: DT_STRING }
+output_arg { name: "handle" type: DT_VARIANT }
+is_stateful: true
+"""
+# Dtypes of columns, and those that a `tf.train.Example` holds in their place.
+_STORED_AS: Registry[tf.DType] = Registry(
+    "dtype of an exported task's columns",
+    {
+        "float32": tf.float32,
+        "int64": tf.int64,
+        "int32": tf.int64,
+        "uint8": tf.int64,
+        "bool": tf.int64,
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleFormat:
+    """The features of an example.
+
+    Attributes:
+        columns: Specs of one client's columns, with first dimension None; see
+            `Model.client_data_spec`.
+        num_domains: p; domain ids are in [0, p).
+    """
+
+    columns: Mapping[str, Any]
+    num_domains: int
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` if a column cannot be held in a `tf.train.Example`."""
+        for name, spec in self._specs():
+            _ = _STORED_AS[spec.dtype.name]
+            if not spec.shape[1:].is_fully_defined():
+                raise UserError(
+                    f"export: expected one shape for all examples of column {name}, found "
+                    f"{spec.shape}"
+                )
+
+    def features(self) -> dict[str, dict[str, Any]]:
+        """Returns dtype and shape of each feature, for the manifest."""
+        return {
+            name: {"dtype": _STORED_AS[spec.dtype.name].name, "shape": spec.shape[1:].as_list()}
+            for name, spec in self._specs()
+        }
+
+    def parse(self, serialized: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the columns, in the order of `columns`, from serialised examples.
+
+        Args:
+            serialized: Serialised `tf.train.Example`s, string [n].
+
+        Returns:
+            Tensors [n, ...]. Running them fails where a feature is missing or of another type, or a
+            domain id is out of range.
+        """
+        parsed = tf.io.parse_example(
+            serialized,
+            {
+                name: tf.io.FixedLenFeature(spec.shape[1:], _STORED_AS[spec.dtype.name])
+                for name, spec in self._specs()
+            },
+        )
+        # An assertion, in an op that every device has: of another id the gathering fails, and says
+        # which one it is and that it has to be in [0, p).
+        parsed["domain_id"] = tf.gather(
+            tf.range(self.num_domains, dtype=tf.int64), parsed["domain_id"], name="domain_id"
+        )
+        return [tf.cast(parsed[name], spec.dtype) for name, spec in self._specs()]
+
+    def serialize(self, examples: Examples) -> Iterator[bytes]:
+        """Yields one client's examples, serialised."""
+        columns = [
+            (name, _value_of(examples, name), _LISTS[_STORED_AS[spec.dtype.name].name])
+            for name, spec in self._specs()
+        ]
+        for row in range(len(examples["domain_id"])):
+            features = tf.train.Features()
+            for name, column, fill in columns:
+                fill(features.feature[name], np.ravel(column[row]))
+            yield tf.train.Example(features=features).SerializeToString(deterministic=True)
+
+    def write(self, path: Path, examples: Examples) -> None:
+        """Writes one client's examples as a TFRecord file.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        with tensorflow_writes(), tf.io.TFRecordWriter(str(path)) as file:
+            for record in self.serialize(examples):
+                file.write(record)
+
+    def _specs(self) -> Iterator[tuple[str, tf.TensorSpec]]:
+        for name, spec in self.columns.items():
+            if isinstance(spec, Mapping):
+                for key in spec:
+                    yield f"{name}/{key}", spec[key]
+            else:
+                yield name, spec
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleSource:
+    """Where a client's examples come from.
+
+    Attributes:
+        format: How they are stored.
+        collection_uri: Which of a device's collections, as "app:/PATH".
+        max_examples: How many of them are used at most, the first ones; all if None.
+    """
+
+    format: ExampleFormat
+    collection_uri: str
+    max_examples: Optional[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class TfFunction:
+    """A TensorFlow graph as a function of tensors.
+
+    Attributes:
+        graph_def: The graph, not optimised: whoever runs it does that for its own machine.
+        parameters: Names of the tensors to feed.
+        results: Names of the tensors to fetch.
+        parameter_type: TFF type that the parameters are the leaves of.
+        result_type: TFF type that the results are the leaves of.
+    """
+
+    graph_def: tf.compat.v1.GraphDef
+    parameters: tuple[str, ...]
+    results: tuple[str, ...]
+    parameter_type: Any
+    result_type: Any
+
+    def __call__(self, arguments: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Adds the graph to the current one, under `name`, and returns the results."""
+        if len(arguments) != len(self.parameters):
+            raise ValueError(
+                f"{name}: expected {len(self.parameters)} tensors, found {len(arguments)}"
+            )
+        return tf.graph_util.import_graph_def(
+            # Two graphs of a form may have functions of one name with different bodies.
+            with_renamed_functions(self.graph_def, f"{name}_function"),
+            input_map=dict(zip(self.parameters, arguments)),
+            return_elements=list(self.results),
+            name=name,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientWork:
+    """What clients compute, and how it leaves them.
+
+    Attributes:
+        function: The work: (columns of the examples, what the server sent) -> client output.
+        client_input: Names, dtypes and shapes in the checkpoint from the server.
+        update: The same of the tensors in the checkpoint that clients send: the first results of
+            `function`.
+        side_channels: Names of the tensors that are securely summed: the other results.
+    """
+
+    function: TfFunction
+    client_input: Sequence[tf.TensorSpec]
+    update: Sequence[tf.TensorSpec]
+    side_channels: Sequence[str]
+
+
+def build_client_graph(
+    work: ClientWork, source: ExampleSource
+) -> tuple[GraphDef, plan_pb2.ClientPhase]:
+    """Returns the graph of a client, and how it is run.
+
+    Inputs are the path of the server's checkpoint, the path to write the update to (if any of it
+    travels in a checkpoint), and the token of the device's datasets.
+    """
+    spec = plan_pb2.TensorflowSpec()
+    router = plan_pb2.FederatedComputeIORouter()
+    with tf.Graph().as_default() as graph:
+        token = tf.compat.v1.placeholder(tf.string, shape=(), name=_DATA_TOKEN)
+        spec.dataset_token_tensor_name = token.name
+
+        input_path = file_path(_INPUT_PATH)
+        router.input_filepath_tensor_name = _add_input(spec, input_path)
+        from_server = restore(input_path, work.client_input, "restore_client_input")
+
+        selector = plan_pb2.ExampleSelector(collection_uri=source.collection_uri)
+        # One kind of device service reads it here, the other one asks the graph's own op.
+        spec.example_selector.CopyFrom(selector)
+        serialized = serialized_examples(
+            token, selector.SerializeToString(deterministic=True), source.max_examples
+        )
+        columns = source.format.parse(serialized)
+        results = work.function([*columns, *from_server], "work")
+
+        if work.update:
+            output_path = file_path(_OUTPUT_PATH)
+            router.output_filepath_tensor_name = _add_input(spec, output_path)
+            save(output_path, work.update, results[: len(work.update)], _SAVE_UPDATE)
+            spec.target_node_names.append(_SAVE_UPDATE)
+        for name, result in zip(work.side_channels, results[len(work.update) :]):
+            output = tf.identity(result, name=name)
+            spec.output_tensor_specs.append(
+                serialized_spec(tf.TensorSpec(output.shape, output.dtype, output.name))
+            )
+            router.aggregations[output.name].secure_aggregation.SetInParent()
+        graph_def = finished(graph, _names(spec, router))
+    return graph_def, plan_pb2.ClientPhase(tensorflow_spec=spec, federated_compute=router)
+
+
+def client_work(
+    function: TfFunction,
+    client_input: Sequence[graphs.Leaf],
+    update: Sequence[graphs.Leaf],
+    side_channels: Sequence[str] = (),
+) -> ClientWork:
+    """Returns work whose checkpoints use the platform's names."""
+    return ClientWork(
+        function,
+        graphs.named(client_input, graphs.CLIENT),
+        graphs.named(update, graphs.UPDATE),
+        side_channels,
+    )
+
+
+def _add_input(spec: plan_pb2.TensorflowSpec, path: tf.Tensor) -> str:
+    spec.input_tensor_specs.append(
+        serialized_spec(tf.TensorSpec(path.shape, path.dtype, path.name))
+    )
+    return str(path.name)
+
+
+def _names(spec: plan_pb2.TensorflowSpec, router: plan_pb2.FederatedComputeIORouter) -> list[str]:
+    fed = [router.input_filepath_tensor_name, router.output_filepath_tensor_name]
+    return [
+        spec.dataset_token_tensor_name,
+        *(name for name in fed if name),
+        *spec.target_node_names,
+        *sorted(router.aggregations),
+    ]
+
+
+def serialized_examples(
+    token: tf.Tensor, selector: bytes, max_examples: Optional[int]
+) -> tf.Tensor:
+    """Returns the examples of the device, serialised, string [n].
+
+    TensorFlow knows the op's signature after this, and has no kernel for it: the graph can be built
+    and converted here, and runs where there is one, as on devices and in `plan_runner`.
+
+    Args:
+        token: What the client names its datasets by, a string scalar.
+        selector: A serialised ExampleSelector, which says what examples.
+        max_examples: At most so many are read; all if None.
+    """
+    if op_def_registry.get(OP_NAME) is None:
+        register_custom_opdefs([_DEFINITION])
+    node = tf.compat.v1.get_default_graph().create_op(
+        OP_NAME,
+        [token, tf.constant(selector)],
+        [tf.variant],
+        name="examples",
+    )
+    dataset = tf.data.experimental.from_variant(
+        node.outputs[0], structure=tf.TensorSpec([], tf.string)
+    )
+    if max_examples is not None:
+        dataset = dataset.take(max_examples)
+    # One batch, which replaces the empty one; or none, of a device without examples.
+    batches = dataset.batch(tf.int64.max)
+    return batches.reduce(tf.zeros([0], tf.string), lambda _, batch: batch)
+
+
+def from_local_computation(computation: tff.Computation) -> TfFunction:
+    """Returns the TensorFlow of a computation all of whose values have one placement, or none."""
+    block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
+        computation.to_building_block(), without_graph_optimization()
+    )
+    return from_compiled(block)
+
+
+def from_compiled(computation: Any) -> TfFunction:
+    """Returns a computation that TFF has compiled to TensorFlow.
+
+    Args:
+        computation: A `tff.Computation`, or a building block, of one TensorFlow graph.
+
+    Raises:
+        ValueError: If the graph has variables to initialise: plans have none.
+    """
+    block = computation
+    if isinstance(computation, tff.Computation):
+        block = computation.to_building_block()
+    proto = block.proto.tensorflow
+    if proto.initialize_op:
+        raise ValueError("expected a computation without variables")
+    graph_def = tf.compat.v1.GraphDef()
+    proto.graph_def.Unpack(graph_def)
+    graph_def, new_names = with_renamed_nodes(graph_def)
+
+    def renamed(binding: Any) -> tuple[str, ...]:
+        split = (name.partition(":") for name in _tensor_names(binding))
+        return tuple(f"{new_names[node]}:{output or 0}" for node, _, output in split)
+
+    return TfFunction(
+        graph_def=graph_def,
+        parameters=renamed(proto.parameter) if proto.HasField("parameter") else (),
+        results=renamed(proto.result),
+        parameter_type=block.type_signature.parameter,
+        result_type=block.type_signature.result,
+    )
+
+
+def _tensor_names(binding: Any) -> Iterator[str]:
+    kind = binding.WhichOneof("binding")
+    if kind == "struct":
+        for element in binding.struct.element:
+            yield from _tensor_names(element)
+    elif kind == "tensor":
+        yield binding.tensor.tensor_name
+    elif kind is not None:
+        raise ValueError(f"expected tensors, found a {kind}")
+
+
+def _value_of(examples: Examples, name: str) -> np.ndarray:
+    column, _, key = name.partition("/")
+    return examples[column][key] if key else examples[column]
+
+
+def _fill_ints(feature: tf.train.Feature, values: np.ndarray) -> None:
+    feature.int64_list.value.extend(values.astype(np.int64).tolist())
+
+
+def _fill_floats(feature: tf.train.Feature, values: np.ndarray) -> None:
+    feature.float_list.value.extend(values.tolist())
+
+
+_LISTS = {"int64": _fill_ints, "float32": _fill_floats}

@@ -1,1 +1,0 @@
-"""Evaluations as plans: what a round does, and what its server reports."""

@@ -1,0 +1,521 @@
+"""The folder of an export: plan, state, manifest, task message, bytes.
+
+What a server of the platform is told to create a task, as JSON.
+
+The messages are those of the On-Device Personalization server, `shuffler/proto/task.proto` of
+privacysandbox/odp-federatedcompute at commit 015930f, in the JSON mapping of proto3: names in
+camelCase, 64-bit integers as texts. None was sent to a server here.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from plan_runner import plan_pb2
+from tff_agnostic import versions
+from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.data.clients import first_rows
+from tff_agnostic.deployment.client_graph import ExampleFormat, ExampleSource
+from tff_agnostic.deployment.compiled_plan import CompiledPlan, PlanSettings
+from tff_agnostic.deployment.graphs import (
+    CLIENT,
+    METRICS,
+    SERVER,
+    UPDATE,
+    Leaf,
+    checkpoint_bytes,
+    named,
+    named_values,
+    write_checkpoint,
+)
+from tff_agnostic.deployment.metrics import EvaluationMetrics
+from tff_agnostic.deployment.privacy import (
+    CONFORMANCE_KEY,
+    FleetNoise,
+    noise_facts,
+    privacy_facts,
+    with_key,
+)
+from tff_agnostic.deployment.profiles import PROFILES
+from tff_agnostic.deployment.rounds import (
+    EVALUATION,
+    KINDS,
+    TRAINING,
+    PlannedRounds,
+    expected_rounds,
+    synthetic_clients,
+)
+from tff_agnostic.deployment.tflite import (
+    TfLiteGraph,
+    beyond_odp,
+    check_within_odp,
+    convert_client_graph,
+)
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import OWNER_ONLY
+from tff_agnostic.folders import new_folder
+from tff_agnostic.registry import Registry
+from tff_agnostic.runtimes.tff import TffRuntime
+from tff_agnostic.settings import Settings, setting
+
+STATE = "server_state.ckpt"
+# Whether a device gets TensorFlow's graph beside TFLite's, by name.
+CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both": True})
+# The file that says how a server is told of the task.
+TASK_MESSAGE = "task.json"
+FORMAT = "tff_agnostic federated export"
+FORMAT_VERSION = 2
+# Of the export at hand, when it is written; docs/deployment.md says what the tests have shown.
+_VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's runtime"]
+_NOT_VERIFIED = [
+    "these files have not been played in plain TensorFlow yet: run_plan --verify does that",
+    "the platform's C++ client has not run the client's graph",
+    "no server of the platform has read the plan",
+    "no device has run the TFLite graph",
+    "no secure aggregation protocol has carried the sums: integers are added in the clear",
+]
+_BYTES_OF_A_FLOAT = 4
+# What the platform's own task builder gives tasks that say nothing else.
+_CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
+_TRAFFIC_WEIGHT = 100
+# Settings that only messages of one kind have a place for.
+_OF_ONE_KIND = {
+    "rounds_between": TRAINING,
+    "training_population": EVALUATION,
+    "training_task_id": EVALUATION,
+    "every_iterations": EVALUATION,
+}
+_IN_ADDRESS = re.compile(r"[\w.-]+", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportRequest:
+    """What to export.
+
+    Attributes:
+        algorithm: The algorithm.
+        profile: Name of the kind of plan; see `PROFILES`.
+        num_domains: p.
+        num_parameters: |W|.
+        max_clients_per_round: The most clients of a round that secure sums have room for: sums of
+            more would wrap around.
+        column_ranges: Smallest and largest values of the made-up clients' columns; see
+            `rounds.column_ranges`.
+        aggregation: How clients are summed: that of the profile.
+        max_examples: How many of a client's examples are used at most, the first ones; all if
+            None.
+        collection_uri: Which of a device's example collections is read.
+        client_graph: Which graphs a device gets; see `CLIENT_GRAPHS`.
+        require_odp_ops: Whether an op that On-Device Personalization's devices lack is refused.
+        restore: Returns the state to start from, given the initial one; that one if None.
+        about: What the manifest says of the origin: task, settings, names of the domains.
+        noise: Of private sums; None if `aggregation` has none.
+        rounds: Name of the kind of rounds; see `KINDS`.
+        evaluation: What an evaluation reports; a training has no use for it.
+        task_message: What a server is told to create the task, as JSON; see `task_message`.
+    """
+
+    algorithm: Algorithm
+    profile: str
+    num_domains: int
+    num_parameters: int
+    max_clients_per_round: int
+    column_ranges: Any
+    aggregation: Aggregation = PlainSum()
+    max_examples: Optional[int] = None
+    collection_uri: str = "app:/examples"
+    client_graph: str = "tflite"
+    require_odp_ops: bool = False
+    restore: Optional[Callable[[RunState], RunState]] = None
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    noise: Optional[FleetNoise] = None
+    rounds: str = TRAINING
+    evaluation: Optional[EvaluationMetrics] = None
+    task_message: Optional[Mapping[str, Any]] = None
+
+    def example_format(self) -> ExampleFormat:
+        """Returns how clients hold their examples."""
+        return ExampleFormat(self.algorithm.client_data_spec, self.num_domains)
+
+
+def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[str, Any]:
+    """Writes an export.
+
+    Args:
+        folder: Where to; new or empty. It is there whole, or not at all.
+        request: What to export.
+        runtime: Runs the rounds that others have to reproduce; entered by the caller.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: If the folder has content or cannot be written, a column cannot be held in a
+            `tf.train.Example`, the algorithm does not fit the profile, or a device would need ops
+            that it may not.
+    """
+    profile, kind = PROFILES[request.profile], KINDS[request.rounds]
+    _ = CLIENT_GRAPHS[request.client_graph]
+    algorithm = kind.algorithm(request)
+    check_exchanges(algorithm)
+    source = ExampleSource(request.example_format(), request.collection_uri, request.max_examples)
+    with new_folder(folder, "--output_dir") as path:
+        rounds = kind.rounds(runtime, request)
+        settings = PlanSettings(source, rounds.quantities, request.max_clients_per_round)
+        plan = profile.build(rounds.round_, settings)
+        lite = convert_client_graph(plan.client_graph, plan.client_phase)
+        beyond = beyond_odp(lite.flex_ops, bool(plan.secure), request.noise is not None)
+        if request.require_odp_ops:
+            check_within_odp(beyond)
+        plan.plan.client_tflite_graph_bytes = lite.content
+        plan_bytes = _write_plan(path, plan, lite, CLIENT_GRAPHS[request.client_graph])
+        if request.task_message is not None:
+            text = json.dumps(request.task_message, indent=2) + "\n"
+            (path / TASK_MESSAGE).write_text(text, "utf-8")
+        initial = rounds.initialize()
+        state = request.restore(initial) if request.restore else initial
+        _write_state(path / STATE, state, plan, request.noise)
+        conformance = _write_conformance(path, request, rounds, state, plan)
+        counts = byte_counts(plan, request.num_parameters, request.num_domains, plan_bytes)
+        if not kind.is_in_paper:
+            del counts["paper"]
+        manifest = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "kind": request.rounds,
+            "profile": request.profile,
+            "server": profile.server,
+            "algorithm": request.algorithm.name,
+            "rounds_trained": int(state.round_num),
+            **request.about,
+            "max_examples": request.max_examples,
+            "examples": {
+                "format": "tf.train.Example",
+                "collection_uri": request.collection_uri,
+                "features": source.format.features(),
+            },
+            "tflite": {
+                "flex_ops": list(lite.flex_ops),
+                "oldest_runtime": lite.oldest_runtime,
+                "beyond_odp": beyond,
+            },
+            "tensors": describe_tensors(plan),
+            "bytes_per_client_and_round": counts,
+            "privacy": {
+                **privacy_facts(
+                    plan, algorithm, request.aggregation, request.max_clients_per_round
+                ),
+                **_noise_facts(request, state),
+            },
+            **verification(),
+            "conformance": conformance,
+            "versions": versions(),
+            "files": describe_files(path, [p for p in path.rglob("*") if p.is_file()]),
+        }
+        (path / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    return manifest
+
+
+def check_exchanges(algorithm: Algorithm) -> None:
+    """Checks that an algorithm can be a plan of the platform, which has one exchange a round.
+
+    Raises:
+        UserError: If its rounds have several.
+    """
+    names = [exchange.name for exchange in algorithm.exchanges]
+    if len(names) > 1:
+        advice = algorithm.in_one_exchange and f"; it has one with {algorithm.in_one_exchange}"
+        raise UserError(
+            f"--algorithm: a plan of the platform has one exchange between server and devices in a "
+            f"round, and {algorithm.name} has {len(names)} ({', '.join(names)}): it cannot be "
+            f"exported{advice}"
+        )
+
+
+def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph: bool) -> int:
+    """Writes the plan, and a device's part of it, of which the size is returned."""
+    client_only = plan_pb2.ClientOnlyPlan(tflite_graph=lite.content, phase=plan.client_phase)
+    if with_graph:
+        client_only.graph = plan.client_graph.SerializeToString(deterministic=True)
+    (folder / "plan.pb").write_bytes(plan.plan.SerializeToString(deterministic=True))
+    content = client_only.SerializeToString(deterministic=True)
+    (folder / "client_only_plan.pb").write_bytes(content)
+    return len(content)
+
+
+def _write_state(
+    path: Path, state: RunState, plan: CompiledPlan, noise: Optional[FleetNoise]
+) -> None:
+    if noise is None:
+        write_checkpoint(path, named_values(state, plan.tensors.state, SERVER))
+        return
+    # TensorFlow makes a file that everybody may read: here in a folder that its owner alone enters.
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as hidden:
+        secret = Path(hidden) / path.name
+        tensors = named_values(with_key(state, noise.key), plan.tensors.state, SERVER)
+        write_checkpoint(secret, tensors)
+        secret.chmod(OWNER_ONLY)
+        secret.replace(path)
+
+
+def _noise_facts(request: ExportRequest, state: RunState) -> dict[str, Any]:
+    if request.noise is None:
+        return {}
+    exchange = KINDS[request.rounds].exchange(request)
+    return {"differential_privacy": noise_facts(exchange, state, request.noise)}
+
+
+def _write_conformance(
+    folder: Path,
+    request: ExportRequest,
+    rounds: PlannedRounds,
+    state: RunState,
+    plan: CompiledPlan,
+) -> dict[str, Any]:
+    columns = request.algorithm.client_data_spec
+    clients = synthetic_clients(columns, request.column_ranges, request.num_domains)
+    (folder / "conformance" / "clients").mkdir(parents=True)
+    for name, examples in clients.items():
+        request.example_format().write(
+            folder / "conformance" / "clients" / f"{name}.tfrecord", examples
+        )
+    own_state = {}
+    if request.noise is not None:
+        state = with_key(state, CONFORMANCE_KEY[: len(request.noise.key)])
+        own_state["state"] = f"conformance/{STATE}"
+        write_checkpoint(
+            folder / own_state["state"], named_values(state, plan.tensors.state, SERVER)
+        )
+    used = [first_rows(examples, request.max_examples) for examples in clients.values()]
+    expected, num_rounds = [], KINDS[request.rounds].num_conformance_rounds
+    found = expected_rounds(rounds, state, used, plan.tensors, num_rounds)
+    for number, values in enumerate(found, 1):
+        expected.append(f"conformance/round_{number}.npz")
+        np.savez(folder / expected[-1], **values)
+    return {"rounds": num_rounds, "clients": list(clients), "expected": expected, **own_state}
+
+
+def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Returns size and SHA-256 of each file, by its path in `folder`."""
+    described = {}
+    for path in sorted(paths):
+        content = path.read_bytes()
+        described[path.relative_to(folder).as_posix()] = {
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+    return described
+
+
+def describe_tensors(plan: CompiledPlan) -> dict[str, Any]:
+    """Returns name, dtype and shape of every tensor in the checkpoints of a round."""
+    tensors = plan.tensors
+    update = {value.name: _described(value.leaf) for value in plan.secure} or _by_name(
+        tensors.update, UPDATE
+    )
+    return {
+        "server_state": _by_name(tensors.state, SERVER),
+        "client_input": _by_name(tensors.client_input, CLIENT),
+        "client_output": update,
+        "metrics": _by_name(tensors.metrics, METRICS),
+    }
+
+
+def verification() -> Mapping[str, list[str]]:
+    """Returns what has been tried with an export's files, and what has not."""
+    return {"verified": _VERIFIED, "not_verified": _NOT_VERIFIED}
+
+
+def _by_name(structure: Iterable[Leaf], prefix: str) -> dict[str, Any]:
+    structure = list(structure)
+    return {spec.name: _described(leaf) for spec, leaf in zip(named(structure, prefix), structure)}
+
+
+def _described(leaf: Leaf) -> dict[str, Any]:
+    return {"dtype": leaf.dtype.name, "shape": leaf.shape.as_list()}
+
+
+def byte_counts(
+    plan: CompiledPlan, num_parameters: int, num_domains: int, plan_bytes: int
+) -> dict[str, Any]:
+    """Returns what one client receives and sends in a round, for the manifest.
+
+    "values" are numbers, "payload_bytes" their bytes without names and framing, and
+    "checkpoint_bytes" the size of the file that they travel in. The plan comes down beside the
+    checkpoint: "download_bytes" are both.
+
+    Args:
+        plan: The plan.
+        num_parameters: |W|.
+        num_domains: p.
+        plan_bytes: Size of what a device gets of the plan.
+    """
+    tensors = plan.tensors
+    up = _secure(plan) if plan.secure else _checkpoint(tensors.update, UPDATE)
+    down = _checkpoint(tensors.client_input, CLIENT)
+    # Ro et al. 2021, table 1: 2 c |W| + 4 c p numbers for c clients.
+    paper = 2 * num_parameters + 4 * num_domains
+    return {
+        "plan": {"bytes": plan_bytes},
+        "down": {**down, "download_bytes": plan_bytes + down["checkpoint_bytes"]},
+        "up": up,
+        "paper": {
+            "source": "Ro et al. 2021, table 1: 2c|W| + 4cp for c clients, |W| weights, p domains",
+            "num_weights": num_parameters,
+            "num_domains": num_domains,
+            "values": paper,
+            "payload_bytes": paper * _BYTES_OF_A_FLOAT,
+        },
+    }
+
+
+def _checkpoint(structure: Sequence[Leaf], prefix: str) -> dict[str, int]:
+    return {
+        "values": sum(_size(leaf) for leaf in structure),
+        "payload_bytes": sum(_size(leaf) * leaf.dtype.size for leaf in structure),
+        "checkpoint_bytes": checkpoint_bytes(named(structure, prefix)),
+    }
+
+
+def _secure(plan: CompiledPlan) -> dict[str, int]:
+    # Each number in the bits of the modulus, packed.
+    widths = [(_size(value.leaf), (value.modulus - 1).bit_length()) for value in plan.secure]
+    return {
+        "values": sum(size for size, _ in widths),
+        "payload_bytes": sum(-(-size * bits // 8) for size, bits in widths),
+    }
+
+
+def _size(leaf: Leaf) -> int:
+    return int(leaf.shape.num_elements())
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSettings(Settings):
+    """Settings of a task at a server; every field is a flag of the same name."""
+
+    population: str = setting(
+        "population", "Of the task message: name of the population of devices."
+    )
+    iterations: int = setting(
+        100, "Of the task message: rounds after which the task is complete.", at_least=1
+    )
+    over_selection: float = setting(
+        0.3,
+        "Of the task message: how many more devices than --clients_per_round a round may have, as "
+        "a share of them.",
+        at_least=0.0,
+    )
+    rounds_between: int = setting(
+        1,
+        "Of the task message of a training: rounds between two contributions of one device.",
+        at_least=1,
+    )
+    training_population: str = setting(
+        "",
+        "Of the task message of an evaluation: population of the training whose checkpoints are "
+        "evaluated, if it is another one.",
+    )
+    training_task_id: int = setting(
+        0,
+        "Of the task message of an evaluation: which training of that population, as the server "
+        "has numbered it; 0 says none.",
+        at_least=0,
+    )
+    every_iterations: int = setting(
+        1,
+        "Of the task message of an evaluation: it takes the checkpoint of one of the training's "
+        "rounds of the last day, every so many of which are candidates.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses populations that could not stand in the address of a task, too."""
+        super().__post_init__()
+        for flag in ("population", "training_population"):
+            name = getattr(self, flag)
+            if not _IN_ADDRESS.fullmatch(name) and (name or flag == "population"):
+                raise UserError(
+                    f"--{flag}: expected a name of letters, digits, '.', '_' and '-', as it stands "
+                    f"in an address, found {name!r}"
+                )
+
+
+def check_heeded(given: Iterable[str], kind: str) -> None:
+    """Refuses settings that messages of a kind have no place for.
+
+    Args:
+        given: Names of the settings that somebody gave.
+        kind: Of rounds; see `rounds.KINDS`.
+
+    Raises:
+        UserError: Naming the first of them.
+    """
+    for name in given:
+        of = _OF_ONE_KIND.get(name, kind)
+        if of != kind:
+            raise UserError(f"--{name} has no effect with --kind={kind}: it needs --kind={of}")
+
+
+def task_message(kind: str, settings: TaskSettings, clients_per_round: int) -> dict[str, Any]:
+    """Returns a CreateTaskRequest.
+
+    A round ends with `clients_per_round` devices at least. The plans and the checkpoint are not in
+    it: the server's answer says where to put them.
+
+    Args:
+        kind: Of rounds; see `rounds.KINDS`.
+        settings: Of the task.
+        clients_per_round: c.
+
+    Raises:
+        UserError: If there is no such kind.
+    """
+    most = int(clients_per_round * (1.0 + settings.over_selection))
+    return {
+        "task": {
+            "populationName": settings.population,
+            "totalIteration": str(settings.iterations),
+            "minAggregationSize": str(clients_per_round),
+            "maxAggregationSize": str(most),
+            **_CLIENT_VERSIONS,
+            "info": {"trafficWeight": str(_TRAFFIC_WEIGHT), **_INFOS[kind](settings)},
+        }
+    }
+
+
+def _training(settings: TaskSettings) -> dict[str, Any]:
+    policies = [
+        {
+            "id": "rounds_between",
+            "minSepPolicy": {"minimumSeparation": str(settings.rounds_between)},
+        },
+        # A device service was seen to fail on a device without examples.
+        {"id": "examples", "dataAvailabilityPolicy": {"minExampleCount": 1}},
+    ]
+    return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
+
+
+def _evaluation(settings: TaskSettings) -> dict[str, Any]:
+    size = str(settings.every_iterations)
+    info = {
+        "checkPointSelector": {"iterationSelector": {"size": size}},
+        # The server does not take the task's own population where this is empty.
+        "trainingPopulationName": settings.training_population or settings.population,
+    }
+    if settings.training_task_id:
+        info["trainingTaskId"] = str(settings.training_task_id)
+    return {"evaluationInfo": info}
+
+
+_INFOS: Registry[Callable[[TaskSettings], dict[str, Any]]] = Registry(
+    "kind of plan", {TRAINING: _training, EVALUATION: _evaluation}
+)

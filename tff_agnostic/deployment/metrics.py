@@ -1,0 +1,230 @@
+"""What a server reports of a round.
+
+Metrics of a round as scalars, the form in which the platform's servers take them.
+
+A metric that is a scalar has one, under its own name. One with an entry per domain has a scalar of
+each, NAME/0 to NAME/(p - 1), and NAME/overall of all domains where that follows from them. One with
+entries per domain and something else, such as a histogram, is in the checkpoint only.
+"""
+
+import dataclasses
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.computations.evaluation import (
+    ClientDistribution,
+    EvaluationOutput,
+    Measurement,
+    grid_of,
+    measurement_of_model,
+)
+from tff_agnostic.computations.histograms import Grid
+from tff_agnostic.deployment.graphs import METRICS, Leaf, node_name
+from tff_agnostic.models.model import Measure, Model, measures_of
+from tff_agnostic.report_fields import Quantities, Quantity, Unit
+
+DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
+OVERALL = "overall"
+
+
+def _as_they_are(summed: EvaluationOutput) -> EvaluationOutput:
+    return summed
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationMetrics:
+    """Turns the sums of a federated evaluation into what a server reports.
+
+    Attributes:
+        model: What is evaluated.
+        worst_min_examples: Examples that a domain needs to be the worst one.
+        percentiles: Which percentiles of the clients' values, each in (0, 100).
+        measurement: (model, p) -> what clients are asked; sums with noise have bounds of their own.
+        tidied: What is made of the sums before anything is computed from them.
+    """
+
+    model: Model
+    worst_min_examples: int = 1
+    percentiles: tuple[float, ...] = DEFAULT_PERCENTILES
+    measurement: Callable[[Model, int], Measurement] = measurement_of_model
+    tidied: Callable[[EvaluationOutput], EvaluationOutput] = _as_they_are
+
+    def __call__(self, summed: EvaluationOutput, aggregator: Mapping[str, Any]) -> Any:
+        """Returns the report.
+
+        Args:
+            summed: The sums over the clients.
+            aggregator: The report of the aggregation, such as what secure sums clipped.
+
+        Returns:
+            "domains" has float32 [p] of each measure, and "num_examples"; "overall" the same of all
+            examples together and "worst" of the worst domain, float32 scalars. "over_clients" has
+            of each measure the mean and the percentiles of the clients' values in each domain, and
+            of all their examples in the last row, float32 [p + 1]; "clients" counts them. What is
+            undefined is NaN. "sums" are the sums themselves.
+        """
+        summed = self.tidied(summed)
+        sums = summed.sums
+        ratios = OrderedDict(loss=(sums.losses, tf.cast(sums.counts, tf.float32)))
+        ratios.update((name, tuple(sums.metric_sums[name])) for name in sums.metric_sums)
+        domains, overall, worst, over_clients = (OrderedDict() for _ in range(4))
+        is_counted = sums.counts >= max(1, self.worst_min_examples)
+        for name, measure in measures_of(self.model).items():
+            numerator, denominator = ratios[name]
+            domains[name] = _value(measure, _ratio(numerator, denominator))
+            overall[name] = _value(
+                measure, _ratio(tf.reduce_sum(numerator), tf.reduce_sum(denominator))
+            )
+            worst[name] = _worst(measure, domains[name], is_counted)
+            over_clients[name] = self._over_clients(measure, summed.over_clients[name])
+        domains["num_examples"] = sums.counts
+        overall["num_examples"] = tf.reduce_sum(sums.counts)
+        return OrderedDict(
+            domains=domains,
+            overall=overall,
+            worst=worst,
+            over_clients=over_clients,
+            clients=summed.clients,
+            aggregator=aggregator,
+            sums=summed,
+        )
+
+    def _over_clients(
+        self, measure: Measure, of: ClientDistribution
+    ) -> "OrderedDict[str, tf.Tensor]":
+        mean = _ratio(of.total, tf.cast(of.num_clients, tf.float32))
+        values = OrderedDict(mean=_value(measure, mean))
+        grid = grid_of(measure.metric)
+        for percentile in sorted(self.percentiles):
+            quantile = quantiles(grid, of.histogram, percentile / 100)
+            values[f"p{percentile:g}"] = _value(measure, tf.cast(quantile, tf.float32))
+        return values
+
+
+def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
+    """Returns the q-quantile of the clients of each histogram; see `histograms.quantile`.
+
+    Args:
+        grid: The grid.
+        histograms: Clients in each bin, int64 [rows, num_bins].
+        q: In [0, 1].
+
+    Returns:
+        float64 [rows]; NaN where there are no clients.
+    """
+    ranks = tf.cumsum(histograms, axis=1)
+    total = ranks[:, -1:]
+    # Rounded first: 0.7 * 10 is a little less than 7, and the value at 7 would be left out.
+    position = tf.round(q * tf.cast(total - 1, tf.float64) * 1e6) / 1e6
+    below, above = tf.floor(position), tf.math.ceil(position)
+    centers = tf.constant(grid.centers(), tf.float64)
+
+    def at(position: tf.Tensor) -> tf.Tensor:
+        """The value of the client at a position: that of the first bin whose rank is beyond it."""
+        is_before = ranks <= tf.cast(position, tf.int64)
+        index = tf.reduce_sum(tf.cast(is_before, tf.int32), axis=1)
+        return tf.gather(centers, tf.minimum(index, grid.num_bins - 1))
+
+    lower, upper = at(below), at(above)
+    value = lower + tf.squeeze(position - below, axis=1) * (upper - lower)
+    return tf.where(tf.squeeze(total, axis=1) > 0, value, _nan(tf.float64))
+
+
+def _ratio(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
+    quotient = tf.math.divide_no_nan(numerator, denominator)
+    return tf.where(denominator > 0, quotient, _nan(tf.float32))
+
+
+def _value(measure: Measure, ratio: tf.Tensor) -> tf.Tensor:
+    return ratio if measure.metric is None else measure.metric.value(ratio)
+
+
+def _worst(measure: Measure, values: tf.Tensor, is_counted: tf.Tensor) -> tf.Tensor:
+    # Of no domain that is counted: undefined.
+    best = float("inf") if measure.higher_is_better else float("-inf")
+    pick = tf.reduce_min if measure.higher_is_better else tf.reduce_max
+    worst = pick(tf.where(is_counted & ~tf.math.is_nan(values), values, best))
+    return tf.where(tf.equal(worst, best), _nan(tf.float32), worst)
+
+
+def _nan(dtype: tf.DType) -> tf.Tensor:
+    return tf.constant(float("nan"), dtype)
+
+
+class Overall(NamedTuple):
+    """How a value of all domains follows from those of the single ones.
+
+    Attributes:
+        metric: Path of the metric, which has an entry per domain.
+        weights: Path of the numbers of examples that weight the entries of a mean; None of a sum.
+    """
+
+    metric: str
+    weights: Optional[str]
+
+
+def overall_metrics(quantities: Quantities, scope: str = "") -> Iterator[Overall]:
+    """Yields the metrics that have a value of all domains.
+
+    Numbers of examples are added up. What is a mean over the examples of a domain has the mean over
+    all examples: that of the entries, weighted by the first numbers of examples that are reported
+    beside it. What is no mean, such as a perplexity or a weight of a domain, has none.
+    """
+    counts = None
+    for key, quantity in quantities.items():
+        if isinstance(quantity, Quantity) and quantity.per_domain and _counts_examples(quantity):
+            counts = counts or f"{scope}{key}"
+    for key, quantity in quantities.items():
+        if isinstance(quantity, Mapping):
+            yield from overall_metrics(quantity, f"{scope}{key}/")
+        elif quantity.per_domain and _counts_examples(quantity):
+            yield Overall(f"{scope}{key}", None)
+        elif quantity.of_present_domains and quantity.unit is not Unit.FACTOR and counts:
+            yield Overall(f"{scope}{key}", counts)
+
+
+def scalar_outputs(
+    metrics: Sequence[Leaf], values: Sequence[tf.Tensor], quantities: Quantities
+) -> dict[str, tf.Tensor]:
+    """Returns the scalars of a round's metrics, by name; nodes of these names are made.
+
+    Args:
+        metrics: The metrics.
+        values: Their values, of known shapes.
+        quantities: Describes them.
+    """
+    by_path = {leaf.path: value for leaf, value in zip(metrics, values)}
+    scalars: dict[str, tf.Tensor] = {}
+    for leaf in metrics:
+        if leaf.shape.rank > 1:
+            continue
+        name = leaf.named(METRICS).name
+        for index in itertools.product(*map(range, leaf.shape.as_list())):
+            at = "/".join(map(str, (name, *index)))
+            scalars[at] = by_path[leaf.path][index] if index else by_path[leaf.path]
+    for metric, weights in overall_metrics(quantities):
+        of_domains = None if weights is None else by_path[weights]
+        scalars[f"{METRICS}/{node_name(metric)}/{OVERALL}"] = overall_value(
+            by_path[metric], of_domains
+        )
+    return {name: tf.identity(value, name=name) for name, value in scalars.items()}
+
+
+def overall_value(values: tf.Tensor, counts: Optional[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of `values` [p], or their mean, weighted by `counts` [p] if there are any.
+
+    Domains without examples have no part in it, whatever their value; without any it is 0.
+    """
+    if counts is None:
+        return tf.reduce_sum(values)
+    weights = tf.cast(counts, values.dtype)
+    weighted = tf.where(weights > 0, values * weights, tf.zeros_like(values))
+    return tf.math.divide_no_nan(tf.reduce_sum(weighted), tf.reduce_sum(weights))
+
+
+def _counts_examples(quantity: Any) -> bool:
+    return quantity.unit is Unit.EXAMPLES

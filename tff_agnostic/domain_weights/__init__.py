@@ -1,0 +1,21 @@
+"""Sets Lambda of mixtures of the domains, and how agnostic training moves in them."""
+
+from tff_agnostic.domain_weights.ball import Ball
+from tff_agnostic.domain_weights.sets import (
+    Box,
+    Hull,
+    LambdaSet,
+    LambdaSetOptions,
+    Simplex,
+    project_to_simplex,
+)
+
+__all__ = [
+    "Ball",
+    "Box",
+    "Hull",
+    "LambdaSet",
+    "LambdaSetOptions",
+    "Simplex",
+    "project_to_simplex",
+]

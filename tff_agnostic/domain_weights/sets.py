@@ -1,0 +1,478 @@
+"""The set Lambda: simplex, box, hull; its projections, settings and registry.
+
+What a set Lambda is to those who climb in it: coordinates, projections, and its worst mixture.
+
+Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning": the agnostic loss is the maximum over
+lambda in Lambda of sum_i lambda_i L_i. It is linear in lambda, so that Lambda and its convex hull
+give the same; every set here is convex and within the simplex of the p domains.
+
+Mixtures within bounds per domain: lower <= lambda <= upper.
+
+Both projections clip a family of points that grows with one number, until the sum is 1: v + nu for
+the Euclidean one, c y for the entropy. As a function of that number the sum is piecewise linear,
+and it bends only where a coordinate reaches a bound, so that the piece that holds 1 is found by
+trying all bends, and solved exactly.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.domain_weights.ball import Ball
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import Settings, setting
+
+_TOLERANCE = 1e-6
+# More than the whole of a coordinate's range.
+_WIDE_GAP = 2.0
+_SUM_TOLERANCE = 1e-3
+
+
+class LambdaSet(Protocol):
+    """A convex set of mixtures.
+
+    A server holds a point of it by its coordinates, float32 [q], and moves those: they are lambda
+    itself but in a `Hull`, where they are the weights of the mixtures that span it.
+    """
+
+    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
+        """Returns lambda, float32 [p]."""
+
+    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient of sum_i lambda_i L_i by the coordinates, float32 [q].
+
+        Args:
+            losses: L, float32 [p].
+        """
+
+    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+        """Returns the coordinates nearest to a point [q] in Euclidean distance."""
+
+    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+        """Returns the coordinates x with the least sum_i x_i log(x_i / y_i) to a point y.
+
+        Args:
+            point: y, a point of a simplex, float32 [q]. What is 0 there stays 0.
+        """
+
+    def start(self, initial: np.ndarray) -> np.ndarray:
+        """Returns the coordinates of the first lambda, float64 [q].
+
+        Args:
+            initial: lambda_0 as the settings have it, float64 [p].
+
+        Raises:
+            UserError: If lambda_0 is not in the set.
+        """
+
+    def worst(self, losses: np.ndarray) -> np.ndarray:
+        """Returns the lambda in the set with the largest sum_i lambda_i L_i, float64 [p].
+
+        Args:
+            losses: L, finite, float64 [p].
+        """
+
+    def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
+        """Describes the set, for files that are read without the settings of the run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Simplex:
+    """The simplex Delta_p."""
+
+    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
+        """Returns lambda."""
+        return coordinates
+
+    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+        """Returns L."""
+        return losses
+
+    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+        """See `LambdaSet`."""
+        return project_to_simplex(point)
+
+    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+        """Returns the point: it is in the set."""
+        return point
+
+    def start(self, initial: np.ndarray) -> np.ndarray:
+        """Returns lambda_0."""
+        return initial
+
+    def worst(self, losses: np.ndarray) -> np.ndarray:
+        """Returns the vertex of the domain with the largest loss."""
+        vertex: np.ndarray = np.eye(len(losses))[np.argmax(losses)]
+        return vertex
+
+    def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
+        """See `LambdaSet`."""
+        del domain_names
+        return {"set": "simplex"}
+
+
+def project_to_simplex(vector: tf.Tensor) -> tf.Tensor:
+    """Returns the point of the simplex nearest to `vector` [p] in Euclidean distance.
+
+    Source: Duchi et al. 2008, "Efficient projections onto the l1-ball", figure 1.
+    """
+    descending = tf.sort(vector, direction="DESCENDING")
+    ranks = tf.range(1, tf.size(vector) + 1, dtype=vector.dtype)
+    excess = (tf.cumsum(descending) - 1.0) / ranks
+    support_size = tf.reduce_sum(tf.cast(descending > excess, tf.int32))
+    return tf.maximum(vector - excess[support_size - 1], 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hull:
+    """The convex hull of named mixtures.
+
+    Its coordinates are the weights of the mixtures, a point of their simplex: a mixture is to this
+    set what a domain is to the simplex.
+
+    Attributes:
+        names: Of the q mixtures.
+        mixtures: Their weights of the p domains, a tuple for each.
+    """
+
+    names: tuple[str, ...]
+    mixtures: tuple[tuple[float, ...], ...]
+
+    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the mixtures by their weights."""
+        return tf.linalg.matvec(self._matrix(), coordinates, transpose_a=True)
+
+    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each mixture."""
+        return tf.linalg.matvec(self._matrix(), losses)
+
+    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+        """See `LambdaSet`."""
+        return project_to_simplex(point)
+
+    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+        """Returns the point: it is in the set."""
+        return point
+
+    def start(self, initial: np.ndarray) -> np.ndarray:
+        """Returns equal weights of all mixtures; lambda_0 is then their mean."""
+        del initial
+        return np.full([len(self.names)], 1.0 / len(self.names))
+
+    def worst(self, losses: np.ndarray) -> np.ndarray:
+        """Returns the mixture with the largest loss."""
+        mixtures = np.array(self.mixtures, np.float64)
+        worst: np.ndarray = mixtures[np.argmax(mixtures @ losses)]
+        return worst
+
+    def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
+        """See `LambdaSet`."""
+        return {
+            "set": "hull",
+            "mixtures": {
+                name: dict(zip(domain_names, mixture))
+                for name, mixture in zip(self.names, self.mixtures)
+            },
+        }
+
+    def _matrix(self) -> tf.Tensor:
+        return tf.constant(self.mixtures, tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A box within the simplex.
+
+    Attributes:
+        lower: Least weight of each domain; they sum to at most 1.
+        upper: Largest weight of each domain; they sum to at least 1.
+    """
+
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+
+    def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
+        """Returns lambda."""
+        return coordinates
+
+    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+        """Returns L."""
+        return losses
+
+    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+        """Returns clip(v + nu, lower, upper) of sum 1."""
+        lower, upper = self._bounds()
+        v = _without_gaps(tf.cast(point, tf.float64))
+        bends = tf.concat([lower - v, upper - v], axis=0)
+        shift = _solve(bends, lower, upper, offset=v, slope=tf.ones_like(v))
+        return tf.cast(tf.clip_by_value(v + shift, lower, upper), point.dtype)
+
+    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+        """Returns clip(c y, lower, upper) of sum 1."""
+        lower, upper = self._bounds()
+        y = tf.cast(point, tf.float64)
+        bends = tf.math.divide_no_nan(tf.concat([lower, upper], axis=0), tf.concat([y, y], axis=0))
+        scale = _solve(bends, lower, upper, offset=tf.zeros_like(y), slope=y)
+        return tf.cast(tf.clip_by_value(scale * y, lower, upper), point.dtype)
+
+    def start(self, initial: np.ndarray) -> np.ndarray:
+        """Returns lambda_0.
+
+        Raises:
+            UserError: If lambda_0 is outside of the box.
+        """
+        lower, upper = np.array(self.lower), np.array(self.upper)
+        if np.any(initial < lower - _TOLERANCE) or np.any(initial > upper + _TOLERANCE):
+            raise UserError(
+                "--initial_domain_weights: expected a lambda_0 between --lambda_lower="
+                f"{lower.tolist()} and --lambda_upper={upper.tolist()}, found {initial.tolist()}"
+            )
+        return initial
+
+    def worst(self, losses: np.ndarray) -> np.ndarray:
+        """Returns lower, with what is left of 1 given to the largest losses first."""
+        lambda_ = np.array(self.lower, np.float64)
+        left = 1.0 - lambda_.sum()
+        for i in np.argsort(-losses, kind="stable"):
+            gain = min(left, self.upper[i] - self.lower[i])
+            lambda_[i] += gain
+            left -= gain
+        return lambda_
+
+    def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
+        """See `LambdaSet`."""
+        return {
+            "set": "box",
+            "lower": dict(zip(domain_names, self.lower)),
+            "upper": dict(zip(domain_names, self.upper)),
+        }
+
+    def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.constant(self.lower, tf.float64), tf.constant(self.upper, tf.float64)
+
+
+def _without_gaps(point: tf.Tensor) -> tf.Tensor:
+    """Returns a point with the same projection whose coordinates are near each other.
+
+    A coordinate that is more than 1 above another one is at its upper bound before the other one
+    leaves its lower bound, however far above it is; and a constant added to all changes nothing.
+    """
+    order = tf.argsort(point, direction="DESCENDING")
+    descending = tf.gather(point, order)
+    gaps = tf.minimum(descending[:-1] - descending[1:], _WIDE_GAP)
+    closer = -tf.concat([tf.zeros([1], point.dtype), tf.cumsum(gaps)], axis=0)
+    return tf.gather(closer, tf.argsort(order))
+
+
+def _solve(
+    bends: tf.Tensor, lower: tf.Tensor, upper: tf.Tensor, offset: tf.Tensor, slope: tf.Tensor
+) -> tf.Tensor:
+    """Returns a t with sum(clip(offset + slope t, lower, upper)) = 1."""
+    bends = tf.sort(bends)
+    clipped = tf.clip_by_value(offset + slope * bends[:, tf.newaxis], lower, upper)
+    sums = tf.reduce_sum(clipped, axis=1)
+    # The last bend at which the sum is not beyond 1 starts the piece.
+    k = tf.maximum(tf.reduce_sum(tf.cast(sums <= 1.0, tf.int32)) - 1, 0)
+    next_bend = bends[tf.minimum(k + 1, tf.size(bends) - 1)]
+    within = offset + slope * (bends[k] + next_bend) / 2
+    free = tf.cast((within > lower) & (within < upper), slope.dtype)
+    of_free = tf.reduce_sum(slope * free)
+    fixed = tf.reduce_sum(clipped[k] * (1.0 - free)) + tf.reduce_sum(offset * free)
+    return tf.where(of_free > 0, tf.math.divide_no_nan(1.0 - fixed, of_free), bends[k])
+
+
+def read_mixtures(
+    path: str, domain_names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
+    """Reads a JSON object of mixtures by name, each an object of weights by domain.
+
+    A domain that a mixture does not name has the weight 0.
+
+    Args:
+        path: The file.
+        domain_names: Names of the p domains.
+
+    Returns:
+        The mixtures' names, and their weights of all domains in the order of `domain_names`.
+
+    Raises:
+        UserError: If it cannot be read, names a domain that there is not, holds something that is
+            no mixture, or holds a mixture or a domain of it twice.
+    """
+    try:
+        content = read_json(Path(path))
+    except UserError as e:
+        raise UserError(f"--mixtures={e}") from None
+    if not content:
+        raise UserError(f"--mixtures={path}: expected at least one mixture, found none")
+    mixtures = {
+        name: _mixture(f"--mixtures={path}: {name}", weights, domain_names)
+        for name, weights in content.items()
+    }
+    names_of: dict[tuple[float, ...], str] = {}
+    for name, weights in mixtures.items():
+        if weights in names_of:
+            raise UserError(
+                f"--mixtures={path}: expected different mixtures, found {names_of[weights]!r} and "
+                f"{name!r} of the same weights"
+            )
+        names_of[weights] = name
+    return tuple(mixtures), tuple(mixtures.values())
+
+
+def _mixture(where: str, weights: Any, domain_names: Sequence[str]) -> tuple[float, ...]:
+    if not isinstance(weights, dict):
+        raise UserError(
+            f'{where}: expected weights by domain, as in {{"{domain_names[0]}": 1}}, found '
+            f"{type(weights).__name__}"
+        )
+    unknown = [name for name in weights if name not in domain_names]
+    if unknown:
+        raise UserError(
+            f"{where}: expected domains of {', '.join(domain_names)}, found {', '.join(unknown)}"
+        )
+    for name, weight in weights.items():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight <= 1 + _SUM_TOLERANCE:
+            raise UserError(f"{where}: expected a number from 0 to 1 for {name}, found {weight!r}")
+    total = math.fsum(weights.values())
+    if abs(total - 1) > _SUM_TOLERANCE:
+        raise UserError(f"{where}: expected weights that sum to 1, found {total:g}")
+    return tuple(weights.get(name, 0.0) / total for name in domain_names)
+
+
+def _simplex(
+    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+) -> LambdaSet:
+    del options, domain_names, training_mixture
+    return Simplex()
+
+
+def _box(
+    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+) -> LambdaSet:
+    del training_mixture
+    p = len(domain_names)
+    lower = _per_domain("--lambda_lower", options.lambda_lower, p, default=0.0)
+    upper = _per_domain("--lambda_upper", options.lambda_upper, p, default=1.0)
+    for name, low, high in zip(domain_names, lower, upper):
+        if low > high:
+            raise UserError(
+                f"--lambda_lower, --lambda_upper: expected lower <= upper for every domain, found "
+                f"{low:g} > {high:g} for {name}"
+            )
+    if lower.sum() > 1 + _TOLERANCE:
+        raise UserError(
+            "--lambda_lower: expected numbers that sum to at most 1, as mixtures sum to 1, found "
+            f"{lower.sum():g}: the set would be empty"
+        )
+    if upper.sum() < 1 - _TOLERANCE:
+        raise UserError(
+            "--lambda_upper: expected numbers that sum to at least 1, as mixtures sum to 1, found "
+            f"{upper.sum():g}: the set would be empty"
+        )
+    return Box(tuple(lower.tolist()), tuple(upper.tolist()))
+
+
+def _hull(
+    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+) -> LambdaSet:
+    del training_mixture
+    if options.mixtures is None:
+        raise UserError(
+            "--mixtures: expected a JSON file of named mixtures with --lambda_set=hull, found none"
+        )
+    return Hull(*read_mixtures(options.mixtures, domain_names))
+
+
+def _ball(
+    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+) -> LambdaSet:
+    del domain_names
+    return Ball(tuple(training_mixture.tolist()), options.lambda_radius)
+
+
+# (settings, names of the domains, their shares of the training examples) -> the set.
+LambdaSetBuilder = Callable[["LambdaSetOptions", Sequence[str], np.ndarray], LambdaSet]
+
+LAMBDA_SETS: Registry[LambdaSetBuilder] = Registry(
+    "set of lambda", {"simplex": _simplex, "box": _box, "hull": _hull, "ball": _ball}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LambdaSetOptions(Settings):
+    """Over which mixtures the worst is taken; part of the settings of algorithms that have lambda.
+
+    Attributes:
+        lambda_set: Member of `LAMBDA_SETS`.
+        lambda_lower: Least weight of each domain in a box; one number stands for all domains.
+        lambda_upper: Largest weight of each domain, in the same way.
+        mixtures: JSON file of the mixtures that span a hull; see `read_mixtures`.
+        lambda_radius: rho of a ball around the training mixture m_bar: the largest
+            chi2(lambda || m_bar).
+    """
+
+    lambda_set: str = setting(
+        "simplex",
+        "The mixtures of domains of which the worst counts: all (simplex), those within bounds per "
+        "domain (box), those between given mixtures (hull), or those near the training mixture "
+        "(ball).",
+        choices=LAMBDA_SETS,
+    )
+    lambda_lower: Optional[tuple[float, ...]] = setting(
+        None,
+        "Least lambda of each domain, comma-separated, or one number for all; 0 if not given.",
+        only_with=("lambda_set", ("box",)),
+    )
+    lambda_upper: Optional[tuple[float, ...]] = setting(
+        None,
+        "Largest lambda of each domain, comma-separated, or one number for all; 1 if not given.",
+        only_with=("lambda_set", ("box",)),
+    )
+    mixtures: Optional[str] = setting(
+        None,
+        'JSON file of named mixtures, {"name": {"domain": weight, ...}, ...}.',
+        is_path=True,
+        only_with=("lambda_set", ("hull",)),
+    )
+    lambda_radius: float = setting(
+        1.0,
+        "Largest chi-squared distance of lambda from the training mixture.",
+        positive=True,
+        only_with=("lambda_set", ("ball",)),
+    )
+
+    def build_lambda_set(
+        self, domain_names: Sequence[str], training_mixture: np.ndarray
+    ) -> LambdaSet:
+        """Returns Lambda.
+
+        Args:
+            domain_names: Of the p domains.
+            training_mixture: m_bar, the domains' shares of the training examples, float64 [p].
+
+        Raises:
+            UserError: If the set is empty, or does not fit the domains.
+        """
+        return LAMBDA_SETS[self.lambda_set](self, domain_names, training_mixture)
+
+
+def _per_domain(
+    flag: str, values: Optional[Sequence[float]], num_domains: int, default: float
+) -> np.ndarray:
+    given = np.array([default] if values is None else values, np.float64)
+    if given.shape not in ((1,), (num_domains,)):
+        raise UserError(
+            f"{flag}: expected one number, or {num_domains}, one per domain, found {given.size}"
+        )
+    if np.any(given < 0) or np.any(given > 1):
+        raise UserError(f"{flag}: expected numbers from 0 to 1, found {given.tolist()}")
+    return np.broadcast_to(given, [num_domains]).copy()

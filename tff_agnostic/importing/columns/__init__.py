@@ -1,1 +1,0 @@
-"""What columns of a table become: inputs, labels, categories, images, words."""

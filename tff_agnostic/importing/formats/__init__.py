@@ -1,1 +1,0 @@
-"""How each public format is read."""

@@ -1,0 +1,244 @@
+"""LEAF's JSON: `users`, and in `user_data` the lists `x` and `y` of each user."""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Optional
+
+from tff_agnostic.data.store_format import LABEL, TOKENS, Record, Value
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import source
+from tff_agnostic.importing.cells import VECTOR, Labels, check_shape, vector_of
+from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.text import Normalizer
+
+# Lists within lists, as dimensions of an array.
+_MAX_DEPTH = 8
+# Lists and objects within one another, of which a user's begin at the third level.
+_MAX_NESTING = 32
+# A string and what ends it: a quote, or the block, perhaps within an escape.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
+    """Yields the examples of all users, one user in memory at a time.
+
+    What lies in a folder train or test, as LEAF's scripts leave it, is for that.
+
+    Raises:
+        UserError: If a file is no JSON, or not LEAF's.
+    """
+    converter = _Converter(options)
+    for path in find_inputs(paths):
+        split = path.parent.name if path.parent.name in SPLIT_NAMES else None
+        name = source.place_of(path, paths)
+        for user, data in _users(path, options, log):
+            yield from converter.examples(user, data, split, name, log)
+
+
+def find_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files, and those of folders whose names end in .json."""
+    return source.expand(paths, (".json",))
+
+
+def check(options: ImportOptions) -> None:
+    """Raises a `UserError` unless the options say what the domains are."""
+    check_shape(options.feature_shape)
+    if (options.domains_file is None) == (options.domain_name is None):
+        raise UserError(
+            "--domains_file: expected this or --domain_name, found "
+            f"{'neither' if options.domain_name is None else 'both'}"
+        )
+    if options.text_column is not None and not options.text_column.isdecimal():
+        raise UserError(
+            f"--text_column: expected a position from 0 with --format=leaf, found "
+            f"{options.text_column!r}"
+        )
+
+
+def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[str, Any]]:
+    # Imported here, like every library of one format.
+    import ijson
+
+    found = False
+    with source.open_input(path, options, log) as file:
+        try:
+            for user, data in ijson.kvitems(_Nested(file, path), "user_data", use_float=True):
+                found = True
+                file.end_record()
+                yield user, data
+        except (ijson.JSONError, UnicodeDecodeError) as e:
+            raise UserError(f"{path}: expected JSON, found: {' '.join(str(e).split())}") from e
+    if not found:
+        raise UserError(f"{path}: expected LEAF's JSON with users in user_data, found none")
+
+
+class _Nested:
+    """A file of JSON that is nested so far only: a parser remembers the way to where it is.
+
+    Args:
+        file: The file.
+        path: Its name, for messages.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._depth = 0
+        # The beginning of a string that goes on in the next block.
+        self._open = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads as a file does.
+
+        Raises:
+            UserError: If lists and objects are nested too far.
+        """
+        block = self._file.read(size)
+        text, self._open = self._open + block, b""
+        for bracket in _BRACKET.findall(_STRING.sub(self._cut, text)):
+            self._depth += 1 if bracket in b"[{" else -1
+            if self._depth > _MAX_NESTING:
+                raise UserError(
+                    f"{self._path}: expected LEAF's JSON, found lists and objects nested over "
+                    f"{_MAX_NESTING} deep"
+                )
+        return block
+
+    def _cut(self, string: re.Match[bytes]) -> bytes:
+        self._open = b"" if string[1] == b'"' else b'"' + string[1]
+        return b""
+
+
+class _Converter:
+    def __init__(self, options: ImportOptions) -> None:
+        self._options = options
+        self._labels = Labels(options)
+        self._normalizer = Normalizer(options, default_tokenizer="words")
+        self._domains: Optional[Mapping[str, str]] = None
+        if options.domains_file is not None:
+            self._domains = _read_domains(Path(options.domains_file), options)
+
+    def examples(
+        self, user: str, data: Any, split: Optional[str], name: str, log: ReadLog
+    ) -> Iterator[SourceExample]:
+        try:
+            pairs = _pairs(data, f"{name} user {user}")
+            domain = self._domain(user, name)
+        except RecordError as e:
+            log.num_records += 1
+            log.bad(e, user)
+            return
+        if not pairs:
+            log.num_records += 1
+            log.skip("user without examples", user)
+        for i, (x, y) in enumerate(pairs):
+            log.num_records += 1
+            place = f"{name} user {user} example {i}"
+            try:
+                features = self._features(x, y, place)
+            except RecordError as e:
+                log.bad(e, user)
+                continue
+            if features.get(TOKENS) == "":
+                log.skip("text without words", user)
+                continue
+            yield SourceExample(Record(user, domain, features, split), place)
+
+    def _domain(self, user: str, name: str) -> str:
+        if self._domains is None:
+            return str(self._options.domain_name)
+        if user not in self._domains:
+            raise RecordError(
+                f"{name} user {user}",
+                "unknown domain",
+                f"expected a line in {self._options.domains_file}, found none",
+            )
+        return self._domains[user]
+
+    def _features(self, x: Any, y: Any, place: str) -> dict[str, Value]:
+        if self._options.text_column is not None:
+            x = _item(x, int(self._options.text_column), place)
+        if isinstance(x, str):
+            tokens = self._normalizer.sentence(self._normalizer.tokenize(x))
+            # The label of a language model's text is the text that follows, and no class.
+            is_text = isinstance(y, str) and not self._options.class_names
+            if is_text and self._options.are_classes:
+                return {TOKENS: tokens}
+            return {TOKENS: tokens, LABEL: self._labels.number_of(y, place)}
+        values = _flat(x, place)
+        return {
+            self._options.feature_name or VECTOR: vector_of(
+                values, self._options.feature_shape, place
+            ),
+            LABEL: self._labels.number_of(y, place),
+        }
+
+
+def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
+    x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
+    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+        raise RecordError(
+            place, "user without x and y", "expected lists x and y of one length, found others"
+        )
+    return list(zip(x, y))
+
+
+def _item(x: Any, position: int, place: str) -> str:
+    if not isinstance(x, list) or position >= len(x) or not isinstance(x[position], str):
+        raise RecordError(
+            place,
+            "text that is none",
+            f"expected a list with a text at {position}, found another x",
+        )
+    return str(x[position])
+
+
+def _flat(x: Any, place: str) -> list[Any]:
+    """Returns the numbers of lists of lists, whatever they are, in their order."""
+    level, depth = [x], 0
+    while any(isinstance(part, list) for part in level):
+        depth += 1
+        lengths = {len(part) if isinstance(part, list) else None for part in level}
+        if len(lengths) > 1 or depth > _MAX_DEPTH:
+            raise RecordError(
+                place,
+                "wrong number of features",
+                f"expected at most {_MAX_DEPTH} levels of lists of one length, found others",
+            )
+        level = [value for part in level for value in part]
+    return level
+
+
+def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
+    """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN.
+
+    Raises:
+        UserError: If it cannot be read, or a line is of another form.
+    """
+    domains: dict[str, str] = {}
+    with source.open_input(path, options, ReadLog()) as file:
+        lines = csv.reader(source.decoded_lines(file, path), strict=True)
+        try:
+            for values in lines:
+                if values and (len(values) != 2 or not all(values) or values[0] in domains):
+                    raise UserError(
+                        f"{path}:{lines.line_num}: expected CLIENT,DOMAIN, each client once, found "
+                        f"{','.join(values)!r}"
+                    )
+                if values:
+                    domains[values[0]] = values[1]
+        except csv.Error as e:
+            raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
+    return domains
+
+
+FORMAT = Format(
+    summary="LEAF's JSON",
+    read=read,
+    find_inputs=find_inputs,
+    check=check,
+)

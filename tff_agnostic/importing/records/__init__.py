@@ -1,1 +1,0 @@
-"""What every format reads into: examples with client, domain and place; an import's options."""

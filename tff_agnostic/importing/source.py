@@ -1,0 +1,393 @@
+"""What a format is: input files, how they are read, and keys in few bytes."""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Callable, Optional
+
+import numpy as np
+
+from tff_agnostic.data.store_format import Record
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import open_file
+from tff_agnostic.importing.options import FREE_MB, MB, ImportOptions
+
+_MAX_NEW = 100_000
+_BUFFER = 1 << 20
+# Of a compressed file. What was read of it decides how much it may have unpacked to by then: a
+# large piece would let a bomb go on for long.
+_PACKED_BUFFER = 1 << 15
+
+
+def hash64(text: str) -> int:
+    """Returns 64 bits of a hash that is the same in every process and version of Python."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class DistinctKeys:
+    """A set of strings of which only hashes are kept.
+
+    Two of ten million strings have the same 64 bits with a probability of one in 300,000.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._new: set[int] = set()
+        self._sorted = np.empty([0], np.uint64)
+
+    def add(self, key: str) -> None:
+        """Adds a string."""
+        # Sources often have one client's records one after another.
+        if key == self._last:
+            return
+        self._last = key
+        self._new.add(hash64(key))
+        if len(self._new) >= _MAX_NEW:
+            self._merge()
+
+    def __len__(self) -> int:
+        self._merge()
+        return len(self._sorted)
+
+    def num_missing_in(self, other: "DistinctKeys") -> int:
+        """Returns how many of these are not in another set."""
+        self._merge()
+        other._merge()
+        return len(np.setdiff1d(self._sorted, other._sorted, assume_unique=True))
+
+    def _merge(self) -> None:
+        new = np.fromiter(self._new, np.uint64, len(self._new))
+        self._sorted = np.union1d(self._sorted, new)
+        self._new = set()
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceExample:
+    """An example, and where it is from.
+
+    Attributes:
+        record: What goes into the store.
+        place: Which example of the source it is, e.g. "users.csv:17"; different for every one.
+        group: What --split_by=group keeps together; None where the format has no groups.
+    """
+
+    record: Record
+    place: str
+    group: Optional[str] = None
+
+
+class RecordError(UserError):
+    """A record that cannot become an example, in a source that may be whole otherwise.
+
+    Args:
+        place: Which record of the source.
+        reason: What is wrong with it, the same for all that are wrong in the same way.
+        detail: What was expected and found in this one.
+    """
+
+    def __init__(self, place: str, reason: str, detail: str) -> None:
+        super().__init__(f"{place}: {detail}")
+        self.reason = reason
+
+
+class ReadLog:
+    """Counts what was left out, and tells how far reading is.
+
+    Args:
+        skip_bad: Whether bad records are counted instead of ending the import.
+        advance: Called with the number of bytes that were read.
+        say: Called with what is done now, when that is no longer reading.
+
+    Attributes:
+        skipped: How many records were left out, by reason.
+        num_records: How many records were read.
+        missing: How many examples lack the value of a column, by column.
+    """
+
+    def __init__(
+        self,
+        skip_bad: bool = False,
+        advance: Callable[[int], object] = lambda size: None,
+        say: Callable[[str], object] = lambda what: None,
+    ) -> None:
+        self.skipped: Counter[str] = Counter()
+        self.num_records = 0
+        self.missing: Counter[str] = Counter()
+        self.advance = advance
+        self.say = say
+        self._skip_bad = skip_bad
+        self._clients_of_skipped = DistinctKeys()
+        self._clients_of_kept = DistinctKeys()
+
+    def skip(self, reason: str, client: Optional[str] = None) -> None:
+        """Counts a record that is left out, as it should be."""
+        self.skipped[reason] += 1
+        if client is not None:
+            self._clients_of_skipped.add(client)
+
+    def bad(self, error: RecordError, client: Optional[str] = None) -> None:
+        """Counts a record that is wrong.
+
+        Raises:
+            RecordError: If bad records end the import.
+        """
+        if not self._skip_bad:
+            raise error
+        self.skip(error.reason, client)
+
+    def keep(self, client: str) -> None:
+        """Notes that a client has an example."""
+        self._clients_of_kept.add(client)
+
+    def clients_without_examples(self) -> int:
+        """Returns how many clients had all their records left out."""
+        return self._clients_of_skipped.num_missing_in(self._clients_of_kept)
+
+
+Read = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceExample]]
+
+
+def _nothing_to_check(options: ImportOptions) -> None:
+    del options
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A registry entry: how a public format is read.
+
+    Attributes:
+        summary: One line for help texts.
+        read: (options, input paths, log) -> examples, a generator; it tells the log what it leaves
+            out, and how many bytes it has read.
+        find_inputs: Input paths -> the files that will be read.
+        check: Raises a `UserError` if options are missing or contradict one another.
+        has_groups: Whether examples may have a group.
+    """
+
+    summary: str
+    read: Read
+    find_inputs: Callable[[Sequence[Path]], list[Path]]
+    check: Callable[[ImportOptions], None] = _nothing_to_check
+    has_groups: bool = False
+
+
+class InputFile(io.BufferedReader):
+    """An input, unpacked if it is compressed, of which only so much is read.
+
+    Args:
+        path: Its name, for messages.
+        packed: The file.
+        is_gzip: Whether it is compressed.
+        options: What the limits are.
+        log: Is told how many bytes were read from the file.
+    """
+
+    def __init__(
+        self, path: Path, packed: Any, is_gzip: bool, options: ImportOptions, log: ReadLog
+    ) -> None:
+        self._limited = _Limited(path, packed, is_gzip, options, log)
+        super().__init__(self._limited, _BUFFER)
+
+    def check_claimed(self, size: int) -> None:
+        """Checks what the file says that it holds, before any of it is read.
+
+        Args:
+            size: Its bytes when unpacked.
+
+        Raises:
+            UserError: If they are more than a compressed file of its size may have.
+        """
+        self._limited.check_claimed(size)
+
+    def end_record(self) -> None:
+        """Says that a record has been read: what follows is another one."""
+        self._limited.of_record = 0
+
+
+class _Limited(io.RawIOBase):
+    def __init__(
+        self, path: Path, packed: Any, is_gzip: bool, options: ImportOptions, log: ReadLog
+    ) -> None:
+        self.of_record = 0
+        self._path = path
+        self._packed = _Counted(packed, log)
+        self._options = options
+        self._unpacked = 0
+        self._is_gzip = is_gzip
+        self._packed_size = os.fstat(packed.fileno()).st_size
+        self._file: Any = self._packed
+        if is_gzip:
+            self._file = gzip.GzipFile(fileobj=io.BufferedReader(self._packed, _PACKED_BUFFER))
+
+    def check_claimed(self, size: int) -> None:
+        if self._is_gzip:
+            check_unpacked(self._path, self._packed_size, size, self._options)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size: int = self._file.readinto(buffer)
+        self.of_record += size
+        self._unpacked += size
+        if self.of_record > self._options.max_record_bytes + _BUFFER:
+            raise too_large_record(self._path, self._options)
+        if self._is_gzip:
+            check_unpacked(self._path, self._packed.count, self._unpacked, self._options)
+        return size
+
+
+class _Counted(io.RawIOBase):
+    """A file that tells a log how many bytes were read from it."""
+
+    def __init__(self, file: Any, log: ReadLog) -> None:
+        self.count = 0
+        self._file = file
+        self._log = log
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size: int = self._file.readinto(buffer)
+        self.count += size
+        self._log.advance(size)
+        return size
+
+
+def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOptions) -> None:
+    """Checks how large a compressed input, or a part of one, is when unpacked.
+
+    Args:
+        path: The input.
+        packed: Its bytes.
+        unpacked: The bytes that they are, or say that they are.
+        options: What the limits are.
+
+    Raises:
+        UserError: If it is larger than the options allow.
+    """
+    if unpacked > options.max_unpacked_mb * MB:
+        raise UserError(
+            f"{path}: expected at most {options.max_unpacked_mb} MB when unpacked "
+            f"(--max_unpacked_mb), found more"
+        )
+    if unpacked > max(FREE_MB * MB, options.max_unpacked_ratio * packed):
+        raise UserError(
+            f"{path}: expected at most {options.max_unpacked_ratio} times its size when unpacked "
+            f"(--max_unpacked_ratio), found {unpacked / MB:.0f} MB in {packed / MB:.3g} MB"
+        )
+
+
+def too_large_record(path: Path, options: ImportOptions) -> UserError:
+    """Returns the error for a record of more bytes than the options allow."""
+    return UserError(
+        f"{path}: expected records of at most {options.max_record_mb} MB (--max_record_mb), found "
+        "a larger one"
+    )
+
+
+@contextlib.contextmanager
+def open_input(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[InputFile]:
+    """Yields an input file, unpacked if its name ends in .gz.
+
+    Raises:
+        UserError: If it cannot be read, or, while it is read in this block, is truncated, damaged,
+            or larger than the options allow.
+    """
+    with reading_errors(path), open_file(path, "a file") as packed:
+        yield InputFile(path, packed, path.suffix == ".gz", options, log)
+
+
+@contextlib.contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Turns what reading a file raises into a `UserError` that names it."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+        raise UserError(
+            f"{path}: expected a whole .gz file, found a truncated or damaged one ({e})"
+        ) from e
+    except OSError as e:
+        if e.filename is not None and str(e.filename) != str(path):
+            raise
+        raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
+
+
+def decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file with their ends, without a byte-order mark.
+
+    Raises:
+        UserError: If it is not UTF-8; the message names the line and the byte.
+    """
+    offset, number = 0, 0
+    while line := file.readline():
+        number += 1
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise not_utf8(path, offset + e.start, line[e.start]) from e
+        yield text[1:] if number == 1 and text.startswith("\ufeff") else text
+        offset += len(line)
+
+
+def not_utf8(path: Path, offset: int, byte: int) -> UserError:
+    """Returns the error for a byte that is not UTF-8."""
+    return UserError(f"{path}: expected UTF-8, found byte 0x{byte:02x} at offset {offset}")
+
+
+def input_paths(names: Sequence[str]) -> list[Path]:
+    """Returns the paths of --input.
+
+    Raises:
+        UserError: If there are none, one is named twice, or does not exist.
+    """
+    if not names or not all(names):
+        raise UserError(f"--input: expected files or folders, found {','.join(names)!r}")
+    paths = [Path(name) for name in names]
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"--input: {path} does not exist")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"--input: expected different files, found {','.join(names)!r}")
+    return paths
+
+
+def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+    """Returns files as they are, and of folders the files below with these suffixes, sorted.
+
+    Raises:
+        UserError: If a folder has none, or a file is empty.
+    """
+    files: list[Path] = []
+    for path in paths:
+        found = [path]
+        if path.is_dir():
+            found = sorted(f for f in path.rglob("*") if f.name.endswith(tuple(suffixes)))
+            if not found:
+                raise UserError(f"{path}: expected files {' or '.join(suffixes)}, found none")
+        files += found
+    for file in files:
+        check_is_file(file)
+    return files
+
+
+def check_is_file(path: Path) -> None:
+    """Raises a `UserError` if a path is no file, such as a pipe or a device, or has no bytes."""
+    with open_file(path, "a file") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise UserError(f"{path}: expected data, found an empty file")
+
+
+def place_of(path: Path, inputs: Sequence[Path]) -> str:
+    """Returns a file's name in places: below its input, so that moving that changes no split."""
+    roots = [root for root in inputs if root in path.parents]
+    return path.relative_to(roots[0]).as_posix() if roots else path.name

@@ -1,0 +1,321 @@
+"""Dumps of Stack Exchange and Stack Overflow, and the domains of their posts.
+
+Dumps of Stack Exchange and Stack Overflow: `Posts.xml`.
+
+A client is the owner of posts, an example one of their sentences, a domain what --domain says.
+"""
+
+import bisect
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Callable, Optional
+from xml.etree.ElementTree import ParseError
+
+from tff_agnostic.data.store_format import Record, Value
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import source
+from tff_agnostic.importing.options import ImportOptions, Markup, parse_markup, treat_math
+from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.text import html_blocks, sentences_of
+
+_BLOCK = 1 << 20
+_EXPECTED = "the Posts.xml of a Stack Exchange dump"
+_TYPES = {"1": "question", "2": "answer"}
+
+
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
+    """Yields the sentences of all posts, one post in memory at a time.
+
+    With several files the clients are SITE/OWNER, otherwise OWNER; the site is the folder's name.
+
+    Raises:
+        UserError: If a file is not such a dump, or holds entities or a document type.
+    """
+    markup = parse_markup(options.markup)
+    dumps = list(find_inputs(paths))
+    for path in dumps:
+        site = path.resolve().parent.name
+        prefix = f"{site}/" if len(dumps) > 1 else ""
+        domains = PostDomains(options, site)
+        for number, attributes in _rows(path, options, log):
+            yield from _sentences(attributes, prefix, path, number, markup, domains, log)
+
+
+def check(options: ImportOptions) -> None:
+    """Raises a `UserError` if --markup is not understood."""
+    parse_markup(options.markup)
+
+
+def find_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the dumps: files as they are, in a folder every Posts.xml below.
+
+    Raises:
+        UserError: If there is none, or two are of sites of one name.
+    """
+    found = source.expand(paths, ("Posts.xml", "Posts.xml.gz"))
+    sites: dict[str, Path] = {}
+    for path in found:
+        site = path.resolve().parent.name
+        if site in sites:
+            raise UserError(
+                f"{path}: expected a folder of its own for each site, found another {site}: "
+                f"{sites[site]}"
+            )
+        sites[site] = path
+    return found
+
+
+def _rows(
+    path: Path, options: ImportOptions, log: ReadLog
+) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yields the number and the attributes of each row."""
+    # Imported here, like every library of one format: they take time to load.
+    from defusedxml import ElementTree
+    from defusedxml.common import DefusedXmlException
+
+    with source.open_input(path, options, log) as file:
+        parser = ElementTree.DefusedXMLParser(forbid_dtd=True)
+        try:
+            events = ElementTree.iterparse(_Blocks(file), ("start", "end"), parser, forbid_dtd=True)
+            _, root = next(events)
+            if root.tag != "posts":
+                raise UserError(f"{path}: expected {_EXPECTED}, found <{root.tag}>")
+            number, row = 0, root
+            for event, element in events:
+                if event == "start" and row is not root:
+                    raise UserError(
+                        f"{path}: expected {_EXPECTED}, found <{element.tag}> within <{row.tag}>"
+                    )
+                row = element
+                if event == "end" and element is not root:
+                    number += 1
+                    file.end_record()
+                    yield number, element.attrib
+                    # The root would otherwise keep every row of the file.
+                    root.clear()
+                    row = root
+        except ParseError as e:
+            raise _malformed(path, e, parser) from e
+        except DefusedXmlException as e:
+            raise UserError(
+                f"{path}: expected {_EXPECTED}, found a document type or entity declaration, "
+                f"which are refused ({type(e).__name__})"
+            ) from e
+        except UserError:
+            raise
+        except (LookupError, ValueError) as e:
+            # The encoding that the file names is not known, or the parser does not take it.
+            raise UserError(f"{path}: expected {_EXPECTED}, found: {e!s:.100}") from e
+
+
+class _Blocks:
+    """A file that is read in large blocks: a parser may begin a long value anew with each one.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads the next block, however many bytes are asked for."""
+        del size
+        return self._file.read(_BLOCK)
+
+
+def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:
+    line, column = error.position
+    if not path.name.endswith(".gz"):
+        with open(path, "rb") as file:
+            wrong = _wrong_byte(file, max(0, parser.parser.ErrorByteIndex))
+        if wrong is not None:
+            return source.not_utf8(path, *wrong)
+    found = str(error).partition(":")[0]
+    return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
+
+
+def _wrong_byte(file: IO[bytes], offset: int) -> "tuple[int, int] | None":
+    file.seek(offset)
+    try:
+        # A character has at most four bytes; one that is cut off at the end is no error.
+        file.read(4).decode("utf-8")
+    except UnicodeDecodeError as e:
+        if e.start == 0:
+            return offset, e.object[0]
+    return None
+
+
+class PostDomains:
+    """Finds the domains of one site's posts, which are asked for in the order of the dump.
+
+    Args:
+        options: Of the import.
+        site: The site's name.
+
+    Attributes:
+        kind: What domains are: a name of `POST_DOMAINS`.
+    """
+
+    def __init__(self, options: ImportOptions, site: str) -> None:
+        self.kind = options.domain
+        self._site = site
+        self._named = frozenset(text.partition(":")[0] for text in options.domain_names)
+        self._tags = _QuestionTags()
+        self._domain_of = _DOMAINS[options.domain]
+
+    def of(self, attributes: Mapping[str, str]) -> Optional[str]:
+        """Returns the domain of a question or answer; None if it has none."""
+        return self._domain_of(self, attributes)
+
+    def _of_site(self, attributes: Mapping[str, str]) -> str:
+        del attributes
+        return self._site
+
+    def _of_tag(self, attributes: Mapping[str, str]) -> Optional[str]:
+        if type_of_post(attributes) == "answer":
+            parent = attributes.get("ParentId", "")
+            return self._tags.of(int(parent)) if _is_id(parent) else None
+        tag = self._first(tags_of_post(attributes))
+        if tag is not None and _is_id(attributes["Id"]):
+            self._tags.add(int(attributes["Id"]), tag)
+        return tag
+
+    def _first(self, tags: Sequence[str]) -> Optional[str]:
+        """Returns the first tag that --domain_names names, or else the first one."""
+        named = [tag for tag in tags if tag in self._named]
+        return next(iter([*named, *tags]), None)
+
+
+def _sentences(
+    attributes: Mapping[str, str],
+    prefix: str,
+    path: Path,
+    number: int,
+    markup: Markup,
+    domains: PostDomains,
+    log: ReadLog,
+) -> Iterator[SourceExample]:
+    log.num_records += 1
+    owner = attributes.get("OwnerUserId")
+    client = None if owner is None else prefix + owner
+    kind = type_of_post(attributes)
+    post = attributes.get("Id", "")
+    try:
+        if not post or "PostTypeId" not in attributes or "Body" not in attributes:
+            raise RecordError(
+                f"{path} row {number}",
+                "post without Id, PostTypeId or Body",
+                f"expected Id, PostTypeId and Body, found {', '.join(attributes) or 'nothing'}",
+            )
+        score = _score(attributes.get("Score", "0"), path, number)
+    except RecordError as e:
+        log.bad(e, client)
+        return
+    if kind is None:
+        log.skip("neither question nor answer", client)
+        return
+    # Of a question without owner too: its answers have its tags.
+    domain = domains.of(attributes)
+    if client is None:
+        log.skip("post without owner")
+        return
+    if domain is None:
+        log.skip(f"post without {domains.kind}", client)
+        return
+    shared: dict[str, Value] = {
+        "creation_date": _date(attributes.get("CreationDate", "")),
+        "score": score,
+        "tags": "|".join(tags_of_post(attributes)),
+        "title": attributes.get("Title", ""),
+        "type": kind,
+    }
+    group = prefix + attributes.get("ParentId", post)
+    any_sentence = False
+    for k, tokens in enumerate(
+        sentence
+        for block in html_blocks(attributes["Body"], markup.code)
+        for sentence in sentences_of(treat_math(block, markup.math))
+    ):
+        any_sentence = True
+        record = Record(client, domain, {"tokens": tokens, **shared})
+        yield SourceExample(record, f"{prefix}{post}#{k}", group)
+    if not any_sentence:
+        log.skip("post without text", client)
+
+
+def _score(text: str, path: Path, number: int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RecordError(
+            f"{path} row {number}",
+            "score that is no whole number",
+            f"expected a whole number as Score, found {text!r}",
+        ) from None
+
+
+def _date(text: str) -> str:
+    """Returns a date as TFF's data have it."""
+    return f"{text.replace('T', ' ')} UTC" if text else ""
+
+
+FORMAT = Format(
+    summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains are question and "
+    "answer, sites or tags",
+    read=read,
+    find_inputs=find_inputs,
+    check=check,
+    has_groups=True,
+)
+
+
+def type_of_post(attributes: Mapping[str, str]) -> Optional[str]:
+    """Returns "question" or "answer"; None of a post that is neither."""
+    return _TYPES.get(attributes.get("PostTypeId", ""))
+
+
+def tags_of_post(attributes: Mapping[str, str]) -> list[str]:
+    """Returns the tags of a question, from <a><b> or, in newer dumps, |a|b|."""
+    text = attributes.get("Tags", "").replace("><", "|").strip("<>|")
+    return text.split("|") if text else []
+
+
+class _QuestionTags:
+    """A tag of each question of a site, in 12 bytes each: answers come later, and have none."""
+
+    def __init__(self) -> None:
+        self._ids = array("q")
+        self._tags = array("i")
+        self._numbers: dict[str, int] = {}
+        self._names: list[str] = []
+
+    def add(self, question: int, tag: str) -> None:
+        """Notes the tag of a question."""
+        number = self._numbers.setdefault(tag, len(self._numbers))
+        if number == len(self._names):
+            self._names.append(tag)
+        # Dumps are sorted by id, so that this is the end.
+        at = bisect.bisect_left(self._ids, question)
+        self._ids.insert(at, question)
+        self._tags.insert(at, number)
+
+    def of(self, question: int) -> Optional[str]:
+        """Returns the tag of a question; None if it was not seen."""
+        at = bisect.bisect_left(self._ids, question)
+        if at == len(self._ids) or self._ids[at] != question:
+            return None
+        return self._names[self._tags[at]]
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 19
+
+
+# A name of `POST_DOMAINS` -> how it is found.
+_DOMAINS: dict[str, Callable[[PostDomains, Mapping[str, str]], Optional[str]]] = {
+    "type": lambda posts, attributes: type_of_post(attributes),
+    "site": PostDomains._of_site,
+    "tag": PostDomains._of_tag,
+}

@@ -1,0 +1,294 @@
+"""CSV files, JSON Lines and Parquet files."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import csv_field_limit
+from tff_agnostic.importing import source
+from tff_agnostic.importing.columns import RowConverter, check, check_columns, needed_columns
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import (
+    Format,
+    ReadLog,
+    RecordError,
+    SourceExample,
+    check_unpacked,
+    too_large_record,
+)
+
+_CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+_BATCH_ROWS = 4096
+# Of rows with images, which may be of a megabyte each.
+_BATCH_IMAGES = 64
+# Bytes of rows that are Python's objects at once.
+_PIECE = 1 << 24
+# Parquet's name of texts and bytes, and the sizes of its other types.
+_TEXTS = "BYTE_ARRAY"
+_BYTES_OF = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, _TEXTS: 4, "INT96": 12}
+
+
+def read_csv(
+    options: ImportOptions, paths: Sequence[Path], log: ReadLog
+) -> Iterator[SourceExample]:
+    """Yields the rows of all files, one in memory at a time.
+
+    Raises:
+        UserError: If a file is no CSV in UTF-8, or lacks a column.
+    """
+    converter = RowConverter(options)
+    for path in find_csv(paths):
+        yield from converter.examples(
+            _csv_rows(options, path, source.place_of(path, paths), log), log
+        )
+
+
+def find_csv(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files, and those of folders whose names end as those of CSV files do."""
+    return source.expand(paths, _CSV_SUFFIXES)
+
+
+def _csv_rows(
+    options: ImportOptions, path: Path, name: str, log: ReadLog
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    separator = "\t" if ".tsv" in path.suffixes else ","
+    with (
+        csv_field_limit(options.max_record_bytes),
+        source.open_input(path, options, log) as file,
+    ):
+        lines = csv.reader(source.decoded_lines(file, path), delimiter=separator, strict=True)
+        try:
+            header = next(lines, [])
+            _check_header(options, header, path)
+            for values in lines:
+                file.end_record()
+                if not values:
+                    continue
+                place = f"{name}:{lines.line_num}"
+                if len(values) != len(header):
+                    log.num_records += 1
+                    log.bad(
+                        RecordError(
+                            place,
+                            "wrong number of columns",
+                            f"expected {len(header)} columns, found {len(values)}",
+                        )
+                    )
+                    continue
+                yield place, dict(zip(header, values))
+        except csv.Error as e:
+            raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
+
+
+def _check_header(options: ImportOptions, header: Sequence[str], path: Path) -> None:
+    try:
+        check_columns(options, header, path)
+    except UserError as e:
+        if not any(map(_is_number, header)):
+            raise
+        raise UserError(
+            f"{e} (is that a row? the file needs a first line with the names of its columns)"
+        ) from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+CSV = Format(
+    summary="CSV with a header line",
+    read=read_csv,
+    find_inputs=find_csv,
+    check=check,
+    has_groups=True,
+)
+
+
+def read_jsonl(
+    options: ImportOptions, paths: Sequence[Path], log: ReadLog
+) -> Iterator[SourceExample]:
+    """Yields the lines of all files, one in memory at a time.
+
+    Raises:
+        UserError: If a file is not in UTF-8.
+    """
+    converter = RowConverter(options)
+    for path in find_jsonl(paths):
+        yield from converter.examples(
+            _jsonl_rows(options, path, source.place_of(path, paths), log), log
+        )
+
+
+def find_jsonl(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files, and those of folders whose names end as those of JSON Lines do."""
+    return source.expand(paths, _JSONL_SUFFIXES)
+
+
+def _jsonl_rows(
+    options: ImportOptions, path: Path, name: str, log: ReadLog
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    with source.open_input(path, options, log) as file:
+        for number, line in enumerate(source.decoded_lines(file, path), start=1):
+            file.end_record()
+            if line.isspace():
+                continue
+            place = f"{name}:{number}"
+            try:
+                row = _parsed(line, place)
+            except RecordError as e:
+                log.num_records += 1
+                log.bad(e)
+                continue
+            yield place, row
+
+
+def _parsed(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if _SURROGATE.search(line):
+            # JSON can write half a character, which no text can hold.
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as e:
+        found = str(e) or type(e).__name__
+        raise RecordError(place, "line that is no JSON", f"expected JSON, found: {found}") from None
+    if not isinstance(row, dict):
+        raise RecordError(
+            place, "line that is no object", f"expected an object, found {type(row).__name__}"
+        )
+    return row
+
+
+JSONL = Format(
+    summary="JSON Lines",
+    read=read_jsonl,
+    find_inputs=find_jsonl,
+    check=check,
+    has_groups=True,
+)
+
+
+def read_parquet(
+    options: ImportOptions, paths: Sequence[Path], log: ReadLog
+) -> Iterator[SourceExample]:
+    """Yields the rows of all files, the needed columns of a row group in memory at a time.
+
+    Raises:
+        UserError: If a file is damaged, or lacks a column.
+    """
+    converter = RowConverter(options)
+    for path in find_parquet(paths):
+        yield from converter.examples(
+            _parquet_rows(options, path, source.place_of(path, paths), log), log
+        )
+
+
+def find_parquet(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files, and those of folders whose names end in .parquet."""
+    return source.expand(paths, (".parquet",))
+
+
+def _parquet_rows(
+    options: ImportOptions, path: Path, name: str, log: ReadLog
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    # Imported here: it takes time to load, and no other format needs it.
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        texts = _checked_texts(options, path)
+        with parquet.ParquetFile(path, read_dictionary=texts, pre_buffer=False) as table:
+            size, total = path.stat().st_size, table.metadata.num_rows
+            number = unpacked = 0
+            rows = _BATCH_IMAGES if options.image_columns else _BATCH_ROWS
+            for batch in table.iter_batches(rows, columns=needed_columns(options)):
+                before = number
+                for piece, num_bytes in _pieces(batch, options, path):
+                    unpacked += num_bytes
+                    check_unpacked(path, size, unpacked, options)
+                    for row in piece.to_pylist():
+                        number += 1
+                        yield f"{name} row {number}", row
+                log.advance(size * number // total - size * before // total)
+    except (pyarrow.ArrowException, OSError) as e:
+        raise _damaged(path, e) from e
+
+
+def _checked_texts(options: ImportOptions, path: Path) -> list[str]:
+    """Checks what a file says that it holds, and returns the columns of texts and bytes.
+
+    These are read as dictionaries: a few bytes can say that one text is in all rows.
+    """
+    from pyarrow import parquet
+
+    wanted, texts, unpacked = needed_columns(options), [], 0
+    with parquet.ParquetFile(path, pre_buffer=False) as table:
+        check_columns(options, table.schema_arrow.names, path)
+        groups = [table.metadata.row_group(k) for k in range(table.metadata.num_row_groups)]
+    for group in groups:
+        for chunk in map(group.column, range(group.num_columns)):
+            where = chunk.path_in_schema
+            if not any(where == name or where.startswith(f"{name}.") for name in wanted):
+                continue
+            # Runs of equal values take no room in the file.
+            in_memory = chunk.num_values * _BYTES_OF.get(chunk.physical_type, 1)
+            unpacked += max(chunk.total_uncompressed_size, in_memory)
+            if chunk.physical_type == _TEXTS and where not in texts:
+                texts.append(where)
+    check_unpacked(path, path.stat().st_size, unpacked, options)
+    return texts
+
+
+def _pieces(batch: Any, options: ImportOptions, path: Path) -> Iterator[tuple[Any, int]]:
+    """Yields a batch in pieces of a few megabytes, each with its bytes as Python will have them."""
+    num_bytes = sum(map(_bytes_of, batch.columns))
+    if num_bytes <= _PIECE:
+        yield batch, num_bytes
+    elif batch.num_rows > 1:
+        half = batch.num_rows // 2
+        yield from _pieces(batch.slice(0, half), options, path)
+        yield from _pieces(batch.slice(half), options, path)
+    elif num_bytes > options.max_record_bytes:
+        raise too_large_record(path, options)
+    else:
+        yield batch, num_bytes
+
+
+def _bytes_of(column: Any) -> int:
+    from pyarrow import compute, types
+
+    kind = column.type
+    if types.is_struct(kind):
+        return sum(map(_bytes_of, column.flatten()))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _bytes_of(column.flatten())
+    if not types.is_dictionary(kind):
+        return int(column.nbytes)
+    size = int(column.indices.nbytes)
+    if types.is_string(kind.value_type) or types.is_binary(kind.value_type):
+        lengths = compute.binary_length(column.dictionary).take(column.indices)
+        size += compute.sum(lengths).as_py() or 0
+    return size
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    found = " ".join(str(error).split())
+    return UserError(f"{path}: expected a Parquet file, found a damaged or another file ({found})")
+
+
+PARQUET = Format(
+    summary="Parquet",
+    read=read_parquet,
+    find_inputs=find_parquet,
+    check=check,
+    has_groups=True,
+)

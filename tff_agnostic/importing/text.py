@@ -1,0 +1,321 @@
+"""Text to words: of HTML, of English sentences, of any language; and the vocabulary.
+
+English text to sentences of words, as TFF describes its Stack Overflow data.
+
+Lower case; no symbols beyond ASCII; punctuation apart, except apostrophes and hyphens inside words;
+a special word for every URL; one sentence each.
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from html import unescape
+from html.parser import HTMLParser
+from typing import Callable, Optional
+
+from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
+
+_MAX_WORDS = 2_000_000
+# In texts whose rare words were replaced, as in the Penn Treebank: any other word.
+UNKNOWN = "<unk>"
+# A word that stands for something, such as <unk>; one with apostrophes or hyphens inside; a run of
+# one sign such as "..."; or a single sign.
+_WORD = re.compile(r"</?\w+>|\w+(?:['\u2019-]\w+)*|(\S)\1*")
+_LITERAL = re.compile(r"</?\w+>")
+_END = re.compile("[.?!\u2026]+")
+_CASES: dict[str, Callable[[str], str]] = {"keep": str, "lower": str.lower, "upper": str.upper}
+_TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
+    "spaces": str.split,
+    "words": lambda text: [match.group() for match in _WORD.finditer(text)],
+    "letters": lambda text: list(filter(None, map(_letters, text.split()))),
+}
+URL = "<url>"
+# Signs that have an ASCII twin are not lost with the other symbols.
+_TWINS = str.maketrans(
+    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": " - "}
+    | {"\u2026": "...", "\u00a0": " "}
+)
+_END_OF_SENTENCE = re.compile(r"[.?!][.?!\"')\]]*(?=\s|$)")
+# A full stop after one of these ends no sentence.
+_ABBREVIATIONS = frozenset({"cf", "dr", "e.g", "eq", "fig", "i.e", "mr", "mrs", "ms", "vs"})
+_TOKEN = re.compile(
+    r"(?:https?|ftp)://[^\s<>\"')]+|www\.[^\s<>\"')]+"
+    r"|[a-z0-9]+(?:['-][a-z0-9]+)*"
+    r"|[^\sa-z0-9]"
+)
+_HAS_WORD = re.compile(r"[a-z0-9]")
+# What stands in these is no prose.
+_CODE = {"code", "pre"}
+_SCRIPTS = {"script", "style"}
+_DROPPED_BY_TREATMENT = {"drop": _CODE | _SCRIPTS, "word": _CODE | _SCRIPTS, "keep": _SCRIPTS}
+# A sentence does not go on beyond one of these.
+_BLOCKS = {
+    "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
+    "ol", "p", "pre", "table", "td", "th", "tr", "ul",
+}  # fmt: skip
+# Characters after a "<" without end within which tags are still told from text as usual.
+_MAX_UNFINISHED = 4096
+_TAG = re.compile("<[^<>]*>")
+
+
+class WordCounts:
+    """Counts words; when there are too many different ones, the rarest are forgotten.
+
+    A forgotten word that comes again starts at zero: its count is then too small by at most
+    `max_undercount`.
+
+    Args:
+        max_words: How many different words are held at most.
+
+    Attributes:
+        max_undercount: By how much any count may be too small; 0 means that all are exact.
+    """
+
+    def __init__(self, max_words: int = _MAX_WORDS) -> None:
+        self.max_undercount = 0
+        self._max_words = max_words
+        self._counts: Counter[str] = Counter()
+
+    def add(self, words: Iterable[str]) -> None:
+        """Counts words."""
+        self._counts.update(words)
+        if len(self._counts) > self._max_words:
+            self._forget()
+
+    def remove(self, words: Iterable[str]) -> None:
+        """Takes words back that were counted; those that were forgotten meanwhile stay at zero."""
+        for word, count in Counter(words).items():
+            if self._counts[word] > count:
+                self._counts[word] -= count
+            else:
+                del self._counts[word]
+
+    def top(self, size: int) -> dict[str, int]:
+        """Returns the most frequent words with their counts, ties in alphabetical order."""
+        order = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        return dict(order[:size])
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def total_of(self, words: Iterable[str]) -> int:
+        """Returns how many of these, which are different words, were counted."""
+        return sum(self._counts[word] for word in words)
+
+    def total(self) -> int:
+        """Returns how many words were counted and not forgotten."""
+        return sum(self._counts.values())
+
+    def vocabulary(self, size: int) -> dict[str, int]:
+        """Returns `top`, without the word that stands for words that are not known."""
+        known = self.top(size + 1)
+        known.pop(UNKNOWN, None)
+        return dict(list(known.items())[:size])
+
+    def _forget(self) -> None:
+        """Forgets the rarest, so that at most half of the places are taken."""
+        threshold = sorted(self._counts.values(), reverse=True)[self._max_words // 2]
+        self._counts = Counter(
+            {word: count for word, count in self._counts.items() if count > threshold}
+        )
+        self.max_undercount += threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularySummary:
+    """What became of the words of the training clients.
+
+    Attributes:
+        size: Words kept.
+        different: Different words.
+        coverage: Share of all occurrences that the kept words have.
+        rarest_count: Occurrences of the rarest word that was kept.
+        max_undercount: By how much counts may be too small; 0 if they are exact.
+        unknown: Occurrences of <unk>, which is no word of the vocabulary.
+    """
+
+    size: int
+    different: int
+    coverage: float
+    rarest_count: int
+    max_undercount: int
+    unknown: int
+
+    @classmethod
+    def of(cls, kept: Mapping[str, int], words: WordCounts) -> "VocabularySummary":
+        """Returns the summary of a vocabulary and all words that it was chosen from."""
+        return cls(
+            size=len(kept),
+            different=len(words),
+            coverage=sum(kept.values()) / max(1, words.total()),
+            rarest_count=min(kept.values(), default=0),
+            max_undercount=words.max_undercount,
+            unknown=words.total_of([UNKNOWN]),
+        )
+
+    def text(self) -> str:
+        """Returns a line for people."""
+        line = (
+            f"Vocabulary: {self.size} of {self.different} words of the training clients, "
+            f"{self.coverage:.1%} of what they wrote; the rarest has a count of "
+            f"{self.rarest_count}."
+        )
+        if self.unknown:
+            line += f" {UNKNOWN}, {self.unknown} times, stands for any other word."
+        if self.max_undercount:
+            line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
+        return line
+
+
+def _letters(word: str) -> str:
+    return "".join(filter(str.isalpha, word))
+
+
+def is_sentence_end(word: str) -> bool:
+    """Returns whether a word of a tokenised text ends a sentence."""
+    return _END.fullmatch(word) is not None
+
+
+def has_letters(word: str) -> bool:
+    """Returns whether a word has a letter or a digit."""
+    return any(map(str.isalnum, word))
+
+
+class Normalizer:
+    """Turns words into those of the store: --case and --punctuation.
+
+    Args:
+        options: Of the import.
+        default_tokenizer: Used if the options name none.
+    """
+
+    def __init__(self, options: ImportOptions, default_tokenizer: str) -> None:
+        self._case = _CASES[options.case]
+        self._drop = options.punctuation == "drop"
+        self._tokenize = _TOKENIZERS[options.tokenizer or default_tokenizer]
+
+    def tokenize(self, text: str) -> list[str]:
+        """Returns the words of a text as they are."""
+        return self._tokenize(text)
+
+    def sentence(self, words: list[str]) -> str:
+        """Returns a sentence as stores hold it; empty without letters and digits."""
+        if not any(map(has_letters, words)):
+            return ""
+        kept = list(filter(has_letters, words)) if self._drop else words
+        text = " ".join(kept)
+        if "<" not in text:
+            return self._case(text)
+        return " ".join(w if _LITERAL.fullmatch(w) else self._case(w) for w in kept)
+
+
+def sentences_of(text: str) -> list[str]:
+    """Returns the sentences of a paragraph, words separated by single spaces.
+
+    Sentences without a letter or digit are left out.
+    """
+    text = text.translate(_TWINS).encode("ascii", "ignore").decode("ascii").lower()
+    sentences, start = [], 0
+    for end in _END_OF_SENTENCE.finditer(text):
+        if _is_abbreviation(text, end.start()):
+            continue
+        sentences.append(_words(text[start : end.end()]))
+        start = end.end()
+    sentences.append(_words(text[start:]))
+    return [sentence for sentence in sentences if _HAS_WORD.search(sentence)]
+
+
+def _is_abbreviation(text: str, end: int) -> bool:
+    return (
+        text[end] == "."
+        and text[max(0, end - 8) : end].rpartition(" ")[2].lstrip("([\"'") in _ABBREVIATIONS
+    )
+
+
+def _words(text: str) -> str:
+    tokens = _TOKEN.findall(text)
+    if "://" in text or "www." in text:
+        tokens = [_without_url(token) for token in tokens]
+    if MATH_MARK in text or CODE_MARK in text:
+        tokens = [SPECIAL_WORDS.get(token, token) for token in tokens]
+    return " ".join(tokens)
+
+
+def _without_url(token: str) -> str:
+    return URL if "://" in token or token.startswith("www.") else token
+
+
+class _TextOfHtml(HTMLParser):
+    def __init__(self, code: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.blocks: list[list[str]] = [[]]
+        self._depth = 0
+        self._dropped = _DROPPED_BY_TREATMENT[code]
+        # What stands for code inside of a sentence.
+        self._code = f" {CODE_MARK} " if code == "word" else " "
+
+    def updatepos(self, i: int, j: int) -> int:
+        # Lines are counted otherwise, at each tag, and nobody asks for them.
+        return j
+
+    def parse_html_declaration(self, i: int) -> int:
+        try:
+            return super().parse_html_declaration(i)
+        except (AssertionError, NotImplementedError):
+            # What <![ may begin besides CDATA is not known to it; browsers see a comment.
+            return self.parse_bogus_comment(i)
+
+    def close(self) -> None:
+        # What is left begins with a tag or comment without end, which the parser would look for
+        # again at each "<" after it.
+        if len(self.rawdata) > _MAX_UNFINISHED:
+            self.handle_data(unescape(_TAG.sub(" ", self.rawdata)))
+            self.rawdata = ""
+        super().close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, Optional[str]]]) -> None:
+        if tag in _BLOCKS:
+            self.blocks.append([])
+        if tag in self._dropped:
+            self._depth += 1
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, Optional[str]]]) -> None:
+        if tag in _BLOCKS:
+            self.blocks.append([])
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _BLOCKS:
+            self.blocks.append([])
+        else:
+            # What code stood between must not become one word.
+            self.blocks[-1].append(self._instead_of(tag))
+        if tag in self._dropped and self._depth:
+            self._depth -= 1
+
+    def _instead_of(self, tag: str) -> str:
+        if tag == "code" and self._depth == 1:
+            return self._code
+        return " " if tag in self._dropped else ""
+
+    def handle_data(self, data: str) -> None:
+        if not self._depth:
+            self.blocks[-1].append(data)
+
+
+def html_blocks(html: str, code: str = "drop") -> list[str]:
+    """Returns the text of each paragraph, heading, list item and so on.
+
+    Tags are left out, and entities are the characters that they stand for. Whatever is not
+    well-formed is taken as browsers do: this never fails.
+
+    Args:
+        html: The HTML.
+        code: What becomes of code, a name of `options.TREATMENTS`; blocks of code (`pre`) have no
+            word in their place, as they stand in no sentence.
+    """
+    parser = _TextOfHtml(code)
+    parser.feed(html)
+    parser.close()
+    texts = ("".join(parts) for parts in parser.blocks)
+    return [text for text in texts if text and not text.isspace()]

@@ -1,0 +1,290 @@
+"""Folders of texts, a folder for each domain, and plays as plain text.
+
+Folders of texts: a folder for each domain, with UTF-8 files `.txt`; or one domain's files.
+
+A client is a file, or a passage of some of its sentences; an example is a sentence; a group is a
+file, or a longer passage, so that --split_by=group keeps the passages of one together.
+
+Plays as plain text: speeches, a blank line between them, each headed by a line `SPEAKER:`.
+
+A client is a speaker, by the name as it is printed; an example is a speech; the domain is the file,
+or the one that is given.
+"""
+
+import codecs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Callable, Optional
+
+from tff_agnostic.data.store_format import Record
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import source
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.text import Normalizer, is_sentence_end
+
+_SUFFIX = ".txt"
+_BLOCK = 1 << 16
+# Where a text has no ends of sentences at all, this is where they are cut.
+_MAX_WORDS = 1000
+_AFTER_NAME = ":"
+
+
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
+    """Yields the sentences of all files, a block of a file in memory at a time.
+
+    Raises:
+        UserError: If a folder has no texts, there are no domains, or a file is not UTF-8.
+    """
+    normalizer = Normalizer(options, default_tokenizer="spaces")
+    sentences = _SENTENCES[options.sentences]
+    size, group_size = options.sentences_per_client, options.sentences_per_group
+    for document, (path, domain) in _of_domains(options, paths, log).items():
+        count = 0
+        for words in sentences(_pieces(path, options, log), normalizer):
+            log.num_records += 1
+            client = f"{document}#{count // size:04d}" if size else document
+            group = f"{document}#{count // group_size:04d}" if group_size else document
+            tokens = normalizer.sentence(words)
+            if not tokens:
+                log.skip("sentence without words", client)
+                continue
+            record = Record(client, domain, {"tokens": tokens})
+            yield SourceExample(record, f"{document}:{count}", group)
+            count += 1
+
+
+def find_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the texts, in the domains' folders or not.
+
+    Raises:
+        UserError: If there are none.
+    """
+    return [path for path, _ in _texts(paths).values()]
+
+
+def check(options: ImportOptions) -> None:
+    """Raises a `UserError` if groups have no effect, or would cut clients."""
+    size, group_size = options.sentences_per_client, options.sentences_per_group
+    if not group_size:
+        return
+    if options.split_by != "group":
+        raise UserError("--sentences_per_group has no effect without --split_by=group")
+    if not size or group_size % size:
+        raise UserError(
+            f"--sentences_per_group={group_size}: expected a multiple of --sentences_per_client, "
+            f"found {size}"
+        )
+
+
+def _of_domains(
+    options: ImportOptions, paths: Sequence[Path], log: ReadLog
+) -> dict[str, tuple[Path, str]]:
+    """Returns the texts that have a domain, with it; tells the log of the others."""
+    found = {}
+    for document, (path, folder) in _texts(paths).items():
+        domain = options.domain_name or folder
+        if domain is None:
+            log.num_records += 1
+            log.skip("text outside of the domains' folders")
+        else:
+            found[document] = (path, domain)
+    if not found:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: expected a folder with a folder for each domain, or "
+            "--domain_name for texts of one domain, found texts without"
+        )
+    return found
+
+
+def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
+    """Returns each file and the domain's folder that it is in, by DOMAIN/NAME or NAME."""
+    texts: dict[str, tuple[Path, Optional[str]]] = {}
+    for root, path, folder in _files(paths):
+        document = path.relative_to(root).as_posix()[: -len(_SUFFIX)]
+        if document in texts:
+            raise UserError(
+                f"{path}: expected different names in different inputs, found "
+                f"{texts[document][0]} as well"
+            )
+        texts[document] = (path, folder)
+    return texts
+
+
+def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
+    """Yields what a file's name is relative to, the file, and its domain's folder."""
+    for root in paths:
+        if not root.is_dir():
+            if root.suffix != _SUFFIX:
+                raise UserError(f"{root}: expected a folder, or a text {_SUFFIX}, found neither")
+            source.check_is_file(root)
+            yield root.parent, root, None
+            continue
+        entries = sorted(root.iterdir())
+        outside = [path for path in entries if path.suffix == _SUFFIX and not path.is_dir()]
+        folders = [path for path in entries if path.is_dir()]
+        if not outside and not folders:
+            raise UserError(
+                f"{root}: expected a folder with a folder for each domain, or texts {_SUFFIX} of "
+                "one domain, found neither"
+            )
+        for path in source.expand(outside, (_SUFFIX,)):
+            yield root, path, None
+        for folder in folders:
+            for path in source.expand([folder], (_SUFFIX,)):
+                yield root, path, folder.name
+
+
+def _by_punctuation(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[str]]:
+    words: list[str] = []
+    ended = False
+    for piece in pieces:
+        for word in normalizer.tokenize(piece):
+            ends = is_sentence_end(word)
+            # "... ?" ends one sentence, not two.
+            if (ended and not ends) or len(words) == _MAX_WORDS:
+                yield words
+                words = []
+            words.append(word)
+            ended = ends
+    if words:
+        yield words
+
+
+def _by_lines(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[str]]:
+    words: list[str] = []
+    for piece in pieces:
+        *ended, rest = piece.split("\n")
+        for line in ended:
+            words += normalizer.tokenize(line)
+            yield from _at_most(words)
+            words = []
+        words += normalizer.tokenize(rest)
+        # A file that has no lines must not be held as a whole.
+        while len(words) > _MAX_WORDS:
+            yield words[:_MAX_WORDS]
+            words = words[_MAX_WORDS:]
+    yield from _at_most(words)
+
+
+def _by_length(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[str]]:
+    words: list[str] = []
+    for piece in pieces:
+        words += normalizer.tokenize(piece)
+        *whole, words = list(_at_most(words)) or [[]]
+        yield from whole
+    yield from _at_most(words)
+
+
+def _at_most(words: list[str]) -> Iterator[list[str]]:
+    """Yields words in runs of at most `_MAX_WORDS`, none of them empty."""
+    for start in range(0, len(words), _MAX_WORDS):
+        yield words[start : start + _MAX_WORDS]
+
+
+# Pieces of a text, which end between words -> the words of each sentence.
+_SENTENCES: dict[str, Callable[[Iterable[str], Normalizer], Iterator[list[str]]]] = {
+    "punctuation": _by_punctuation,
+    "lines": _by_lines,
+    "none": _by_length,
+}
+
+
+def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
+    """Yields a text in pieces that end between words."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    offset, rest = 0, ""
+    with source.open_input(path, options, log) as file:
+        while True:
+            block = file.read(_BLOCK)
+            pending = len(decoder.getstate()[0])
+            try:
+                text = rest + decoder.decode(block, final=not block)
+            except UnicodeDecodeError as e:
+                raise source.not_utf8(path, offset - pending + e.start, e.object[e.start]) from e
+            if "\0" in text:
+                # As where a file is sparse: no text has it, and there may be no end of them.
+                raise UserError(f"{path}: expected text, found a NUL character")
+            offset += len(block)
+            # A sentence without end is cut.
+            file.end_record()
+            if not block:
+                yield text
+                return
+            cut = max(text.rfind(space) for space in " \n\t")
+            # A piece without spaces is no text of words; it must not grow with the file.
+            cut = len(text) - 1 if cut < 0 and len(text) > _BLOCK else cut
+            yield text[: cut + 1]
+            rest = text[cut + 1 :]
+
+
+FORMAT = Format(
+    summary="a folder for each domain, with texts as .txt files, or such files of one domain; "
+    "clients are files or passages",
+    read=read,
+    find_inputs=find_inputs,
+    check=check,
+    has_groups=True,
+)
+
+
+def read_plays(
+    options: ImportOptions, paths: Sequence[Path], log: ReadLog
+) -> Iterator[SourceExample]:
+    """Yields the speeches of all files, one in memory at a time.
+
+    Raises:
+        UserError: If there are no texts, or a file is not UTF-8.
+    """
+    normalizer = Normalizer(options, default_tokenizer="words")
+    for path in find_plays(paths):
+        domain = options.domain_name or path.stem
+        place = source.place_of(path, paths)
+        for number, speech in _speeches(path, options, log):
+            log.num_records += 1
+            where = f"{place}:{number}"
+            name = speech[0].strip()
+            if not name.endswith(_AFTER_NAME) or name == _AFTER_NAME:
+                detail = f"expected a speech that begins with a line SPEAKER:, found {name!r:.60}"
+                log.bad(RecordError(where, "speech without a speaker", detail))
+                continue
+            client = name[: -len(_AFTER_NAME)]
+            tokens = normalizer.sentence(normalizer.tokenize(" ".join(speech[1:])))
+            if not tokens:
+                log.skip("speech without words", client)
+                continue
+            yield SourceExample(Record(client, domain, {"tokens": tokens}), where)
+
+
+def find_plays(paths: Sequence[Path]) -> list[Path]:
+    """Returns the texts.
+
+    Raises:
+        UserError: If there are none.
+    """
+    return source.expand(paths, (_SUFFIX,))
+
+
+def _speeches(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[int, list[str]]]:
+    """Yields the lines of each speech, and the number of its first one."""
+    speech: list[str] = []
+    first = 1
+    with source.open_input(path, options, log) as file:
+        for number, line in enumerate(source.decoded_lines(file, path), start=1):
+            if line.strip():
+                first = first if speech else number
+                speech.append(line)
+            elif speech:
+                file.end_record()
+                yield first, speech
+                speech = []
+    if speech:
+        yield first, speech
+
+
+PLAYS = Format(
+    summary="plays as .txt files, speeches under lines SPEAKER: with blank lines between; clients "
+    "are speakers",
+    read=read_plays,
+    find_inputs=find_plays,
+)

@@ -1,0 +1,1 @@
+"""Numbers of rounds and evaluations: columns, intervals, files."""

@@ -1,0 +1,508 @@
+"""From sums over clients to numbers per domain and over clients.
+
+The clients' values of one measure, as a server knows them: by value, and by size of the client.
+
+Both are sums over clients, and only what is not empty is kept: enough to draw them, and small
+enough for result.json.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.computations.evaluation import (
+    SIZES,
+    ClientDistribution,
+    EvaluationOutput,
+    SizeSums,
+    grid_of,
+)
+from tff_agnostic.computations.histograms import LinearGrid, quantile, superquantile
+from tff_agnostic.domain_weights import LambdaSet, Simplex
+from tff_agnostic.files import finite_or_none
+from tff_agnostic.metrics.intervals import (
+    LEVEL,
+    Interval,
+    mean_interval,
+    quantile_interval,
+    share_interval,
+    superquantile_interval,
+)
+from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.model import Measure, Model, measures_of
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.tasks.task import TEST_SPLIT
+
+# How percentiles over clients are made; release 0.1.0 took the nearest rank.
+PERCENTILES = "interpolated"
+DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
+# The part of the clients, the worst ones, whose mean is the superquantile.
+SUPERQUANTILE_SHARE = 0.1
+SUPERQUANTILE = "superquantile"
+# In intervals: what stands for all examples of a set, beside the statistics over clients.
+VALUE = "value"
+# Of the centres of bins, which are wider than that.
+_DIGITS = 6
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sums:
+    """What a measure on a set of examples is worked out from.
+
+    Attributes:
+        measure: What was measured.
+        denominator: Sum over the examples; of an accuracy their number.
+        ratio: Of the sums over the examples.
+        mean_ratio: Mean over clients of their ratios.
+        histogram: The clients' ratios on the measure's grid, int [bins].
+    """
+
+    measure: Measure
+    denominator: float
+    ratio: float
+    mean_ratio: float
+    histogram: np.ndarray
+
+    def intervals(self, percentiles: Sequence[float]) -> dict[str, Interval]:
+        """Returns the confidence intervals of the value, and of `statistic_names`, by name.
+
+        See `intervals`; that of the value is for shares only. None where there is none.
+        """
+        measure, histogram = self.measure, self.histogram
+        grid, unit = grid_of(measure.metric), measure.unit
+        centers, smallest = grid.centers(), not measure.higher_is_better
+        is_share = unit is Unit.SHARE and (measure.metric is None or not measure.metric.transform)
+        found = [
+            share_interval(self.ratio, self.denominator) if is_share else None,
+            mean_interval(centers, histogram, self.mean_ratio),
+            *(quantile_interval(centers, histogram, p / 100) for p in sorted(percentiles)),
+            superquantile_interval(centers, histogram, SUPERQUANTILE_SHARE, smallest),
+        ]
+        names = (VALUE, *statistic_names(percentiles))
+        # Ratios are none below 0, and those on a linear grid end where it does.
+        upper = grid.upper if isinstance(grid, LinearGrid) else math.inf
+        return {
+            name: None
+            if ends is None
+            else _in_order([value_of(measure.metric, min(max(end, 0.0), upper)) for end in ends])
+            for name, ends in zip(names, found)
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One measure on a set of examples, and its distribution over the clients that hold them.
+
+    All of it in the measure's own values: those of a metric with a `transform` are transformed.
+
+    Attributes:
+        value: Over all examples of the set; NaN if there are none, infinite if it is too large.
+        num_clients: Clients with examples of the set.
+        mean: Mean of the clients' values; of a metric with a transform, the transform of the mean
+            of their ratios: of perplexity the geometric mean.
+        percentiles: Percentiles of the clients' values, each in (0, 100), in ascending order; see
+            `histograms.quantile`. Of a metric with a transform, the transform of their ratios'
+            percentile.
+        superquantile: Mean of the worst tenth of the clients' values; see
+            `histograms.superquantile`. Of a metric with a transform, the transform of their
+            ratios'.
+        sums: What all of this was worked out from; None if nobody knows any more.
+    """
+
+    value: float
+    num_clients: int
+    mean: float
+    percentiles: Mapping[float, float]
+    superquantile: float
+    sums: Optional[Sums] = dataclasses.field(default=None, compare=False, repr=False)
+
+    def over_clients(self) -> dict[str, float]:
+        """Returns what describes the distribution, by `statistic_names`."""
+        values = (self.mean, *self.percentiles.values(), self.superquantile)
+        return dict(zip(statistic_names(tuple(self.percentiles)), values))
+
+    def intervals(self) -> dict[str, Any]:
+        """Returns a JSON value: [low, high] or null by what they are of; see `Sums.intervals`."""
+        if self.sums is None:
+            return {}
+        found = self.sums.intervals(tuple(self.percentiles))
+        return {name: _finite_ends(ends) for name, ends in found.items()}
+
+
+def statistic_names(percentiles: Sequence[float]) -> tuple[str, ...]:
+    """Returns what a distribution over clients is described by: "mean", "p10", "superquantile"."""
+    return ("mean", *map(percentile_name, sorted(percentiles)), SUPERQUANTILE)
+
+
+def percentile_name(percentile: float) -> str:
+    """Returns what columns and keys call a percentile: "p10", "p99.5"."""
+    return f"p{percentile:g}"
+
+
+def measured(
+    numerator: float,
+    denominator: float,
+    over_clients: ClientDistribution,
+    row: int,
+    measure: Measure,
+    percentiles: Sequence[float] = DEFAULT_PERCENTILES,
+) -> Measured:
+    """Returns a measure on a set of examples, from sums.
+
+    Args:
+        numerator: Sum over the examples.
+        denominator: The same.
+        over_clients: The sums over clients.
+        row: The set's row in them.
+        measure: What was measured.
+        percentiles: Which, each in (0, 100).
+    """
+    grid = grid_of(measure.metric)
+    num_clients = int(over_clients.num_clients[row])
+    histogram = np.asarray(over_clients.histogram[row])
+    ratio = float(numerator / denominator) if denominator else math.nan
+    mean_ratio = float(over_clients.total[row]) / num_clients if num_clients else math.nan
+
+    def value(ratio: float) -> float:
+        return value_of(measure.metric, ratio)
+
+    return Measured(
+        value=value(ratio),
+        num_clients=num_clients,
+        mean=value(mean_ratio),
+        percentiles={p: value(quantile(grid, histogram, p / 100)) for p in sorted(percentiles)},
+        superquantile=value(
+            superquantile(grid, histogram, SUPERQUANTILE_SHARE, not measure.higher_is_better)
+        ),
+        sums=Sums(measure, float(denominator), ratio, mean_ratio, histogram),
+    )
+
+
+def value_of(metric: Optional[Metric], ratio: float) -> float:
+    """Returns the value of a metric from its ratio; a loss, where there is no metric, is one."""
+    return float(values_of(metric, np.asarray(ratio, np.float64)))
+
+
+def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
+    """Returns the same of ratios of any shape, float64."""
+    return ratios if metric is None else np.asarray(metric.value(ratios))
+
+
+def _in_order(ends: Sequence[float]) -> tuple[float, float]:
+    low, high = sorted(ends)
+    return low, high
+
+
+def _finite_ends(ends: Interval) -> Optional[list[float]]:
+    return None if ends is None or not all(map(math.isfinite, ends)) else list(ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class SetReport:
+    """A domain's examples, or all examples.
+
+    Attributes:
+        num_examples: How many there are.
+        measures: "loss" and the metrics, by name.
+    """
+
+    num_examples: int
+    measures: Mapping[str, Measured]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON value; what is undefined is null."""
+        values = {name: finite_or_none(m.value) for name, m in self.measures.items()}
+        over_clients = {
+            name: {
+                "num_clients": m.num_clients,
+                **{k: finite_or_none(v) for k, v in m.over_clients().items()},
+            }
+            for name, m in self.measures.items()
+        }
+        return {
+            "num_examples": self.num_examples,
+            **values,
+            "over_clients": over_clients,
+            "intervals": {name: m.intervals() for name, m in self.measures.items()},
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstMixture:
+    """The worst of a set of mixtures of domains.
+
+    Attributes:
+        loss: sum_i lambda_i L_i.
+        lambda_: The weight of each domain, by name.
+    """
+
+    loss: float
+    lambda_: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientValues:
+    """One measure over the clients, all domains together.
+
+    Attributes:
+        values: Centres of the bins that hold clients, ascending; NaN if one is infinite.
+        clients: How many clients each of them holds.
+        sizes: The smallest number of examples in each bin of sizes that holds clients; bins end
+            where twice as many begin.
+        size_clients: How many clients each of them holds.
+        size_means: Mean of their values; of a metric with a transform, the transform of the mean of
+            their ratios. NaN if it is infinite.
+    """
+
+    values: Sequence[float]
+    clients: Sequence[int]
+    sizes: Sequence[int]
+    size_clients: Sequence[int]
+    size_means: Sequence[float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON value; what is infinite is null."""
+        return {
+            "histogram": {
+                "value": list(map(finite_or_none, self.values)),
+                "clients": list(self.clients),
+            },
+            "by_size": {
+                "examples": list(self.sizes),
+                "clients": list(self.size_clients),
+                "mean": list(map(finite_or_none, self.size_means)),
+            },
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationReport:
+    """A federated evaluation.
+
+    Attributes:
+        domains: Report of each domain, by name.
+        overall: Report of all examples together.
+        measures: What was measured, by name.
+        clients: Clients evaluated, without examples, and with values that are not finite.
+        clipped: Of secure sums, how many values of each field of the clients' answers exceeded
+            their bounds; empty for plain sums.
+        split: Whose clients were evaluated: "test", or "heldout".
+        worst_min_examples: How many examples a domain needs to be counted in what is said of the
+            worst domain, and of its difference from the best.
+        lambda_set: The mixtures of domains that the algorithm has in view; None if it has none, or
+            if they are all mixtures, of which the worst is the worst domain.
+        client_values: The clients' values of each measure, to be drawn.
+    """
+
+    domains: Mapping[str, SetReport]
+    overall: SetReport
+    measures: Mapping[str, Measure]
+    clients: Mapping[str, int]
+    clipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    split: str = TEST_SPLIT
+    worst_min_examples: int = 1
+    lambda_set: Optional[LambdaSet] = None
+    client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """The names of the domains that have too few examples to be the worst or the best."""
+        return domains_below(
+            {name: report.num_examples for name, report in self.domains.items()},
+            self.worst_min_examples,
+        )
+
+    def worst_domain(self, measure: str = "loss") -> Optional[str]:
+        """Returns the name of the counted domain that is worst in `measure`; None if none is."""
+        values = self._counted_values(measure)
+        pick = min if self.measures[measure].higher_is_better else max
+        return pick(values, key=lambda name: values[name]) if values else None
+
+    def worst(self, measure: str) -> float:
+        """Returns the value of the worst domain; NaN if no domain is counted."""
+        name = self.worst_domain(measure)
+        return math.nan if name is None else self.domains[name].measures[measure].value
+
+    def worst_mixture(self) -> Optional["WorstMixture"]:
+        """Returns the mixture of `lambda_set` with the largest loss.
+
+        None without such a set, or if a domain has no examples or no finite loss.
+        """
+        losses = np.array([domain.measures["loss"].value for domain in self.domains.values()])
+        if self.lambda_set is None or not np.all(np.isfinite(losses)):
+            return None
+        lambda_ = self.lambda_set.worst(losses)
+        return WorstMixture(
+            float(lambda_ @ losses), dict(zip(self.domains, map(float, lambda_.tolist())))
+        )
+
+    def difference(self, measure: str) -> float:
+        """Returns by how much the values of the best and the worst domain differ; at least 0.
+
+        Only domains that are counted have a part in it; NaN if none is.
+        """
+        values = self._counted_values(measure).values()
+        return max(values) - min(values) if values else math.nan
+
+    def _worst_mixture_json(self) -> dict[str, Any]:
+        if self.lambda_set is None:
+            return {}
+        worst = self.worst_mixture()
+        of_set = self.lambda_set.to_json(tuple(self.domains))
+        return {
+            "worst_mixture": {
+                **of_set,
+                "loss": None if worst is None else worst.loss,
+                "lambda": None if worst is None else dict(worst.lambda_),
+            }
+        }
+
+    def _counted_values(self, measure: str) -> dict[str, float]:
+        values = {name: report.measures[measure].value for name, report in self.domains.items()}
+        left_out = self.not_counted
+        return {n: v for n, v in values.items() if n not in left_out and not math.isnan(v)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the parts of result.json that an evaluation gives."""
+        return {
+            "split": self.split,
+            "percentiles": PERCENTILES,
+            "superquantile_share": SUPERQUANTILE_SHARE,
+            "interval_level": LEVEL,
+            "domains": {name: report.to_json() for name, report in self.domains.items()},
+            "overall": self.overall.to_json(),
+            "worst_domain": self.worst_domain(),
+            "worst": {
+                name: {
+                    "domain": self.worst_domain(name),
+                    "value": finite_or_none(self.worst(name)),
+                }
+                for name in self.measures
+            },
+            "difference": {name: finite_or_none(self.difference(name)) for name in self.measures},
+            **self._worst_mixture_json(),
+            "worst_min_examples": self.worst_min_examples,
+            "not_counted": list(self.not_counted),
+            "clients": dict(self.clients),
+            "client_values": {name: of.to_json() for name, of in self.client_values.items()},
+            **({"clipped": dict(self.clipped)} if self.clipped else {}),
+        }
+
+
+def domains_below(num_examples: Mapping[str, int], least: int) -> tuple[str, ...]:
+    """Returns the domains with fewer examples than `least`, or with none."""
+    return tuple(name for name, count in num_examples.items() if count < max(1, least))
+
+
+def evaluation_report(
+    model: Model,
+    domain_names: tuple[str, ...],
+    summed: EvaluationOutput,
+    clipped: Optional[Mapping[str, int]] = None,
+    split: str = TEST_SPLIT,
+    worst_min_examples: int = 1,
+    lambda_set: Optional[LambdaSet] = None,
+    percentiles: Sequence[float] = DEFAULT_PERCENTILES,
+) -> EvaluationReport:
+    """Returns the report of an evaluation.
+
+    Args:
+        model: What was evaluated.
+        domain_names: Names of the domains.
+        summed: The sum of the clients' answers.
+        clipped: Of secure sums, how many values of each field exceeded their bounds.
+        split: Whose clients were evaluated.
+        worst_min_examples: See `EvaluationReport`.
+        lambda_set: The mixtures of domains that the algorithm has in view, if it has any.
+        percentiles: Which percentiles over clients are reported, each in (0, 100).
+    """
+    sums = summed.sums
+    ratios = {"loss": (sums.losses, sums.counts)}
+    ratios.update((name, (m.numerator, m.denominator)) for name, m in sums.metric_sums.items())
+    measures = measures_of(model)
+
+    def set_report(row: int) -> SetReport:
+        # Row p stands for all domains together.
+        rows = slice(row, row + 1) if row < len(domain_names) else slice(None)
+        return SetReport(
+            num_examples=int(np.sum(sums.counts[rows])),
+            measures={
+                name: measured(
+                    np.sum(numerator[rows], dtype=np.float64),
+                    np.sum(denominator[rows], dtype=np.float64),
+                    summed.over_clients[name],
+                    row,
+                    measures[name],
+                    percentiles,
+                )
+                for name, (numerator, denominator) in ratios.items()
+            },
+        )
+
+    return EvaluationReport(
+        domains={name: set_report(i) for i, name in enumerate(domain_names)},
+        overall=set_report(len(domain_names)),
+        measures=measures,
+        clients={name: int(count) for name, count in summed.clients.items()},
+        clipped={field: int(count) for field, count in (clipped or {}).items()},
+        split=split,
+        worst_min_examples=worst_min_examples,
+        lambda_set=None if isinstance(lambda_set, Simplex) else lambda_set,
+        client_values={
+            name: client_values(measure, summed.over_clients[name], summed.by_size[name])
+            for name, measure in measures.items()
+        },
+    )
+
+
+def client_values(measure: Measure, of: ClientDistribution, by_size: SizeSums) -> ClientValues:
+    """Returns a measure over the clients from the sums of an evaluation.
+
+    Args:
+        measure: What was measured.
+        of: Its distribution over the clients; the last row, of all domains, is used.
+        by_size: Its sums by size of the client.
+    """
+    histogram = np.asarray(of.histogram[-1])
+    (filled,) = np.nonzero(histogram)
+    (held,) = np.nonzero(np.asarray(by_size.num_clients))
+    size_clients = np.asarray(by_size.num_clients)[held]
+    ratios = np.asarray(by_size.total, np.float64)[held] / size_clients
+    centers = values_of(measure.metric, grid_of(measure.metric).centers()[filled])
+    return ClientValues(
+        values=[float(f"{center:.{_DIGITS}g}") for center in centers],
+        clients=histogram[filled].tolist(),
+        sizes=SIZES.lower()[held].tolist(),
+        size_clients=size_clients.tolist(),
+        size_means=values_of(measure.metric, ratios).tolist(),
+    )
+
+
+def client_values_from_json(found: Mapping[str, Any]) -> ClientValues:
+    """Returns what `ClientValues.to_json` made a JSON value of.
+
+    Raises:
+        LookupError: If something is missing.
+        TypeError: If something is of another type.
+        ValueError: If what belongs together has different lengths.
+    """
+    histogram, by_size = found["histogram"], found["by_size"]
+    result = ClientValues(
+        values=_numbers(histogram["value"]),
+        clients=list(map(int, histogram["clients"])),
+        sizes=list(map(int, by_size["examples"])),
+        size_clients=list(map(int, by_size["clients"])),
+        size_means=_numbers(by_size["mean"]),
+    )
+    lengths = (len(result.values), len(result.clients))
+    size_lengths = {len(result.sizes), len(result.size_clients), len(result.size_means)}
+    if len({*lengths}) > 1 or len(size_lengths) > 1:
+        raise ValueError("expected lists of one length")
+    return result
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [float("nan") if value is None else float(value) for value in values]

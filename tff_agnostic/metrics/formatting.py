@@ -1,0 +1,81 @@
+"""Numbers and names as text."""
+
+import math
+from collections.abc import Sequence
+
+from tff_agnostic.report_fields import Unit
+
+# What stands in a table where there is no number.
+UNDEFINED = "-"
+_DECIMALS_OF_FACTORS = 2
+_ELLIPSIS = "…"
+# Joins letters of Persian or Hindi words, and emoji: not seen, and part of the spelling.
+_JOINERS = "\u200c\u200d"
+
+
+def shown(value: float, unit: Unit) -> float:
+    """Returns a number as people read it: shares in percent."""
+    return 100 * value if unit is Unit.SHARE else value
+
+
+def cell(value: float, unit: Unit, decimals: int) -> str:
+    """Returns a number as text: shares in percent, factors with few decimals, "-" for NaN.
+
+    Args:
+        value: The number.
+        unit: What it is.
+        decimals: Of a plain number; a share has as many before it is in percent.
+    """
+    if math.isnan(value):
+        return UNDEFINED
+    if unit is Unit.SHARE:
+        decimals -= 2
+    elif unit is Unit.FACTOR:
+        decimals = _DECIMALS_OF_FACTORS
+    return f"{shown(value, unit):.{decimals}f}"
+
+
+def with_percent(title: str, unit: Unit, word: str = "%") -> str:
+    """Returns a heading that says so where the numbers below it are in percent."""
+    return f"{title}, {word}" if unit is Unit.SHARE else title
+
+
+def printable(text: str) -> str:
+    """Returns text in which characters that cannot be seen are written as escapes.
+
+    Controls would break a page or a terminal, and those that turn the direction of writing around
+    would make a name look like another one.
+    """
+    return "".join(
+        c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def short_names(names: Sequence[str], width: int) -> list[str]:
+    """Returns names in one line each, of `width` characters at most, all of them different.
+
+    The middle of a long name is left out: what names of one kind differ in is mostly at an end.
+    Those that would become alike get a number.
+
+    Args:
+        names: The names, all different.
+        width: At least 8.
+    """
+    lines = [printable(" ".join(name.split())) for name in names]
+    texts = [_short(line, width) for line in lines]
+    taken: set[str] = set()
+    for i, text in enumerate(texts):
+        number = 1
+        while texts[i] in taken:
+            number += 1
+            end = f" ({number})"
+            texts[i] = _short(text, width - len(end)) + end
+        taken.add(texts[i])
+    return texts
+
+
+def _short(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return text[: width - 1 - tail] + _ELLIPSIS + text[len(text) - tail :]

@@ -1,0 +1,283 @@
+"""metrics.csv: the rounds of a run in rows, written and read."""
+
+import csv
+import dataclasses
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import csv_field_limit, open_file, write_errors, write_text
+from tff_agnostic.report_fields import Quantity
+
+# Characters of a cell; numbers have fewer.
+_MAX_CELL = 1 << 17
+ROUND = "round"
+
+Row = Mapping[str, str]
+
+
+class PackedRows(Sequence[Row]):
+    """Rows of the same columns, from which a run of many rounds hardly grows.
+
+    Args:
+        names: Names of the columns.
+
+    Attributes:
+        lines: The rows as lines of a CSV file, each with its end.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self.lines: list[str] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns a row by column name, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        (cells,) = csv.reader([self.lines[index]])
+        return dict(zip(self._names, cells))
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self.lines)
+
+    def append(self, row: Row) -> str:
+        """Adds a row; returns its line."""
+        line = csv_line([row[name] for name in self._names])
+        self.lines.append(line)
+        return line
+
+    def replace(self, index: int, row: Row) -> None:
+        """Puts a row in the place of another."""
+        self.lines[index] = csv_line([row[name] for name in self._names])
+
+
+def csv_line(cells: Sequence[str]) -> str:
+    """Returns cells as a line of a CSV file, with its end."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(cells)
+    return buffer.getvalue()
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A quantity, of one domain or of none.
+
+    Attributes:
+        quantity: What it is; of a quantity per domain there may also be a column of no domain, for
+            all of them together.
+        domain: Name of the domain; None if the column is about none.
+    """
+
+    quantity: Quantity
+    domain: Optional[str] = None
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics.csv."""
+        return self._of_domain(self.quantity.name)
+
+    @property
+    def earlier_names(self) -> tuple[str, ...]:
+        """What earlier releases called it."""
+        return tuple(map(self._of_domain, self.quantity.formerly))
+
+    def find(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns its values among those of a metrics.csv, which an earlier release may have made.
+
+        Raises:
+            KeyError: If they are not there.
+        """
+        names = (self.name, *self.earlier_names)
+        return values[next((name for name in names if name in values), self.name)]
+
+    def _of_domain(self, name: str) -> str:
+        return name if self.domain is None else f"{name}/{self.domain}"
+
+
+class History:
+    """The rows of metrics.csv, appended as rounds end.
+
+    Values are written in the shortest form that reads back to the same number, so that equal runs
+    have equal files. A value that a round does not have is an empty cell.
+
+    Args:
+        path: The file.
+        columns: What rounds report, in the order of the file's columns.
+
+    Attributes:
+        columns: The same, and after them those that only rows of an earlier release have.
+        rows: The rows, by column name.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        self._path = path
+        self._own = tuple(columns)
+        self.columns = self._own
+        self.rows = self._no_rows()
+
+    def load(self, completed_rounds: int) -> None:
+        """Takes over the rows of `completed_rounds` rounds of an earlier part of the run.
+
+        What was written after the checkpoint from which the run goes on, or only half, is dropped.
+        Rows of an earlier release get today's columns: what it called differently is found under
+        its earlier name, what it did not have is empty, and what it had beside stays.
+
+        Raises:
+            UserError: If one of those rows is missing or damaged.
+        """
+        rows = _read_whole_lines(self._path) if self._path.exists() else []
+        rows = rows[:completed_rounds]
+        rounds = [row[ROUND] for row in rows if _is_whole(row)]
+        if rounds != [str(i + 1) for i in range(completed_rounds)]:
+            raise UserError(
+                f"{self._path}: expected rows of rounds 1 to {completed_rounds}, as the checkpoint "
+                f"says, found {_described(rounds)}"
+            )
+        self.columns = self._own
+        self.rows = self._no_rows()
+        if rows:
+            self._take_over(rows)
+
+    def _take_over(self, rows: Sequence[Row]) -> None:
+        names = [name for name in rows[0] if name != ROUND]
+        name_there = _names_there(self._own, names)
+        beside = set(names) - set(name_there.values())
+        kept = [name for name in names if name in beside and any(row[name] for row in rows)]
+        self.columns += tuple(Column(Quantity(name, label=name)) for name in kept)
+        self.rows = self._no_rows()
+        name_there.update((name, name) for name in kept)
+        for row in rows:
+            cells = {
+                c.name: row[name_there[c.name]] if c.name in name_there else ""
+                for c in self.columns
+            }
+            self.rows.append({ROUND: row[ROUND], **cells})
+
+    def write(self) -> None:
+        """Writes all rows anew.
+
+        Raises:
+            UserError: If that is not possible; the file stays as it was.
+        """
+        lines = [self._header()] if self.rows else []
+        write_text(self._path, "".join([*lines, *self.rows.lines]))
+
+    def append(self, round_num: int, values: Mapping[str, Any]) -> Row:
+        """Adds and returns the row of a round.
+
+        Args:
+            round_num: The round.
+            values: The value of every column, by its name; None if the round has none.
+
+        Raises:
+            UserError: If it cannot be written.
+        """
+        row = {ROUND: str(round_num)}
+        row.update((column.name, _format(values[column.name])) for column in self._own)
+        row.update((column.name, "") for column in self.columns[len(self._own) :])
+        # The first row takes the place of what an earlier start, without a checkpoint, left.
+        mode, header = ("a", "") if self.rows else ("w", self._header())
+        line = csv_line(list(row.values()))
+        with write_errors(self._path), open(self._path, mode, encoding="utf-8") as file:
+            file.write(header + line)
+        self.rows.append(row)
+        return row
+
+    def change(self, round_num: int, values: Mapping[str, Any]) -> None:
+        """Gives some columns of a round's row other values; `write` makes the file follow."""
+        changed = {name: _format(value) for name, value in values.items()}
+        self.rows.replace(round_num - 1, {**self.rows[round_num - 1], **changed})
+
+    def sync(self) -> None:
+        """Waits until all rows are on disk; called before a checkpoint counts on them."""
+        with write_errors(self._path), open(self._path, "rb") as file:
+            os.fsync(file.fileno())
+
+    def largest_in_file(self, name: str) -> float:
+        """Returns the largest value of a column, also in rows that `load` dropped; 0 of none.
+
+        Raises:
+            UserError: If the file cannot be read.
+        """
+        rows = _read_whole_lines(self._path) if self._path.exists() else []
+        return max((float(row.get(name) or 0) for row in rows if _is_whole(row)), default=0.0)
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Returns every column as float64 [rounds], by name, NaN where a round has no value."""
+        names = list(self.rows[0]) if self.rows else []
+        return _arrays(names, csv.reader(self.rows.lines))
+
+    def _no_rows(self) -> PackedRows:
+        return PackedRows([ROUND, *(column.name for column in self.columns)])
+
+    def _header(self) -> str:
+        return csv_line([ROUND, *(column.name for column in self.columns)])
+
+
+def read_history(path: Path) -> dict[str, np.ndarray]:
+    """Returns the columns of a metrics.csv as float64 [rounds], NaN for empty cells.
+
+    Raises:
+        UserError: If the file cannot be read, or a row is damaged.
+    """
+    rows = _read_whole_lines(path)
+    for number, row in enumerate(rows, start=1):
+        if not _is_whole(row):
+            raise UserError(f"{path}: expected a number or nothing in every column, row {number}")
+    names = list(rows[0]) if rows else []
+    return _arrays(names, ([row[name] for name in names] for row in rows))
+
+
+def _names_there(columns: Sequence[Column], names: Sequence[str]) -> dict[str, str]:
+    """Returns which of the names in a file each column has there, if it has one."""
+    # What still has its name comes first: it is not what another column was called before.
+    found = {column.name: column.name for column in columns if column.name in set(names)}
+    free = set(names) - set(found)
+    for column in columns:
+        earlier = next((name for name in column.earlier_names if name in free), None)
+        if column.name not in found and earlier is not None:
+            found[column.name] = earlier
+            free.remove(earlier)
+    return found
+
+
+def _arrays(names: Sequence[str], rows: Iterable[Sequence[str]]) -> dict[str, np.ndarray]:
+    numbers = np.array([[float(cell) if cell else np.nan for cell in row] for row in rows])
+    return dict(zip(names, np.ascontiguousarray(numbers.T)))
+
+
+def _read_whole_lines(path: Path) -> list[Row]:
+    # A crash may leave anything after the last row that was waited for: it must not be in the way.
+    with open_file(path, "the CSV file of a run") as file:
+        text = file.read().decode(errors="replace").replace("\0", "")
+    # A line without its end was cut off in the middle of a write.
+    whole = text[: text.rfind("\n") + 1]
+    try:
+        with csv_field_limit(_MAX_CELL):
+            return list(csv.DictReader(io.StringIO(whole, newline="")))
+    except csv.Error as e:
+        raise UserError(f"{path}: expected CSV, found: {e}") from e
+
+
+def _is_whole(row: Row) -> bool:
+    # Where a row is too short or too long, csv.DictReader has a value or a name of None.
+    try:
+        numbers = [float(value) for value in row.values() if value != ""]
+    except (TypeError, ValueError):
+        return False
+    return ROUND in row and bool(numbers)
+
+
+def _described(rounds: Sequence[str]) -> str:
+    return f"{len(rounds)} whole rows, {rounds[0]} to {rounds[-1]}" if rounds else "none"
+
+
+def _format(value: Any) -> str:
+    # NumPy scalars print in the shortest form for their own precision.
+    return "" if value is None else str(value)

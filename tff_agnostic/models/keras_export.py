@@ -1,0 +1,105 @@
+"""Keras models of this package's layers as models of Keras' own layers, with the same numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from tff_agnostic.models.keras_variables import layers_of
+
+# A layer of this package has this method. It returns what takes the layer's place in a functional
+# model: a function that is called as the layer is, makes Keras' own layers, and gives them the
+# present values of the layer's weights.
+PLAIN_FORM = "plain_form"
+PlainForm = Callable[..., Any]
+
+_KERAS = ("keras.", "tensorflow.")
+
+
+def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
+    """Returns a model with the values of `model`, in which layers with a plain form have it.
+
+    Args:
+        model: A Keras model. Only functional and sequential ones can be taken apart: others are
+            returned as they are, and so is a model that has no layer to replace.
+
+    Returns:
+        A model that may share layers, and so variables, with `model`.
+    """
+    if not any(hasattr(layer, PLAIN_FORM) for layer in layers_of(model)):
+        return model
+    if not getattr(model, "_is_graph_network", False):
+        return model
+    return _rebuilt(model)
+
+
+def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
+    """Returns the layers of a model that are not Keras' own: name -> module and class.
+
+    The model itself counts where it is neither functional nor sequential.
+    """
+    found = {}
+    for layer in layers_of(model):
+        kind = type(layer)
+        if not kind.__module__.startswith(_KERAS):
+            found[layer.name] = f"{kind.__module__}.{kind.__name__}"
+    return found
+
+
+def classes_of(model: tf.keras.Model) -> dict[str, type]:
+    """Returns the classes of a model's layers that Keras has to be told of to load it, by name.
+
+    Layers with a plain form are not among them: an LSTM in a file is Keras' own.
+    """
+    kinds = {type(layer) for layer in layers_of(model) if not hasattr(layer, PLAIN_FORM)}
+    return {kind.__name__: kind for kind in kinds if not kind.__module__.startswith(_KERAS)}
+
+
+def _rebuilt(model: tf.keras.Model) -> tf.keras.Model:
+    inputs = [
+        tf.keras.Input(x.shape[1:], batch_size=x.shape[0], dtype=x.dtype, name=layer.name)
+        for x, layer in zip(model.inputs, model._input_layers)
+    ]
+    # Keras' own walk over a functional model takes the next use of each tensor from such lists.
+    uses: Mapping[str, int] = model._tensor_usage_count
+    values = {str(id(x)): [new] * uses[str(id(x))] for x, new in zip(model.inputs, inputs)}
+    forms: dict[int, PlainForm] = {}
+    for depth in sorted(model._nodes_by_depth, reverse=True):
+        for node in model._nodes_by_depth[depth]:
+            if node.is_input:
+                continue
+            args, kwargs = node.map_arguments(values)
+            # A layer that is called twice stays one.
+            if id(node.layer) not in forms:
+                forms[id(node.layer)] = _form_of(node.layer)
+            outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
+            for key, value in zip(node.flat_output_ids, outputs):
+                values[key] = [value] * uses[key]
+    outputs = [values[str(id(x))].pop() for x in model.outputs]
+    return tf.keras.Model(
+        _packed(model._nested_inputs, inputs),
+        _packed(model._nested_outputs, outputs),
+        name=model.name,
+    )
+
+
+def _form_of(layer: tf.keras.layers.Layer) -> PlainForm:
+    if hasattr(layer, PLAIN_FORM):
+        form: PlainForm = getattr(layer, PLAIN_FORM)()
+        return form
+    if isinstance(layer, tf.keras.Model):
+        return plain_keras(layer)
+    return layer
+
+
+def _packed(structure: Any, values: Sequence[Any]) -> Any:
+    return tf.nest.pack_sequence_as(structure, values)
+
+
+def with_weights(
+    layer: tf.keras.layers.Layer, input_size: int, *weights: Any
+) -> tf.keras.layers.Layer:
+    """Builds a layer of Keras' for inputs [B, T, input_size], and gives it its weights."""
+    layer.build(tf.TensorShape([None, None, input_size]))
+    layer.set_weights([tf.convert_to_tensor(w).numpy() for w in weights])
+    return layer

@@ -1,0 +1,136 @@
+"""The functional model, and its measures (loss and metrics)."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.models.metrics import Metric
+from tff_agnostic.report_fields import Unit
+
+Weights = Sequence[tf.Tensor]
+
+if TYPE_CHECKING:
+    # TFF has no types that a checker could see.
+    ModelWeights = Any
+else:
+    ModelWeights = tff.learning.models.ModelWeights
+
+# One client's data, or a batch of it: "x" (an array or a mapping of arrays), "y" and "domain_id"
+# (int32 in [0, p)), all with the same first dimension.
+Examples = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A model in functional form.
+
+    All callables build TensorFlow ops from their arguments alone and may be traced in any graph.
+
+    Models are equal if they differ in the values of their initial weights at most: what a runtime
+    traced for one serves the other, so that trials with different seeds are traced once.
+
+    Attributes:
+        initial_weights: The weights w_0 as NumPy arrays.
+        example_spec: Specs of "x" and "y" with a first dimension of None.
+        predict: (weights, x, training, seed) -> predictions with first dimension n. `seed` is an
+            int32 pair for stateless random ops, used only when training.
+        loss: (labels, predictions) -> float32 [n], one loss per example.
+        regularizer: trainable weights -> float32 scalar, or None. It is part of every example's
+            loss, so that the domain pass and the gradient see the same objective.
+        metrics: What to measure beside the loss.
+        loss_scale: What the objective is multiplied by while gradients are taken, so that those of
+            16-bit floats do not vanish; 1 for float32.
+        keras_model: The Keras model that `predict` is made of; None if it is made of none. Its own
+            variables are of no consequence to training.
+        frozen: Positions of weights among those that the Keras model trains: they are not trained
+            here, and the first of `initial_weights.non_trainable`; see `models.frozen`.
+    """
+
+    initial_weights: ModelWeights
+    example_spec: Mapping[str, Any]
+    predict: Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    regularizer: Optional[Callable[[Weights], tf.Tensor]] = None
+    metrics: tuple[Metric, ...] = ()
+    loss_scale: float = 1.0
+    keras_model: Optional[tf.keras.Model] = None
+    frozen: tuple[int, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether everything but the values of the initial weights is the same."""
+        return (
+            isinstance(other, Model)
+            and self.example_spec is other.example_spec
+            and self._functions() == other._functions()
+            and _shapes(self.initial_weights) == _shapes(other.initial_weights)
+        )
+
+    def __hash__(self) -> int:
+        """Of what `__eq__` compares."""
+        return hash((id(self.example_spec), *self._functions()))
+
+    def _functions(self) -> tuple:
+        return self.predict, self.loss, self.regularizer, self.metrics, self.loss_scale
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable scalars, |W| in table 1 of Ro et al. 2021."""
+        return int(sum(np.size(w) for w in self.initial_weights.trainable))
+
+    @property
+    def bytes_per_example(self) -> Optional[int]:
+        """What an example reads, if it only looks that up in the weights; None if it takes all."""
+        return None
+
+    def client_data_spec(self) -> "OrderedDict[str, Any]":
+        """Specs of one client's data: "x", "y" and "domain_id", each with first dimension None."""
+        return OrderedDict(
+            x=self.example_spec["x"],
+            y=self.example_spec["y"],
+            domain_id=tf.TensorSpec([None], tf.int32),
+        )
+
+    def example_losses(
+        self, weights: ModelWeights, examples: Examples, training: bool, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns L(w, x_j, y_j) of each example, float32 [n], and the predictions."""
+        predictions = self.predict(weights, examples["x"], training, seed)
+        losses = tf.cast(self.loss(examples["y"], predictions), tf.float32)
+        if self.regularizer is not None:
+            losses += tf.cast(self.regularizer(weights.trainable), tf.float32)
+        return losses, predictions
+
+
+def _shapes(weights: ModelWeights) -> list[tuple]:
+    return [(np.shape(w), np.asarray(w).dtype) for ws in weights for w in ws]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A measure of a model on examples: the loss, or a metric.
+
+    Attributes:
+        name: "loss", or the metric's name.
+        unit: What its numbers are.
+        higher_is_better: Which direction is good.
+        metric: The metric; None for the loss.
+    """
+
+    name: str
+    unit: Unit
+    higher_is_better: bool
+    metric: Optional[Metric]
+
+
+def measures_of(model: Model) -> "OrderedDict[str, Measure]":
+    """Returns the measures of a model by name: the loss, then its metrics."""
+    measures = OrderedDict(loss=Measure("loss", Unit.NONE, False, None))
+    for metric in model.metrics:
+        unit = Unit[metric.shown_as.upper()]
+        measures[metric.name] = Measure(metric.name, unit, metric.higher_is_better, metric)
+    return measures

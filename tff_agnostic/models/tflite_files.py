@@ -1,0 +1,190 @@
+"""Files of TensorFlow Lite: what ops they hold, and the same graph in fewer bytes.
+
+Constants of one number everywhere, which a device can make itself.
+
+TFLite's converter computes what depends on constants alone, such as zeros in the shapes of all
+weights: of a large model that would be most of what a device downloads.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import flatbuffers
+import numpy as np
+from flatbuffers import flexbuffers
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.lite.python import schema_py_generated as schema
+
+_FLEX = "Flex"
+_IDENTIFIER = b"TFL3"
+# By which an interpreter knows whether it is new enough.
+_KEPT_METADATA = b"min_runtime_version"
+# Smaller ones are worth no op; and what has to be known before a run, such as a shape, is small.
+_LEAST_BYTES = 1024
+# Those that every runtime can fill with.
+_DTYPES = {
+    schema.TensorType.FLOAT32: np.float32,
+    schema.TensorType.INT32: np.int32,
+    schema.TensorType.INT64: np.int64,
+}
+
+
+def custom_op_names(content: bytes) -> list[str]:
+    """Returns the ops of a flatbuffer that TFLite has not itself; TensorFlow's begin with Flex."""
+    model = schema.Model.GetRootAs(content, 0)
+    codes = [model.OperatorCodes(i).CustomCode() for i in range(model.OperatorCodesLength())]
+    return sorted(code.decode() for code in codes if code)
+
+
+def in_fixed_order(content: bytes) -> bytes:
+    """Returns a flatbuffer that is the same in every process.
+
+    A Flex op holds its node's attributes in an order that changes from process to process. In
+    another order they have the same length, so that nothing else in the file moves.
+    """
+    model = schema.Model.GetRootAs(content, 0)
+    for operator in _operators(model):
+        code = model.OperatorCodes(operator.OpcodeIndex()).CustomCode()
+        if code and code.decode().startswith(_FLEX):
+            options = operator.CustomOptionsAsNumpy().tobytes()
+            found = flexbuffers.GetRoot(options).AsVector[1].AsStringBytes
+            fixed = NodeDef.FromString(found).SerializeToString(deterministic=True)
+            content = content.replace(found, fixed)
+    return content
+
+
+def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
+    """Returns the same graph in fewer bytes, as every device downloads it.
+
+    Large constants of one number everywhere are filled on the device. Tensors that a client does
+    not look up lose their names, those without a constant share the empty buffer, equal constants
+    one, and of the notes only the oldest runtime's version stays.
+
+    Args:
+        content: The graph.
+        outputs: The names of its outputs.
+
+    Raises:
+        ValueError: If two outputs are one tensor, and no constant.
+    """
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    _name_outputs(model, outputs)
+    fill_uniform_constants(model)
+    buffers, places = model.buffers[:1], {b"": 0}
+
+    def place(number: int) -> int:
+        data = model.buffers[number].data
+        key = b"" if data is None else bytes(data)
+        if key not in places:
+            places[key] = len(buffers)
+            buffers.append(model.buffers[number])
+        return places[key]
+
+    for number, graph in enumerate(model.subgraphs):
+        looked_up = {*graph.inputs, *graph.outputs} if number == 0 else set()
+        for index, tensor in enumerate(graph.tensors):
+            tensor.buffer = place(tensor.buffer)
+            if index not in looked_up:
+                tensor.name = None
+    model.metadata = [entry for entry in model.metadata if entry.name == _KEPT_METADATA]
+    for entry in model.metadata:
+        entry.buffer = place(entry.buffer)
+    model.buffers = buffers
+    builder = flatbuffers.Builder()
+    builder.Finish(model.Pack(builder), _IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def _name_outputs(model: Any, names: Sequence[str]) -> None:
+    """Gives each output a tensor of its own: the converter makes one of equal constants."""
+    graph = model.subgraphs[0]
+    found: list[int] = []
+    for index, name in zip(list(graph.outputs), names):
+        if index in found:
+            tensor = copy.copy(graph.tensors[index])
+            if model.buffers[tensor.buffer].data is None:
+                raise ValueError(f"TFLite: expected an output of its own for {name}, found none")
+            tensor.name = name.encode()
+            index = len(graph.tensors)
+            graph.tensors.append(tensor)
+        found.append(index)
+    graph.outputs = np.array(found, np.int32)
+
+
+def oldest_runtime(content: bytes) -> str:
+    """Returns the version of TFLite's oldest runtime that has all builtin ops; "" if unknown."""
+    model = schema.Model.GetRootAs(content, 0)
+    for i in range(model.MetadataLength()):
+        if model.Metadata(i).Name() == _KEPT_METADATA:
+            data = model.Buffers(model.Metadata(i).Buffer()).DataAsNumpy().tobytes()
+            return str(data.rstrip(b"\0").decode())
+    return ""
+
+
+def _operators(model: Any) -> Iterator[Any]:
+    for i in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(i)
+        for k in range(graph.OperatorsLength()):
+            yield graph.Operators(k)
+
+
+def fill_uniform_constants(model: Any) -> None:
+    """Replaces large uniform constants of a model by ops that make them; changes the model.
+
+    Args:
+        model: A `ModelT`, as the generated code of TFLite's schema reads it.
+    """
+    opcode = None
+    for graph in model.subgraphs:
+        made = []
+        for index in range(len(graph.tensors)):
+            tensor = graph.tensors[index]
+            value = _uniform_value(tensor, model.buffers[tensor.buffer].data)
+            if value is None:
+                continue
+            opcode = _fill_opcode(model) if opcode is None else opcode
+            inputs = [
+                _constant(model, graph, np.array(tensor.shape, np.int32), schema.TensorType.INT32),
+                _constant(model, graph, value, tensor.type),
+            ]
+            tensor.buffer = 0
+            made.append(_fill(opcode, inputs, index))
+        graph.operators = made + graph.operators
+
+
+def _uniform_value(tensor: Any, data: Optional[np.ndarray]) -> Optional[np.ndarray]:
+    """Returns the number that a constant holds everywhere, a scalar; None if it is none such."""
+    dtype = _DTYPES.get(tensor.type)
+    if data is None or len(data) < _LEAST_BYTES or dtype is None:
+        return None
+    # By their bits: a NaN is as good as any, and 0 is not -0.
+    rows = np.asarray(data, np.uint8).reshape(-1, np.dtype(dtype).itemsize)
+    return rows[0].view(dtype).reshape([]) if (rows == rows[0]).all() else None
+
+
+def _constant(model: Any, graph: Any, value: np.ndarray, kind: int) -> int:
+    buffer, tensor = schema.BufferT(), schema.TensorT()
+    buffer.data = np.frombuffer(value.tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    tensor.shape, tensor.type = np.array(value.shape, np.int32), kind
+    tensor.buffer, tensor.hasRank = len(model.buffers) - 1, True
+    graph.tensors.append(tensor)
+    return len(graph.tensors) - 1
+
+
+def _fill(opcode: int, inputs: list[int], output: int) -> Any:
+    operator = schema.OperatorT()
+    operator.opcodeIndex = opcode
+    operator.inputs, operator.outputs = np.array(inputs, np.int32), np.array([output], np.int32)
+    operator.builtinOptionsType = schema.BuiltinOptions.FillOptions
+    operator.builtinOptions = schema.FillOptionsT()
+    return operator
+
+
+def _fill_opcode(model: Any) -> int:
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.FILL
+    code.version = 1
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1

@@ -1,0 +1,222 @@
+"""Integer noise from clients: divergences, amplification, mechanism.
+
+Renyi divergences of integer noise that clients add before a secure sum.
+
+Everything is in steps of the integer grid. Of D2 and D1, the l2 and l1 sensitivity, and a noise of
+variance mu of the whole sum, an order a has
+
+- Skellam (Agarwal, Kairouz, Liu 2021, Theorem 3.5):
+  a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) );
+- discrete Gaussian of n clients (Kairouz, Liu, Steinke 2021, Theorem 1): with everything divided
+  by sqrt(mu), and tau below, the least of a D2^2/2 + tau d, (a/2)(D2^2 + 2 D1 tau + tau^2 d) and
+  (a/2)(D2 + sqrt(d) tau)^2: sums of discrete Gaussians are none, tau bounds the difference.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tff_agnostic.privacy.mechanisms import PrivacyLoss
+from tff_agnostic.privacy.sampling import RDP, IntegerSampling
+from tff_agnostic.registry import Registry
+
+# With which probability a client's rounding is too long, at the most.
+ROUNDING_BETA = math.exp(-8)
+# Of a sum over clients; what is left is bounded by its largest.
+_MAX_TERMS = 2**20
+
+
+class Sensitivity(NamedTuple):
+    """By how much neighbours may differ in an integer vector: in l2 norm, and in l1 norm."""
+
+    l2: float
+    l1: float
+
+    def times(self, factor: float) -> "Sensitivity":
+        """Returns that of a difference of so many such vectors."""
+        return Sensitivity(factor * self.l2, factor * self.l1)
+
+
+class IntegerNoise(Protocol):
+    """The Renyi divergence of a mechanism of integers, at orders above 1."""
+
+    def __call__(
+        self,
+        sensitivity: Sensitivity,
+        local_variance: float,
+        num_clients: int,
+        dimension: int,
+        orders: np.ndarray,
+    ) -> np.ndarray:
+        """Returns the divergence at each order.
+
+        Args:
+            sensitivity: Of one client.
+            local_variance: Of the noise that each client adds to each value, above 0.
+            num_clients: How many clients' noise is in the sum.
+            dimension: d, values of the vector.
+            orders: The orders.
+        """
+
+
+def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity:
+    """Returns the sensitivity of a clipped vector after stochastic rounding.
+
+    A rounding that is longer is not sent (Kairouz, Liu, Steinke 2021, Proposition 22); the l1 norm
+    of integers is at most their squared l2 norm.
+
+    Args:
+        clip: c, the norm before the rounding, in steps.
+        dimension: d, values of the vector.
+        beta: With which probability a rounding is too long, at the most; above 0.
+    """
+    root = math.sqrt(dimension)
+    unlikely = math.sqrt(2 * math.log(1 / beta)) * (clip + root / 2)
+    l2 = min(clip + root, math.sqrt(clip**2 + dimension / 4 + unlikely))
+    return Sensitivity(l2, l2 * min(root, l2))
+
+
+def skellam(
+    sensitivity: Sensitivity,
+    local_variance: float,
+    num_clients: int,
+    dimension: int,
+    orders: np.ndarray,
+) -> np.ndarray:
+    """Returns the divergences of Skellam noise, of which a sum is Skellam again."""
+    del dimension
+    mu = num_clients * float(local_variance)
+    l2, l1 = sensitivity
+    rest = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
+    return orders * l2**2 / (2 * mu) + rest
+
+
+def discrete_gaussian(
+    sensitivity: Sensitivity,
+    local_variance: float,
+    num_clients: int,
+    dimension: int,
+    orders: np.ndarray,
+) -> np.ndarray:
+    """Returns the divergences of a sum of discrete Gaussians."""
+    mu = num_clients * float(local_variance)
+    k = np.arange(1, min(num_clients, _MAX_TERMS + 1))
+    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), whose terms fall
+    terms = np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))
+    rest = (num_clients - 1 - len(k)) * float(terms[-1]) if num_clients - 1 > len(k) else 0.0
+    tau = 10 * (float(np.sum(terms)) + rest)
+    l2, l1 = sensitivity.l2 / math.sqrt(mu), sensitivity.l1 / math.sqrt(mu)
+    return np.min(
+        [
+            orders / 2 * l2**2 + tau * dimension,
+            orders / 2 * (l2**2 + 2 * l1 * tau + tau**2 * dimension),
+            orders / 2 * (l2 + math.sqrt(dimension) * tau) ** 2,
+        ],
+        axis=0,
+    )
+
+
+INTEGER_NOISES: Registry[IntegerNoise] = Registry(
+    "distributed noise", {"skellam": skellam, "discrete_gaussian": discrete_gaussian}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerGroup:
+    """A group of values that clients send as noised integers.
+
+    Attributes:
+        noise_multiplier: z_g: clients' noise together, if as many come as are expected, per `clip`.
+        clip: c_g, the clip norm in steps of the integer grid, before rounding.
+        dimension: d_g, values of the group, those that a rotation adds among them.
+    """
+
+    noise_multiplier: float
+    clip: float
+    dimension: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedNoise:
+    """Integer noise that clients add before a secure sum.
+
+    Each client's has the variance (z_g c_g)^2 / `noise_clients`. Fewer clients bring less of it:
+    what is claimed holds with `min_clients`, below which a round is to be refused.
+
+    Attributes:
+        groups: What is released.
+        noise: A name of `INTEGER_NOISES`.
+        sampling: How cohorts are drawn, and what is known of them.
+        noise_clients: For how many clients with noise that of each is worked out.
+        min_clients: How many there are at the least.
+        beta: With which probability a rounding is too long, at the most; see `rounded_sensitivity`.
+    """
+
+    groups: tuple[IntegerGroup, ...]
+    noise: str
+    sampling: IntegerSampling
+    noise_clients: int
+    min_clients: int
+    beta: float = ROUNDING_BETA
+
+    accountants = (RDP,)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Returns z of the release with all clients' noise, before rounding."""
+        z = [float(group.noise_multiplier) for group in self.groups]
+        return 0.0 if min(z) == 0 else math.fsum(x**-2 for x in z) ** -0.5
+
+    @property
+    def adjacency(self) -> str:
+        """Returns what neighbours differ in: a client's noise is in the sum of both."""
+        return self.sampling.adjacency
+
+    @property
+    def assumption(self) -> str:
+        """Returns the sampling's and how many clients there are."""
+        return (
+            f"{self.sampling.assumption}; at least {self.min_clients} clients of a round add their "
+            "noise, and how many do is no secret"
+        )
+
+    def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
+        """Returns the sum over groups of the noise's divergences, with the cohort's sampling."""
+        if self.noise_multiplier == 0:
+            return np.full(len(orders), np.inf) if rounds else np.zeros(len(orders))
+        return self.sampling.participations(rounds) * _distributed_rdp(self, orders)
+
+    def interval(self, rounds: int) -> float:
+        """Raises an error, as `privacy_loss` does."""
+        raise NotImplementedError(f"privacy loss of {rounds} rounds of {self.noise}")
+
+    def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
+        """Raises an error: only bounds of the divergences are known."""
+        raise NotImplementedError(f"privacy loss of {rounds} rounds of {self.noise}")
+
+    def release_rdp(self, orders: np.ndarray) -> np.ndarray:
+        """Returns the divergences of one release about a known cohort.
+
+        Args:
+            orders: Orders above 1.
+        """
+        noise, total = INTEGER_NOISES[self.noise], np.zeros(len(orders))
+        for group in self.groups:
+            sensitivity = rounded_sensitivity(group.clip, group.dimension, self.beta)
+            variance = (float(group.noise_multiplier) * group.clip) ** 2 / self.noise_clients
+            total += noise(
+                sensitivity.times(self.sampling.sensitivity),
+                variance,
+                self.min_clients,
+                group.dimension,
+                orders,
+            )
+        return total
+
+
+@functools.lru_cache(maxsize=32)
+def _distributed_rdp(mechanism: DistributedNoise, orders: tuple[float, ...]) -> np.ndarray:
+    return mechanism.sampling.amplified(mechanism.release_rdp, np.array(orders))

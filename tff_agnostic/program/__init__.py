@@ -1,1 +1,0 @@
-"""Everything around the rounds: configuration, the loop, checkpoints, metrics, reports."""

@@ -1,1 +1,0 @@
-"""Several runs side by side: trials, their tables and figures."""

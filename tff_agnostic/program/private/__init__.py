@@ -1,1 +1,0 @@
-"""Runs with differential privacy: their noise, their account, and answers without training."""

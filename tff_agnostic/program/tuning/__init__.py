@@ -1,1 +1,0 @@
-"""The search for settings: what is varied, what is to be good, and what was found."""

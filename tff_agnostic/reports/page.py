@@ -1,0 +1,362 @@
+"""Blocks of a page, and a page as one HTML file.
+
+A drawing of matplotlib's in fewer bytes that looks the same.
+
+matplotlib writes a millionth of a point, a list of ten fonts with every word, and a name for
+everything. A page of many domains and algorithms has thousands of each.
+"""
+
+import base64
+import dataclasses
+import functools
+import io
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Optional, Union
+from urllib.parse import quote
+
+import matplotlib
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from tff_agnostic.metrics.formatting import UNDEFINED, cell, printable
+from tff_agnostic.report_fields import Unit
+
+NOT_RECORDED = "not recorded by the release that wrote this run"
+# Digits after the point of a plain number.
+DECIMALS = 4
+_TEMPLATE = "page.html.j2"
+# Text stays text: the reader's browser has letters that matplotlib's font lacks, and knows which
+# way they are written. Equal figures have equal files.
+_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tff_agnostic"}
+_NO_DATE = {"Date": None, "Creator": None}
+# A drawing of more, as that of a thousand curves, may be smaller as a picture of its pixels.
+_MAX_SVG = 200_000
+_DPI = 150
+_TAG = re.compile(r"<[^>]+>")
+_NUMBER = re.compile(r"(?<![\w#.])-?\d+\.\d+(?![\w.])")
+_FONTS = re.compile(r"font-family:[^;\"]*|(?<=px )'[^;\"]*")
+_SHORT_FONTS = "'DejaVu Sans',Verdana,sans-serif"
+_ID = re.compile(r' id="([^"]*)"')
+_REFERENCE = re.compile(r"#([\w-]+)")
+_BETWEEN_TAGS = re.compile(r">\s+<")
+_AFTER_STOP = re.compile(r"([;:]) +")
+_STYLE_ELEMENT = re.compile(r' style="([^"]*)"')
+_GROUP_OF_ONE = re.compile(r"<g>(<[^<>]*/>)</g>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number on a page.
+
+    Attributes:
+        text: What is read.
+        value: What it is; None if it is undefined.
+        source: Where it stands, as FILE#JSON-POINTER (RFC 6901, section 6); "" for one that was
+            worked out from several.
+    """
+
+    text: str
+    value: Optional[float]
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """A name that a user chose; it may be in any script and direction."""
+
+    text: str
+
+
+# A line of text, with numbers and names in it.
+Part = Union[str, Number, Name]
+
+Line = Union[Part, Sequence[Part]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paragraph:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "paragraph"
+    line: Line
+
+
+@dataclasses.dataclass(frozen=True)
+class Bullets:
+    """A list."""
+
+    kind: ClassVar[str] = "bullets"
+    lines: Sequence[Line]
+
+
+@dataclasses.dataclass(frozen=True)
+class Warnings:
+    """A list that nobody is to overlook."""
+
+    kind: ClassVar[str] = "warnings"
+    lines: Sequence[Line]
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Terms and what is said of them."""
+
+    kind: ClassVar[str] = "facts"
+    rows: Sequence[tuple[str, Line]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table; the first column says what a row is about.
+
+    Attributes:
+        caption: What it is.
+        headings: One a column.
+        rows: Cells.
+        notes: What stands below it.
+    """
+
+    kind: ClassVar[str] = "table"
+    caption: Line
+    headings: Sequence[Line]
+    rows: Sequence[Sequence[Line]]
+    notes: Sequence[Line] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure.
+
+    Attributes:
+        draw: Draws it.
+        caption: What it shows, also for those who cannot see it.
+    """
+
+    kind: ClassVar[str] = "picture"
+    draw: Callable[[], Figure]
+    caption: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command line."""
+
+    kind: ClassVar[str] = "command"
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Blanks:
+    """Lines to be filled in by hand."""
+
+    kind: ClassVar[str] = "blanks"
+    labels: Sequence[str]
+
+
+Block = Union[Paragraph, Bullets, Warnings, Facts, Table, Picture, Command, Blanks]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of a page.
+
+    Attributes:
+        anchor: By which links find it.
+        title: Its heading.
+        blocks: What it holds.
+    """
+
+    anchor: str
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A page.
+
+    Attributes:
+        title: Its heading.
+        subtitle: A line below it.
+        sections: What it holds; those without blocks are left out.
+    """
+
+    title: str
+    subtitle: Line
+    sections: Sequence[Section]
+
+
+class Source:
+    """A JSON file whose numbers are shown.
+
+    Args:
+        file: Its name.
+        content: What is in it.
+        path: Keys below which it is looked at.
+    """
+
+    def __init__(self, file: str, content: Any, path: Sequence[Any] = ()) -> None:
+        self._file = file
+        self._content = content
+        self._path = tuple(path)
+
+    def below(self, *keys: Any) -> "Source":
+        """Returns the same file, looked at below these keys."""
+        return Source(self._file, self._content, (*self._path, *keys))
+
+    def get(self, *keys: Any) -> Any:
+        """Returns what lies at a path of keys and positions; None if nothing does."""
+        found = self._content
+        for key in (*self._path, *keys):
+            try:
+                found = found[key]
+            except (LookupError, TypeError):
+                return None
+        return found
+
+    def number(self, *keys: Any, unit: Unit = Unit.NONE, decimals: int = DECIMALS) -> Number:
+        """Returns the number at a path: "-" where there is none, or null."""
+        value = self.get(*keys)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return Number(UNDEFINED, None)
+        pointer = "".join(f"/{_escaped(str(key))}" for key in (*self._path, *keys))
+        text = str(value) if isinstance(value, int) else cell(value, unit, decimals)
+        return Number(text, value, f"{self._file}#{pointer}")
+
+    def interval(self, *keys: Any, unit: Unit = Unit.NONE) -> tuple[Part, ...]:
+        """Returns the two numbers at a path as "[low, high]"; nothing where there are none."""
+        if not self.get(*keys):
+            return ()
+        low, high = (self.number(*keys, end, unit=unit) for end in (0, 1))
+        return "[", low, ", ", high, "]"
+
+
+def in_line(names: Sequence[str]) -> list[Part]:
+    """Returns names as parts of a line, with commas between them."""
+    parts: list[Part] = []
+    for name in names:
+        parts += [", ", Name(name)] if parts else [Name(name)]
+    return parts
+
+
+def _escaped(token: str) -> str:
+    # Only what pages write otherwise: long names stand beside many numbers. One may hold half of a
+    # surrogate pair, which has no UTF-8.
+    text = token.replace("~", "~0").replace("/", "~1")
+    return "".join(
+        c if c.isprintable() and c not in "%#" else quote(c, safe="", errors="surrogatepass")
+        for c in text
+    )
+
+
+def rendered(page: Page) -> str:
+    """Returns a page as HTML; whatever came from a user is escaped."""
+    sections = [section for section in page.sections if section.blocks]
+    html: str = _environment().get_template(_TEMPLATE).render(page=page, sections=sections)
+    return html
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["parts"] = _parts
+    environment.filters["address"] = lambda picture: image_address(picture.draw)
+    environment.tests["name"] = lambda part: isinstance(part, Name)
+    environment.tests["a_number"] = lambda part: isinstance(part, Number)
+    return environment
+
+
+def _parts(line: Line) -> tuple[Any, ...]:
+    return (line,) if isinstance(line, (str, Number, Name)) else tuple(line)
+
+
+def _shown(value: Any) -> Any:
+    # What is markup already has passed through here.
+    is_plain = isinstance(value, str) and not hasattr(value, "__html__")
+    return printable(value) if is_plain else value
+
+
+def image_address(draw: Callable[[], Figure]) -> str:
+    """Returns the figure that is drawn, as the address of an image that needs no file."""
+    figure = draw()
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        text = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(text, metadata=_NO_DATE)
+        svg = _address("image/svg+xml", compact_svg(text.getvalue()).encode())
+        if len(svg) <= _MAX_SVG:
+            return svg
+        pixels = io.BytesIO()
+        figure.set_dpi(_DPI)
+        FigureCanvasAgg(figure).print_png(pixels, metadata={"Software": None})
+        return min(svg, _address("image/png", pixels.getvalue()), key=len)
+
+
+def _address(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def compact_svg(svg: str) -> str:
+    """Returns the drawing with coordinates in hundredths of a point; its texts are the same.
+
+    Args:
+        svg: What matplotlib wrote.
+    """
+    referred = {name for tag in _TAG.findall(svg) for name in _REFERENCE.findall(tag)}
+
+    def short(match: "re.Match[str]") -> str:
+        tag = match[0]
+        if tag.startswith(("<?", "<!")):
+            return tag
+        tag = _ID.sub(lambda found: found[0] if found[1] in referred else "", tag)
+        tag = _FONTS.sub(_fonts, tag)
+        if 'style="' in tag:
+            tag = _AFTER_STOP.sub(r"\1", tag)
+        return _NUMBER.sub(_rounded, " ".join(tag.split()))
+
+    return _grouped(_styles_as_classes(_BETWEEN_TAGS.sub("><", _TAG.sub(short, svg))))
+
+
+def _styles_as_classes(svg: str) -> str:
+    counts = Counter(_STYLE_ELEMENT.findall(svg))
+    classes = {style: f"s{k}" for k, style in enumerate(s for s, n in counts.items() if n > 1)}
+    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+
+    def named(match: "re.Match[str]") -> str:
+        name = classes.get(match[1])
+        return match[0] if name is None else f' class="{name}"'
+
+    return _STYLE_ELEMENT.sub(named, svg).replace("</style>", f"{rules}</style>", 1)
+
+
+def _grouped(svg: str) -> str:
+    count = 1
+    while count:
+        svg, count = _GROUP_OF_ONE.subn(r"\1", svg)
+    return svg
+
+
+def _fonts(match: "re.Match[str]") -> str:
+    return f"{'font-family:' * match[0].startswith('font-family')}{_SHORT_FONTS}"
+
+
+def _rounded(match: "re.Match[str]") -> str:
+    value = float(match[0])
+    # Scales and opacities are below 1.
+    text = f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
+    text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

@@ -1,0 +1,444 @@
+"""report.html of a run, after model cards."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import write_text
+from tff_agnostic.metrics.formatting import UNDEFINED, cell
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.page import (
+    NOT_RECORDED,
+    Blanks,
+    Block,
+    Bullets,
+    Command,
+    Facts,
+    Line,
+    Name,
+    Number,
+    Page,
+    Paragraph,
+    Part,
+    Section,
+    Table,
+    rendered,
+)
+from tff_agnostic.reports.run_record import RunRecord, caveats_section, read_run
+from tff_agnostic.reports.run_sections import (
+    course_section,
+    domains_section,
+    models_section,
+    scientific,
+    summary_section,
+    tail_section,
+    weights_section,
+)
+
+_BASELINE = "fed_avg"
+_MAX_CLASSES = 20
+# What config.json has beside the settings.
+NOT_FLAGS = ("format", "execution")
+_PLAIN = "plain"
+_NO_PRIVACY = "none"
+# Noise that clients add, and not the server.
+_DISTRIBUTED = "distributed"
+REPORT = "report.html"
+
+
+def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
+    """Returns the page.
+
+    Args:
+        run: The run.
+        command: What trains it again; None if that is not known.
+    """
+    task = str(run.result["task"])
+    return Page(
+        f"{run.label} on {task}",
+        [
+            "A report of one run, laid out after model cards (Mitchell et al. 2019). Its numbers "
+            "are those of result.json; seed ",
+            run.source.number("seed"),
+            ", ",
+            run.source.number("rounds"),
+            " rounds.",
+        ],
+        [
+            summary_section(run),
+            caveats_section(run),
+            model_section(run),
+            use_section(run.domains),
+            data_section(run, run.is_private),
+            measures_section(run),
+            domains_section(run),
+            tail_section(run),
+            models_section(run),
+            _price_section(run),
+            course_section(run),
+            weights_section(run),
+            server_section(run),
+            reproduction_section(run, command),
+        ],
+    )
+
+
+def _price_section(run: RunRecord) -> Section:
+    if run.result["algorithm"] == _BASELINE:
+        text = "This is FedAvg itself: it asks no domain to pay for another one."
+    else:
+        text = (
+            "One run has nothing to be compared with: what the majority paid for the worst domain "
+            "is seen beside FedAvg, with several seeds. ./run compare trains both and says it."
+        )
+    return Section("price", "The price", [Paragraph(text)])
+
+
+def model_section(run: RunRecord) -> Section:
+    """Returns what the model is, and what trained it ("Model Details")."""
+    about = run.about
+    classes = about.get("model", "classes")
+    rows: list[tuple[str, Line]] = [
+        ("Task", _task(run)),
+        ("Algorithm", _algorithm(run)),
+        ("Rounds", run.source.number("rounds")),
+        ("Clients in a round", str(run.config.get("clients_per_round", UNDEFINED))),
+        ("Seed", run.source.number("seed")),
+        ("Parameters", about.number("model", "parameters")),
+        ("Inputs of an example", _inputs(about.get("model", "inputs"))),
+    ]
+    if classes:
+        more = len(classes) - _MAX_CLASSES
+        names: list[Part] = [f"{len(classes)}: "]
+        for name in classes[:_MAX_CLASSES]:
+            names += [Name(str(name)), ", "]
+        rows.append(("Classes", [*names[:-1], *([f" and {more} more"] if more > 0 else [])]))
+    return Section("model", "The model", [Facts(rows)])
+
+
+def use_section(domains: Sequence[str]) -> Section:
+    """Returns what a person has to say: what the model is for ("Intended Use")."""
+    return Section(
+        "use",
+        "Intended use and sign-off",
+        [
+            Paragraph(
+                "What was measured says something of clients like those that were evaluated, in "
+                f"{_domains(len(domains))}, and nothing of others. What the model is meant for, "
+                "and whether it is good enough for that, no run can know:"
+            ),
+            Blanks(["Meant for", "Not to be used for", "Reviewed by, on"]),
+        ],
+    )
+
+
+def data_section(run: RunRecord, is_private: bool) -> Section:
+    """Returns clients and examples of each domain ("Training Data", "Evaluation Data").
+
+    Args:
+        run: A run on the data.
+        is_private: Whether anything on the page was trained on them with differential privacy.
+    """
+    blocks: list[Block] = []
+    if run.about.get("data") is None:
+        examples: list[Sequence[Line]] = [
+            (Name(name), run.source.number("domains", name, "num_examples")) for name in run.domains
+        ]
+        caption = f"Examples of the {run.split} clients; the others are {NOT_RECORDED}"
+        blocks.append(Table(caption, ["domain", "examples"], examples))
+        return Section("data", "The data", blocks)
+    headings = ["domain"]
+    splits = {"train": "training", "evaluated": run.split}
+    for what in splits.values():
+        headings += [f"{what} clients", f"{what} examples", "share"]
+    rows = [
+        [Name(name), *(part for split in splits for part in _of_domain(run, split, name))]
+        for name in run.domains
+    ]
+    rows.append(["in all", *(part for split in splits for part in _in_all(run, split))])
+    notes = [
+        f"What the {what} clients hold was not counted: all of them would have to be read."
+        for split, what in splits.items()
+        if run.about.get("data", split, "domains") is None
+    ]
+    notes.append("A client may have examples of several domains.")
+    if is_private:
+        notes.append("These counts are exact: no epsilon covers them.")
+    blocks.append(Table("Clients and examples of each domain", headings, rows, notes))
+    return Section("data", "The data", blocks)
+
+
+def measures_section(run: RunRecord) -> Section:
+    """Returns what was measured, and how sure it is ("Metrics")."""
+    level = run.result.get("interval_level")
+    blocks: list[Block] = [measure_facts(run)]
+    if level is None:
+        blocks.append(Paragraph(f"How sure the numbers are was {NOT_RECORDED}."))
+    else:
+        blocks.append(
+            Paragraph(
+                f"Numbers in brackets are {level:.0%} confidence intervals. That of a share of "
+                "examples is Wilson's, as if examples were independent; those of one client mostly "
+                "are alike, and then it is too narrow: the interval of the mean over clients, "
+                "which is Student's, knows how clients differ. That of a percentile lies between "
+                "two clients' values; that of a superquantile is Student's of its influence "
+                "function, where ten clients or more are in the tail. Clients are taken for a "
+                "random sample. A loss or a perplexity over examples has no interval: its spread "
+                "would take squares of what clients send, which evaluations do not sum; its mean "
+                "over clients has one. None covers what another seed would have trained: several "
+                "trials do (./run compare). The worst of several uncertain numbers looks worse "
+                "than it is."
+            )
+        )
+    return Section("measures", "What was measured", blocks)
+
+
+def measure_facts(run: RunRecord) -> Facts:
+    """Returns what each measure is."""
+    rows: list[tuple[str, Line]] = [
+        (name, f"{measure.better} is better{_in_percent(measure.unit)}")
+        for name, measure in run.measures.items()
+    ]
+    share = run.result.get("superquantile_share")
+    if share is not None:
+        text = f"the mean of the worst {share:.0%} of the clients, each counted once"
+        rows.append(("superquantile", text))
+    return Facts(rows)
+
+
+def _task(run: RunRecord) -> Line:
+    summary = run.about.get("task", "summary")
+    return f"{run.result['task']}: {summary}" if summary else str(run.result["task"])
+
+
+def _algorithm(run: RunRecord) -> Line:
+    paper = run.about.get("algorithm", "paper")
+    return [Name(run.label), f" ({paper})" if paper else ""]
+
+
+def _inputs(inputs: object) -> str:
+    if inputs is None:
+        return NOT_RECORDED
+    if isinstance(inputs, dict):
+        return ", ".join(f"{name}: {_inputs(of)}" for name, of in inputs.items())
+    return str(inputs)
+
+
+def _of_domain(run: RunRecord, split: str, name: str) -> tuple[Part, Part, Part]:
+    counts = run.about.get("data", split, "domains")
+    total = sum(domain["examples"] for domain in counts.values()) if counts else 0
+    share: Optional[float] = counts[name]["examples"] / total if total else None
+    text = UNDEFINED if share is None else cell(share, Unit.SHARE, 3) + "%"
+    path = ("data", split, "domains", name)
+    return (
+        run.about.number(*path, "clients"),
+        run.about.number(*path, "examples"),
+        Number(text, share),
+    )
+
+
+def _in_all(run: RunRecord, split: str) -> tuple[Part, Part, Part]:
+    counts = run.about.get("data", split, "domains")
+    total = sum(domain["examples"] for domain in counts.values()) if counts else None
+    examples = Number(UNDEFINED if total is None else str(total), total)
+    return run.about.number("data", split, "clients"), examples, ""
+
+
+def _domains(count: int) -> str:
+    return "one domain" if count == 1 else f"{count} domains"
+
+
+def _in_percent(unit: Unit) -> str:
+    return ", in percent" if unit is Unit.SHARE else ""
+
+
+def reproduction_section(run: RunRecord, command: Optional[Sequence[str]]) -> Section:
+    """Returns what is needed to train the same again; see `command_blocks`."""
+    execution: dict[str, Any] = run.config.get("execution") or {}
+    settings = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
+    blocks = [
+        *command_blocks(command, run.is_private),
+        *_facts("Digests of what it was made of:", run.fingerprint),
+        *versions_blocks(run),
+        *_facts("All settings (config.json):", {f"--{n}": v for n, v in settings.items()}),
+        *_facts("How rounds were executed, which can change last bits:", execution),
+    ]
+    return Section("again", "How to make it again", blocks)
+
+
+def command_blocks(command: Optional[Sequence[str]], is_private: bool) -> list[Block]:
+    """Returns a command, and what else it needs.
+
+    Args:
+        command: Its arguments; None where it is not known.
+        is_private: Whether the noise of what it trains is a secret.
+    """
+    if not command:
+        return [Paragraph("The command is not known here; all settings are below.")]
+    but = ", but for the noise and the cohorts of private training, which are secret"
+    return [
+        Command(shlex.join(command)),
+        Paragraph(
+            "Files are named without their folders. Equal settings, data and versions give equal "
+            f"numbers{but if is_private else ''}."
+        ),
+    ]
+
+
+def versions_blocks(run: RunRecord) -> list[Block]:
+    """Returns the versions of what trained; nothing where nobody recorded them."""
+    return _facts("Versions:", run.about.get("versions") or {})
+
+
+def _facts(title: str, values: Any) -> list[Block]:
+    if not values:
+        return []
+    return [
+        Paragraph(title),
+        Facts([(name, setting_value(value)) for name, value in values.items()]),
+    ]
+
+
+def setting_value(value: Any) -> Part:
+    """Returns the value of a setting as config.json has it; of files the names alone."""
+    if value is None:
+        return "not given"
+    if isinstance(value, list):
+        return Name(",".join(str(_without_folder(item)) for item in value))
+    if isinstance(value, str):
+        return Name(_without_folder(value))
+    return json.dumps(value)
+
+
+def _without_folder(value: Any) -> Any:
+    # Where files lay on somebody's machine is nobody else's business.
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def server_section(run: RunRecord) -> Section:
+    """Returns what reached the server, and what is promised of it."""
+    return Section("server", "What the server saw", [*_sums(run), *_privacy(run)])
+
+
+def _sums(run: RunRecord) -> list[Block]:
+    if run.config.get("aggregation", _PLAIN) == _PLAIN:
+        return [
+            Paragraph(
+                "Plain sums: training and evaluation use sums over clients only, but nothing keeps "
+                "whoever adds them up from seeing each client's answer. Models, losses, counts and "
+                "metrics of a client are readable to the server."
+            )
+        ]
+    security: Mapping[str, Any] = run.about.get("security") or {}
+    lines: list[Line] = []
+    if security:
+        secure, plain = len(security["secure"]), security["plain"]
+        lines.append(
+            f"{secure} values of a client reach the server in secure sums, "
+            + (f"{len(plain)} in plain ones: {', '.join(plain)}." if plain else "none in others.")
+        )
+    else:
+        lines.append(
+            f"Which values of a client reach the server in secure sums was {NOT_RECORDED}."
+        )
+    lines += [
+        "It is a simulation: the integers are those that a secure-sum protocol would carry, added "
+        "up in the clear.",
+        *_what_sums_show(run),
+    ]
+    return [Paragraph("Secure sums:"), Bullets(lines)]
+
+
+def _what_sums_show(run: RunRecord) -> list[Line]:
+    if run.config.get("privacy") == _DISTRIBUTED:
+        return [
+            "Clients add noise before their integers are summed: of the training the server sees "
+            "no exact sum, and does not look at one of too few clients.",
+            "Sums of evaluations are exact.",
+        ]
+    clients = run.config.get("secure_min_clients")
+    of_few = f"A sum is of {clients} clients at least; cohorts of fewer are refused."
+    return [
+        *([of_few] if clients is not None else []),
+        "Sums are exact: how many examples each domain has, what a domain held by one client of a "
+        "cohort has, and what two sums differ in is not hidden by them.",
+    ]
+
+
+def _privacy(run: RunRecord) -> list[Block]:
+    found = run.result.get("privacy")
+    if not found:
+        return [
+            Paragraph(
+                "No differential privacy: the model may have learnt something of single clients by "
+                "heart, and nothing bounds how much."
+            )
+        ]
+    private = run.source.below("privacy")
+    epsilon = private.number("epsilon")
+    groups: list[Part] = []
+    for name in found["split"]:
+        groups += [Name(name), " ", private.number("split", name), ", "]
+    rows: list[tuple[str, Line]] = [
+        ("Epsilon", epsilon if epsilon.value is not None else "infinite: there is no noise"),
+        ("Delta", scientific(private.number("delta"))),
+        ("Whose data", str(found["unit"])),
+        ("After rounds", private.number("rounds")),
+        ("Neighbours", str(found["adjacency"])),
+        ("Taken for granted", str(found["sampling"])),
+        ("Noise multiplier", private.number("noise_multiplier")),
+        ("of each group", groups[:-1] or "-"),
+        ("Accountant", str(found["accountant"])),
+        ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
+        *_of_generator(found),
+    ]
+    return [
+        Paragraph("Differential privacy of training:"),
+        Facts(rows),
+        Paragraph("It does not cover"),
+        Bullets([str(text) for text in found["not_covered"]]),
+        *([Paragraph("To be known beside:")] if found["remarks"] else []),
+        *([Bullets([str(text) for text in found["remarks"]])] if found["remarks"] else []),
+    ]
+
+
+def _of_generator(private: Mapping[str, Any]) -> list[tuple[str, Line]]:
+    # Runs of earlier releases do not name it.
+    found = private.get("noise_generator")
+    return [("Noise generator", str(found))] if found else []
+
+
+def write_run_report(
+    folder: Path,
+    measures: Optional[Mapping[str, Any]] = None,
+    command: Optional[Sequence[str]] = None,
+) -> Path:
+    """Writes the report of the run in a folder, and returns its path.
+
+    Args:
+        folder: The folder of a complete run.
+        measures: See `read_run`.
+        command: What trains it again; None if that is not known.
+
+    Raises:
+        UserError: If a file of the run is missing or damaged, or the report cannot be written.
+    """
+    path = folder / REPORT
+    write_text(path, rendered(run_page(read_run(folder, measures), command)))
+    return path
+
+
+@contextmanager
+def with_results_kept(folder: Path) -> Iterator[None]:
+    """Says of a report that cannot be written that nothing else is lost."""
+    try:
+        yield
+    except UserError as e:
+        raise UserError(
+            f"{e}; the results in {folder} are complete, and ./run report --run={folder} makes the "
+            "report once that is mended"
+        ) from e

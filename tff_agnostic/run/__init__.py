@@ -1,0 +1,1 @@
+"""One run: its settings, its folder, the loop, and what it leaves."""

@@ -1,0 +1,418 @@
+"""What a run is made of: data, model, algorithm, sums, noise."""
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.algorithms.user_algorithm import algorithm_named
+from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
+from tff_agnostic.computations.domain_losses import DomainLossOptions
+from tff_agnostic.computations.evaluation import evaluation_bounds
+from tff_agnostic.data.clients import (
+    ClientDataset,
+    FirstExamples,
+    client_domain_counts,
+    domain_counts,
+    known_counts,
+)
+from tff_agnostic.data.data_warnings import (
+    FEW_EXAMPLES,
+    Remark,
+    domains_without,
+    examples_beyond,
+    examples_kept_out,
+    small_domains,
+)
+from tff_agnostic.data.sampling import check_cohort_size
+from tff_agnostic.domain_weights import LambdaSet
+from tff_agnostic.domain_weights.sets import LambdaSetOptions
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.columns import RunRows
+from tff_agnostic.models.keras import as_in_keras, with_frozen
+from tff_agnostic.models.keras_export import classes_of, plain_keras
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.report_fields import Quantities
+from tff_agnostic.run.evaluation import (
+    Evaluator,
+    RunEvaluations,
+    check_readable,
+    prepared_evaluation,
+)
+from tff_agnostic.run.folder import CHECKPOINT, RunFolder
+from tff_agnostic.run.options import RunConfig
+from tff_agnostic.run.privacy import RunPrivacy, run_privacy
+from tff_agnostic.run.private_evaluation import ReleaseLedger
+from tff_agnostic.run.spec import RunSpec, check_sizes_by_chance, check_test_clients
+from tff_agnostic.runtimes.runtime import Runtime, Training
+from tff_agnostic.saving.checkpoints import read_checkpoint
+from tff_agnostic.saving.keras import KERAS_FILES, read_keras
+from tff_agnostic.tasks.task import Task
+
+# How many clients are read before the first round, if what they hold is not known otherwise.
+MAX_READS = 2000
+# Clients that are read for this, where what they hold is not known otherwise.
+_MAX_READS = 200
+# So many differences are told of a model that differs throughout.
+_MAX_TOLD = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class RunParts:
+    """What a run is made of.
+
+    Attributes:
+        task: The task, loaded.
+        remarks: What is to be known of its data before the first round.
+        algorithm: The algorithm.
+        fingerprint: Of data, model and imports.
+        privacy: Noise and account of a private run; None of others.
+        summed: How clients' answers are summed, with noise if there is any.
+        training: The rounds.
+        initial: The state before the first one.
+        quantities: Describes what rounds report, with what was spent on privacy.
+        evaluations: Of its models, when they are due.
+        rows: What metrics.csv holds.
+    """
+
+    task: Task
+    remarks: Sequence[Remark]
+    algorithm: Algorithm
+    fingerprint: dict[str, str]
+    privacy: Optional[RunPrivacy]
+    summed: Aggregation
+    training: Training
+    initial: RunState
+    quantities: Quantities
+    evaluations: RunEvaluations
+    rows: RunRows
+
+
+def run_parts(
+    spec: RunSpec,
+    folder: RunFolder,
+    runtime: Runtime,
+    resume: bool,
+    load_task: Callable[[RunSpec], Task],
+) -> RunParts:
+    """Builds what a run is made of.
+
+    Args:
+        spec: The run.
+        folder: Where its files are.
+        runtime: Executes the rounds; entered by the caller.
+        resume: Whether it may go on with the run in `folder`.
+        load_task: Returns the task of a run.
+
+    Raises:
+        UserError: If data, settings and runtime do not go together, or not with the run in the
+            folder.
+    """
+    config = spec.config
+    task = load_task(spec)
+    check_cohort_size(len(task.train.client_ids), config.clients_per_round)
+    check_readable(task.test, MAX_READS)
+    remarks = data_remarks(task, config, share_kept_out(spec.algorithm))
+    # What it started from may be gone by now.
+    begun = folder.with_kept_model(spec)
+    algorithm = build_algorithm(begun, task)
+    fingerprint = begun.fingerprint(task)
+    folder.check_fingerprint(fingerprint)
+    aggregation = spec.build_aggregation()
+    check_test_clients(task, aggregation)
+    privacy = run_privacy(spec, task, algorithm)
+    summed = aggregation
+    if privacy is not None:
+        summed = privacy.aggregation(aggregation)
+        privacy.describe(algorithm, summed)
+    check_sizes_by_chance(config, summed)
+    runtime.check_clients_per_round(config.clients_per_round)
+    if privacy is not None:
+        privacy.check_execution(runtime.execution())
+        folder.check_executed_alike(spec, runtime.execution())
+    training = runtime.training(algorithm, summed)
+    initial, quantities = training.initialize(), training.quantities
+    if privacy is not None:
+        quantities = privacy.account.quantities(quantities)
+    return RunParts(
+        task=task,
+        remarks=remarks,
+        algorithm=algorithm,
+        fingerprint=fingerprint,
+        privacy=privacy,
+        summed=summed,
+        training=training,
+        initial=initial,
+        quantities=quantities,
+        evaluations=_evaluations(spec, folder, task, algorithm, aggregation, privacy, runtime),
+        rows=RunRows(
+            folder.metrics,
+            task,
+            quantities,
+            tuple(algorithm.models(initial.algorithm)),
+            _clipped(task, aggregation, privacy),
+            config.client_percentiles,
+        ),
+    )
+
+
+def _evaluations(
+    spec: RunSpec,
+    folder: RunFolder,
+    task: Task,
+    algorithm: Algorithm,
+    aggregation: Aggregation,
+    privacy: Optional[RunPrivacy],
+    runtime: Runtime,
+) -> RunEvaluations:
+    config = spec.config
+    noise = None if privacy is None else privacy.evaluation
+    evaluator = Evaluator(
+        task,
+        prepared_evaluation(runtime, task, aggregation, noise),
+        config.evaluation_clients,
+        config.seed,
+        config.worst_min_examples,
+        algorithm.lambda_set,
+        config.client_percentiles,
+        noise,
+    )
+    ledger = None if noise is None else ReleaseLedger(folder.releases)
+    return RunEvaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)
+
+
+def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]) -> Quantities:
+    """Returns what evaluations report of clipped values."""
+    if privacy is not None and privacy.evaluation is not None:
+        # What private evaluations clip stays with the clients.
+        return {}
+    bounds = evaluation_bounds(task.model, aggregation.limits)
+    return aggregation.quantities(bounds).get("clipped", {})
+
+
+def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
+    """Returns the algorithm of a run, for its task.
+
+    Raises:
+        UserError: If the settings do not fit the task.
+    """
+    problem = Problem(
+        model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
+        domain_names=task.domain_names,
+        seed=spec.config.seed,
+        expected_counts=_expected_counts(task, spec.config.clients_per_round),
+    )
+    return algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
+
+
+def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
+    """Returns the mixtures of which a run minimises the worst; None if it is one of all mixtures.
+
+    The centre of a ball is the training mixture of `task`.
+
+    Raises:
+        UserError: If the settings do not fit the task.
+    """
+    options = spec.algorithm
+    if not isinstance(options, LambdaSetOptions) or options.lambda_set == "simplex":
+        # Of all mixtures the worst is the worst domain, whatever the domains are.
+        return None
+    expected_counts = np.asarray(_expected_counts(task, spec.config.clients_per_round))
+    return options.build_lambda_set(task.domain_names, expected_counts / expected_counts.sum())
+
+
+def training_examples(task: Task) -> np.ndarray:
+    """Returns the number of training examples of each domain, [p]; estimated for many clients."""
+    return domain_counts(task.train, task.num_domains, MAX_READS)
+
+
+def _expected_counts(task: Task, clients_per_round: int) -> tuple[float, ...]:
+    totals = training_examples(task)
+    expected = totals * (clients_per_round / len(task.train.client_ids))
+    # A domain that no training client has never meets its count; any positive number will do.
+    return tuple(float(count) for count in np.where(totals > 0, expected, 1.0))
+
+
+def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[Remark]:
+    """Returns what is to be known of a run's data before its first round.
+
+    Args:
+        task: The run's task; `RunSpec.load_task` has limited its clients to --max_examples.
+        config: The run's settings.
+        kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
+
+    Raises:
+        UserError: If a client that is read for this is damaged.
+    """
+    found = list(task.remarks())
+    counts = training_counts(task).counts
+    if counts is not None:
+        found += examples_beyond(counts.sum(axis=1), config.max_examples, "train")
+        found += examples_kept_out(counts.sum(axis=1), kept_out, config.max_examples)
+        found += _of_domains(counts, task, "train", FEW_EXAMPLES)
+    counts = evaluation_counts(task).counts
+    if counts is not None:
+        found += _of_domains(counts, task, task.test_split, FEW_EXAMPLES)
+    return found
+
+
+def share_kept_out(algorithm: Any) -> float:
+    """Returns the share of examples that an algorithm measures on only, from its settings."""
+    return algorithm.domain_loss_share if isinstance(algorithm, DomainLossOptions) else 0.0
+
+
+def _of_domains(counts: np.ndarray, task: Task, split: str, fewest: int) -> list[Remark]:
+    examples = dict(zip(task.domain_names, counts.sum(axis=0).tolist()))
+    return [*domains_without(examples, split), *small_domains(examples, split, fewest)]
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitCounts:
+    """The clients of a split.
+
+    Attributes:
+        num_clients: How many there are.
+        counts: Examples of each client and domain, int64 [clients, p]; None if nobody knows, and
+            there are too many clients to read for this.
+    """
+
+    num_clients: int
+    counts: Optional[np.ndarray]
+
+    def to_json(self, domain_names: Sequence[str]) -> dict[str, Any]:
+        """Returns clients and examples of each domain by name; null where nobody knows."""
+        domains = None
+        if self.counts is not None:
+            examples, clients = self.counts.sum(axis=0), (self.counts > 0).sum(axis=0)
+            domains = {
+                name: {"clients": int(clients[i]), "examples": int(examples[i])}
+                for i, name in enumerate(domain_names)
+            }
+        return {"clients": self.num_clients, "domains": domains}
+
+
+def training_counts(task: Task) -> SplitCounts:
+    """Returns what the training clients hold, also of what --max_examples leaves out.
+
+    Raises:
+        UserError: If a client that is read for this is damaged.
+    """
+    clients = task.train.clients if isinstance(task.train, FirstExamples) else task.train
+    return _counts(clients, task.num_domains)
+
+
+def evaluation_counts(task: Task) -> SplitCounts:
+    """Returns the same of the clients that are evaluated."""
+    return _counts(task.test, task.num_domains)
+
+
+def _counts(clients: ClientDataset, num_domains: int) -> SplitCounts:
+    num_clients = len(clients.client_ids)
+    if known_counts(clients) is None and num_clients > _MAX_READS:
+        return SplitCounts(num_clients, None)
+    return SplitCounts(num_clients, client_domain_counts(clients, num_domains))
+
+
+def model_to_start_from(path: Optional[str], model: Model, trust: bool = False) -> Model:
+    """Returns a model with other initial weights.
+
+    Args:
+        path: A .keras or .h5 file, or a checkpoint, of whose models the main one is taken; None for
+            the model as it is.
+        model: The model.
+        trust: Whether a Keras file may run code.
+
+    Raises:
+        UserError: If the file is none of these, or holds another model: its weights are named that
+            have other shapes.
+    """
+    if path is None:
+        return model
+    file = Path(path)
+    if file.suffix == CHECKPOINT:
+        weights = _of_checkpoint(file, model)
+    elif file.suffix in KERAS_FILES:
+        weights = _of_keras(file, model, trust)
+    else:
+        raise UserError(
+            f"--initial_model: expected a Keras model ({' or '.join(KERAS_FILES)}), a checkpoint "
+            f"or the folder of a run, found {file}"
+        )
+    return dataclasses.replace(model, initial_weights=weights)
+
+
+def _of_checkpoint(file: Path, model: Model) -> ModelWeights:
+    checkpoint = read_checkpoint(file)
+    arrays: Sequence[np.ndarray] = checkpoint.leaves
+    if checkpoint.model_arrays is not None:
+        arrays = next(iter(checkpoint.model_arrays.values()))
+    template = as_in_keras(model.initial_weights, model.frozen)
+    expected = tf.nest.flatten(template)
+    if checkpoint.model_arrays is None:
+        # The first arrays of a state of release 0.1.0 are the model.
+        arrays = arrays[: len(expected)]
+    _check_same(file, _names(model), expected, arrays)
+    return with_frozen(tf.nest.pack_sequence_as(template, list(arrays)), model.frozen)
+
+
+def _of_keras(file: Path, model: Model, trust: bool) -> ModelWeights:
+    own = model.keras_model
+    if own is None:
+        raise UserError("--initial_model: expected a task with a Keras model, found another")
+    found = read_keras(file, classes_of(own), "--initial_model", trust)
+    values = [weight.numpy() for weight in found.weights]
+    names = [_name(weight) for weight in own.weights]
+    try:
+        _check_same(file, names, own.weights, values)
+    except UserError as e:
+        if list(map(_shape, plain_keras(own).weights)) == list(map(_shape, values)):
+            raise UserError(
+                f"--initial_model: {file} has the layers of Keras that took the place of some when "
+                "it was saved, whose weights cannot be taken back: name the run, or its checkpoint"
+            ) from e
+        raise
+    value_of = {id(weight): value for weight, value in zip(own.weights, values)}
+    weights = ModelWeights(
+        [value_of[id(weight)] for weight in own.trainable_weights],
+        [value_of[id(weight)] for weight in own.non_trainable_weights],
+    )
+    return with_frozen(weights, model.frozen)
+
+
+def _check_same(
+    file: Path, names: Sequence[str], expected: Sequence[Any], found: Sequence[Any]
+) -> None:
+    different = [
+        f"{name or 'nothing'} {_shown(wanted)}, found {_shown(there)}"
+        for name, wanted, there in zip_longest(names, expected, found)
+        if wanted is None or there is None or _shape(wanted) != _shape(there)
+    ]
+    if different:
+        more = f"; and {len(different) - _MAX_TOLD} more" if len(different) > _MAX_TOLD else ""
+        told = "; ".join(different[:_MAX_TOLD])
+        raise UserError(f"--initial_model: {file}: expected {told}{more}")
+
+
+def _names(model: Model) -> list[str]:
+    own = model.keras_model
+    if own is None:
+        return [f"weight {k}" for k in range(len(tf.nest.flatten(model.initial_weights)))]
+    return [_name(weight) for weight in (*own.trainable_weights, *own.non_trainable_weights)]
+
+
+def _name(weight: tf.Variable) -> str:
+    name: str = weight.name
+    return name.partition(":")[0]
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(array.shape)
+
+
+def _shown(array: Any) -> str:
+    return "nothing" if array is None else str(list(_shape(array)))

@@ -1,0 +1,473 @@
+"""What a run says for its export."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional
+from urllib.parse import quote
+
+import numpy as np
+from tabulate import tabulate
+
+from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
+from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import PrivateSum
+from tff_agnostic.aggregations.registry import PRIVACIES
+from tff_agnostic.computations.algorithm import MAIN_MODEL, Algorithm, RunState
+from tff_agnostic.computations.evaluation import Measurement
+from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.deployment.client_graph import ExampleFormat
+from tff_agnostic.deployment.export import CLIENT_GRAPHS, ExportRequest, TaskSettings, task_message
+from tff_agnostic.deployment.metrics import EvaluationMetrics
+from tff_agnostic.deployment.privacy import FleetNoise
+from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
+from tff_agnostic.errors import UserError
+from tff_agnostic.folders import new_folder
+from tff_agnostic.models.model import Model
+from tff_agnostic.privacy.accountant import guarantee
+from tff_agnostic.registry import Registry
+from tff_agnostic.run.build import build_algorithm
+from tff_agnostic.run.options import RunConfig, path_fields
+from tff_agnostic.run.privacy import RunPrivacy, run_privacy
+from tff_agnostic.run.private_account import noise_key
+from tff_agnostic.run.private_evaluation import consistent
+from tff_agnostic.run.spec import FORMAT, RunSpec, check_sizes_by_chance
+from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import Task
+
+# Fields of `RunConfig` that a plan does not depend on.
+OF_SIMULATIONS = (
+    "runtime",
+    "aggregation",
+    "privacy",
+    "rounds",
+    "cohort_sampling",
+    "evaluate_every",
+    "evaluation_clients",
+    "checkpoint_every",
+    "keep_checkpoints",
+)
+# In the manifest, beside "task" and "settings": what a run has to know to go on.
+OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fingerprint"
+# In the manifest of an evaluation.
+EVALUATED_MODEL = "evaluated_model"
+# The collections of the app itself; there are others, which no client of ours has.
+_OF_THE_APP = "app:/"
+# How many clients are read for the ranges of the made-up clients' values.
+_MAX_READS = 20
+_OF_RANGES = (
+    "the smallest and the largest values of some training clients, between which those of the "
+    "made-up clients in conformance/ are drawn"
+)
+_OF_TRAINING_STATE = (
+    "give it newer weights as the tensors server/algorithm/... and server/round_num of a training's"
+    " checkpoint, beside the tensors server/aggregations/... that its own last round has left: with"
+    " an earlier number of releases noise would be used again"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceSettings:
+    """What an export has to know of a fleet, and a simulation has not.
+
+    Attributes:
+        collection_uri: Which of a device's example collections is read.
+        client_graph: Which graphs a device gets; see `CLIENT_GRAPHS`.
+        max_clients_per_round: The most clients of a round that secure sums have room for; by
+            default twice as many as a round should have.
+        require_odp_ops: Whether an op that On-Device Personalization's devices lack is refused.
+        noise_generator: What the noise of a private run's export is made of.
+    """
+
+    collection_uri: str = "app:/examples"
+    client_graph: str = "tflite"
+    max_clients_per_round: Optional[int] = None
+    require_odp_ops: bool = False
+    noise_generator: str = "secure"
+
+
+def export_request(
+    spec: RunSpec,
+    task: Task,
+    profile: str,
+    device: DeviceSettings,
+    restore: Optional[Callable[[RunState], RunState]] = None,
+    kind: str = TRAINING,
+    task_settings: TaskSettings = TaskSettings(),
+    models: Optional[Sequence[str]] = None,
+) -> ExportRequest:
+    """Returns what to export.
+
+    Args:
+        spec: The run to deploy; its aggregation is the profile's.
+        task: Its task, loaded.
+        profile: Name of the kind of plan.
+        device: What a run does not know of devices.
+        restore: See `ExportRequest`.
+        kind: Name of the kind of rounds.
+        task_settings: What the server's task is to be.
+        models: Of an evaluation: the name of the model of a family that is evaluated; the main one
+            if None.
+
+    Raises:
+        UserError: If the settings do not fit the task or each other.
+    """
+    config, aggregation = spec.config, spec.build_aggregation()
+    _check_device(device, config, aggregation)
+    algorithm, evaluated = build_algorithm(spec, task), {}
+    if kind == EVALUATION:
+        name = _evaluated_model(algorithm, models)
+        algorithm, evaluated = algorithm.with_main_model(name), {EVALUATED_MODEL: name}
+    elif models is not None:
+        raise UserError(f"--models has no effect with --kind={kind}")
+    evaluation = EvaluationMetrics(task.model, config.worst_min_examples, config.client_percentiles)
+    settings = spec.settings()
+    fleet = fleet_privacy(kind, spec, task, algorithm, restore, device.noise_generator)
+    if fleet is not None:
+        settings["noise_generator"] = device.noise_generator
+        aggregation, restore = fleet.aggregation, fleet.restore
+        evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
+    ids = task.train.client_ids
+    chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))
+    return ExportRequest(
+        algorithm=algorithm,
+        profile=profile,
+        num_domains=task.num_domains,
+        num_parameters=task.model.num_parameters,
+        max_clients_per_round=device.max_clients_per_round or _room_for(config),
+        column_ranges=column_ranges(
+            (task.train.read(ids[i]) for i in chosen), algorithm.client_data_spec
+        ),
+        aggregation=aggregation,
+        max_examples=_max_examples(kind, config, aggregation),
+        collection_uri=device.collection_uri,
+        client_graph=device.client_graph,
+        require_odp_ops=device.require_odp_ops,
+        restore=restore,
+        rounds=kind,
+        evaluation=evaluation,
+        task_message=task_message(kind, task_settings, config.clients_per_round),
+        about={
+            "task": spec.task,
+            "domains": list(task.domain_names),
+            "settings": {
+                name: value for name, value in settings.items() if name not in OF_SIMULATIONS
+            },
+            OPTIONS: _options_without_paths(spec),
+            SETTINGS_FORMAT: FORMAT,
+            FINGERPRINT: spec.fingerprint(task),
+            **evaluated,
+        },
+        noise=None if fleet is None else fleet.noise,
+    )
+
+
+def _evaluated_model(algorithm: Algorithm, names: Optional[Sequence[str]]) -> str:
+    family = Registry(f"model of {algorithm.name}", dict(algorithm.models(algorithm.initialize())))
+    if names is None:
+        return next(iter(family))
+    if len(names) != 1:
+        found = ", ".join(names) or "none"
+        raise UserError(
+            f"--models: expected one of {', '.join(family)}, as a plan evaluates one, found {found}"
+        )
+    family.given("--models", names[0])
+    return names[0]
+
+
+def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggregation) -> None:
+    if not device.collection_uri.startswith(_OF_THE_APP):
+        raise UserError(
+            f"--collection_uri: expected {_OF_THE_APP}..., found {device.collection_uri!r}"
+        )
+    if device.client_graph not in CLIENT_GRAPHS:
+        known = " or ".join(CLIENT_GRAPHS)
+        raise UserError(f"--client_graph: expected {known}, found {device.client_graph!r}")
+    most = device.max_clients_per_round
+    if most is None:
+        return
+    if Guarantee.SECURE_SUMS not in aggregation.guarantees:
+        raise UserError("--max_clients_per_round has no effect without secure sums")
+    if most < config.clients_per_round:
+        raise UserError(
+            f"--max_clients_per_round: expected at least the {config.clients_per_round} of "
+            f"--clients_per_round, found {most}"
+        )
+
+
+def _room_for(config: RunConfig) -> int:
+    # Servers take part in advance of those who drop out; and the conformance rounds have to fit.
+    return max(2 * config.clients_per_round, NUM_CLIENTS)
+
+
+def _options_without_paths(spec: RunSpec) -> dict[str, Any]:
+    # Where files lie is nobody's business, and would be other bytes on another machine.
+    paths = {field.name for field in path_fields(TASKS[spec.task].options)}
+    return {name: value for name, value in spec.task_options.items() if name not in paths}
+
+
+def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Optional[int]:
+    # As simulations cut a client: first to what is used, of training, then to what is summed.
+    used = config.max_examples if kind == TRAINING else None
+    bounds = [used] if used is not None else []
+    if aggregation.cuts_clients:
+        bounds.append(aggregation.limits.max_examples)
+    return min(bounds, default=None)
+
+
+def summary(manifest: dict[str, Any]) -> str:
+    """Returns what a person wants to know of an export."""
+    counts = manifest["bytes_per_client_and_round"]
+    rows = []
+    for direction in ("down", "up"):
+        values = counts[direction]
+        size = values.get("checkpoint_bytes", values["payload_bytes"])
+        rows.append([direction, values["values"], values["payload_bytes"], size])
+    rows.insert(0, ["plan", "", "", counts["plan"]["bytes"]])
+    if "paper" in counts:
+        paper = counts["paper"]
+        rows.append(["paper, both", paper["values"], paper["payload_bytes"], ""])
+    table = tabulate(rows, headers=["per client and round", "values", "bytes", "bytes as sent"])
+    algorithm = manifest["algorithm"]
+    what = f"{algorithm} on {manifest['task']}, profile {manifest['profile']}"
+    if manifest["kind"] == EVALUATION:
+        model = manifest[EVALUATED_MODEL]
+        what = f"{EVALUATION} of {'' if model == MAIN_MODEL else f'{model} of '}{what}"
+    rounds = f"after {manifest['rounds_trained']} rounds"
+    lines = [
+        f"{what}, {rounds}; the server sees {manifest['privacy']['server_sees']}",
+        *_noise_lines(manifest),
+        table,
+        *_lacking(manifest["tflite"]["beyond_odp"]),
+    ]
+    return "\n".join(lines)
+
+
+def _noise_lines(manifest: dict[str, Any]) -> list[str]:
+    noise = manifest["privacy"].get("differential_privacy")
+    if noise is None:
+        return []
+    found = noise["guarantee_as_simulated"]
+    epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
+    # Of a training rounds; of an evaluation, itself.
+    releases = f"{found['rounds']} rounds" if "rounds" in found else "an evaluation"
+    return [
+        f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: "
+        + guarantee(
+            epsilon, found["delta"], f"of each client after {releases} of a fleet as the run's"
+        )
+        + "; see server_must in the manifest",
+        "server_state.ckpt holds the key of the fleet's noise: keep it secret",
+    ]
+
+
+def _lacking(beyond_odp: Mapping[str, str]) -> Iterator[str]:
+    for reason in dict.fromkeys(beyond_odp.values()):
+        ops = ", ".join(op for op in beyond_odp if beyond_odp[op] == reason)
+        yield f"On-Device Personalization's devices lack {ops}: {reason}"
+
+
+def write_clients(
+    folder: Path, config: RunConfig, task: Task, example_format: ExampleFormat, completed: int
+) -> str:
+    """Writes a task's training clients for `run_plan`, and the cohorts that a run would draw.
+
+    Those of a private run are a secret of its server: there are none then.
+
+    Args:
+        folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
+        config: Of the run; cohorts are written for as many rounds as it has.
+        task: The task.
+        example_format: How examples are stored.
+        completed: Rounds that came before.
+
+    Returns:
+        A line that says what was written.
+
+    Raises:
+        UserError: If the folder is not free, or cannot be written.
+    """
+    is_private = PRIVACIES[config.privacy].build is not None
+    clients, sampling = task.train, COHORT_SAMPLINGS[config.cohort_sampling]
+    draw = sampling(clients, task.num_domains, config.clients_per_round, config.seed)
+    rounds = range(completed + 1, completed + config.rounds + 1)
+    cohorts = [] if is_private else map(draw, rounds)
+    what = f"{_write_clients(folder, clients, cohorts, example_format)} training clients"
+    if not is_private:
+        what += f", and the cohorts of rounds {rounds[0]} to {rounds[-1]}"
+    return f"{what}: {folder}"
+
+
+def write_test_clients(folder: Path, task: Task, example_format: ExampleFormat) -> str:
+    """Writes a task's test clients for `run_plan`, all of them as one cohort.
+
+    Args:
+        folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
+        task: The task.
+        example_format: How examples are stored.
+
+    Returns:
+        A line that says what was written.
+
+    Raises:
+        UserError: If the folder is not free, or cannot be written.
+    """
+    count = _write_clients(folder, task.test, [task.test.client_ids], example_format)
+    return f"{count} {task.test_split} clients, and the cohort of all of them: {folder}"
+
+
+def _write_clients(
+    folder: Path,
+    clients: ClientDataset,
+    cohorts: Iterable[Sequence[str]],
+    example_format: ExampleFormat,
+) -> int:
+    name_of = {client_id: quote(client_id, safe="") for client_id in clients.client_ids}
+    lines = [",".join(name_of[client_id] for client_id in cohort) for cohort in cohorts]
+    with new_folder(folder, "--clients_dir") as path:
+        for client_id, name in name_of.items():
+            example_format.write(path / f"{name}.tfrecord", clients.read(client_id))
+        if lines:
+            (path / "cohorts.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    return len(name_of)
+
+
+Restore = Callable[[RunState], RunState]
+
+# From a fleet's sums to the state of the run's training.
+_Trained = Callable[[PrivateSum], RunState]
+
+
+class FleetPrivacy(NamedTuple):
+    """What an export has of privacy.
+
+    Attributes:
+        aggregation: Sums with noise.
+        noise: The noise of the fleet.
+        restore: Returns the state to start from, given the initial one; its key is not the fleet's.
+        of_evaluation: Fields of `EvaluationMetrics` that are others with noise.
+    """
+
+    aggregation: Aggregation
+    noise: FleetNoise
+    restore: Restore
+    of_evaluation: Mapping[str, Any] = {}
+
+
+def fleet_privacy(
+    kind: str,
+    spec: RunSpec,
+    task: Task,
+    algorithm: Algorithm,
+    restore: Optional[Restore],
+    noise_generator: str,
+) -> Optional[FleetPrivacy]:
+    """Returns the privacy of an export; None if the run has none.
+
+    Args:
+        kind: Name of the kind of rounds.
+        spec: The run to deploy.
+        task: Its task, loaded.
+        algorithm: Its algorithm.
+        restore: Returns the state of the run's training, given the initial one.
+        noise_generator: What the fleet's noise is made of, whatever the run's was.
+
+    Raises:
+        UserError: If the run's noise is not a server's, or its evaluations have none.
+    """
+    privacy = spec.config.privacy
+    if PRIVACIES[privacy].build is None:
+        return None
+    if not isinstance(spec.privacy, ServerNoiseOptions):
+        raise UserError(
+            f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
+            "are modular ones, which plans of the profiles do not have, and devices would need "
+            "random numbers of their own operating systems"
+        )
+    of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
+    fleet = dataclasses.replace(spec, privacy=of_fleet)
+
+    def trained(aggregation: PrivateSum) -> RunState:
+        # The run's key may be of another length than the fleet's.
+        key = noise_key(spec.privacy)
+        of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
+        initial = AggregatedRound(algorithm, of_run).initialize()
+        return initial if restore is None else restore(initial)
+
+    return _OF_KINDS[kind](fleet, task, algorithm, trained)
+
+
+def _of_training(
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+) -> FleetPrivacy:
+    # Rounds are the fleet's own: nobody is evaluated.
+    without = dataclasses.replace(spec.privacy, private_evaluation=False)
+    privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
+    aggregation = _sums(privacy, spec)
+    check_sizes_by_chance(spec.config, aggregation)
+    privacy.describe(algorithm, aggregation)
+
+    def guarantee(state: RunState) -> dict[str, Any]:
+        # The noise that was trained with goes on, whatever the flags ask for.
+        privacy.go_on_from(state)
+        return _with_ranges(privacy.statement(spec.config.rounds).to_dict())
+
+    expected = float(spec.config.clients_per_round)
+    noise = FleetNoise(noise_key(spec.privacy), guarantee, expected)
+    return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
+
+
+def _of_evaluation(
+    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+) -> FleetPrivacy:
+    privacy = _privacy(spec, task, algorithm)
+    private = privacy.evaluation
+    if private is None:
+        raise UserError(
+            f"--kind: expected {TRAINING} of a run with --privacy={spec.config.privacy} and "
+            f"without --private_evaluation, found {EVALUATION}: its sums would have no "
+            "noise, which a run with --private_evaluation gives them"
+        )
+
+    def restored(initial: RunState) -> RunState:
+        # The weights of training, and none of its secrets.
+        return trained(_sums(privacy, spec))._replace(aggregations=initial.aggregations)
+
+    def measurement(model: Model, num_domains: int) -> Measurement:
+        del model, num_domains
+        assert private is not None
+        return private.measurement
+
+    noise = FleetNoise(
+        noise_key(spec.privacy),
+        lambda state: _with_ranges(private.statement(1).to_dict()),
+        server_must=(_OF_TRAINING_STATE,),
+    )
+    tidied = functools.partial(consistent, limits=private.bounds)
+    of_evaluation = {"measurement": measurement, "tidied": tidied}
+    return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
+
+
+def _sums(privacy: RunPrivacy, spec: RunSpec) -> PrivateSum:
+    aggregation = privacy.aggregation(spec.build_aggregation())
+    assert isinstance(aggregation, PrivateSum)
+    return aggregation
+
+
+def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> RunPrivacy:
+    privacy = run_privacy(spec, task, algorithm)
+    assert privacy is not None
+    return privacy
+
+
+def _with_ranges(guarantee: Mapping[str, Any]) -> dict[str, Any]:
+    return {**guarantee, "not_covered": [*guarantee["not_covered"], _OF_RANGES]}
+
+
+_OF_KINDS: Registry[Callable[[RunSpec, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
+    "kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation}
+)

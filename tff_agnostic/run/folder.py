@@ -1,0 +1,467 @@
+"""The folder of a run: read once, locked, checked, written.
+
+What a run is made of, as its folder knows it: digests, and a copy of the model it started from.
+
+Both are written before config.json, with which the folder is that of a run: one that was killed in
+between has left nothing else. The copy is for the day when the model is gone: it may be a
+checkpoint of another run, which deletes it when it goes on.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.algorithms.user_algorithm import is_user_file
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import (
+    atomic_file,
+    file_digest,
+    folder_lock,
+    is_new_or_empty,
+    is_temporary,
+    make_folder,
+    read_json,
+    write_errors,
+    write_json,
+)
+from tff_agnostic.privacy.earlier_account import is_too_small, warning
+from tff_agnostic.run.spec import (
+    FORMAT,
+    RunSpec,
+    changes,
+    check_clients_per_round,
+    check_evaluation_clients,
+    differences,
+    from_flags,
+    shown,
+)
+from tff_agnostic.run.trained_with import check_trained_with
+from tff_agnostic.saving.checkpoints import (
+    CHECKPOINTS,
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+)
+from tff_agnostic.saving.keras import KERAS_FILES
+from tff_agnostic.settings import flag_of
+
+CHECKPOINT = ".npz"
+# Suffixes of what a run can start from.
+FILES = (CHECKPOINT, *KERAS_FILES)
+# In config.json: how rounds were executed, as far as it can change last bits.
+_EXECUTION = "execution"
+FINGERPRINT = "fingerprint.json"
+# The setting that names the model; its digest in the fingerprint is called so, too, and the copy.
+INITIAL_MODEL = "initial_model"
+_BLOCK = 1 << 20
+
+
+class RunFolder:
+    """Paths of a run's files.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.fingerprint = path / FINGERPRINT
+        self.metrics = path / "metrics.csv"
+        self.releases = path / "releases.jsonl"
+        self.result = path / "result.json"
+        self.checkpoints = path / CHECKPOINTS
+        self.tensorboard = path / "tensorboard"
+        self.plots = path / "plots"
+        self.model = path / "model"
+
+    def check(self, spec: RunSpec, resume: bool) -> None:
+        """Checks that a run may begin or go on in the folder; writes nothing.
+
+        A resumed run may have more rounds than before, and other values of settings that say they
+        may change. Files may have moved whose content the fingerprint knows. Everything else has to
+        be as it was.
+
+        Raises:
+            UserError: If the folder holds another run, a run that is not to be resumed or other
+                files, or cannot be read, or the run's sums have too few clients.
+        """
+        with write_errors(self.path):
+            if self.config.exists():
+                self._check_same(spec, resume)
+            elif not (is_new_or_empty(self.path) or is_all_there_is(self.path)):
+                raise UserError(
+                    "--output_dir: expected a new or empty folder or that of a run, found "
+                    f"{self.path} with other content"
+                )
+            # What a run of an earlier release was allowed is known with its folder only.
+            adopted = self.adopted(spec)
+            aggregation = adopted.build_aggregation()
+            check_clients_per_round(adopted.config, aggregation)
+            check_evaluation_clients(adopted.config, aggregation)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder if need be, and keeps other processes from running in it while entered.
+
+        Raises:
+            UserError: If another process runs in it, or it cannot be made.
+        """
+        make_folder(self.path)
+        with folder_lock(self.path) as is_ours:
+            if not is_ours:
+                raise UserError(f"--output_dir: another process is running in {self.path}")
+            self._remove_temporary_files()
+            yield
+
+    def check_fingerprint(
+        self, fingerprint: Mapping[str, str], others: Collection[str] = ()
+    ) -> None:
+        """Checks that a run is made of what the folder's run, if any, was trained with.
+
+        Args:
+            fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
+            others: Names of what may be another, such as the examples.
+
+        Raises:
+            UserError: If the run there was trained on something else, such as another vocabulary.
+        """
+        if not self.config.exists():
+            return
+        there = read_json(self.fingerprint) if self.fingerprint.exists() else {}
+        # An earlier release knew less of its data.
+        is_older = self._read_config().get("format", 1) < FORMAT
+        all_names = dict.fromkeys((*fingerprint, *there))
+        for name in there if is_older or not self.fingerprint.exists() else all_names:
+            if name in others:
+                continue
+            if fingerprint.get(name) != there.get(name):
+                kept = kept_model(self.path) if name == INITIAL_MODEL else None
+                raise UserError(
+                    f"{self.path}: expected the {name} that the run there was trained with "
+                    f"({there.get(name)}), found another one ({fingerprint.get(name)})"
+                    + (f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else "")
+                )
+
+    def check_own(self, checkpoint: Checkpoint) -> None:
+        """Checks that a checkpoint was trained with what config.json and fingerprint.json say.
+
+        Raises:
+            UserError: If one of them was edited since, or the checkpoint is of another run.
+        """
+        if self.config.exists():
+            known = read_json(self.fingerprint) if self.fingerprint.exists() else {}
+            check_trained_with(
+                checkpoint, (self.config, self._read_config()), (self.fingerprint, known)
+            )
+
+    def write_config(
+        self, spec: RunSpec, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
+    ) -> None:
+        """Makes the folder that of `spec`.
+
+        Args:
+            spec: The run.
+            fingerprint: `RunSpec.fingerprint`.
+            execution: How its rounds are executed, as far as that can change last bits.
+
+        Raises:
+            UserError: If a file cannot be written, or what the run starts from is another file by
+                now.
+        """
+        is_new = not self.config.exists()
+        write_made_of(self.path, fingerprint, spec.config.initial_model, is_new)
+        # Last: where it is, the folder belongs to a run.
+        flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
+        write_json(self.config, flags)
+
+    def with_kept_model(self, spec: RunSpec) -> RunSpec:
+        """Returns a run that goes on here with its own copy of what it started from.
+
+        One that names another file than the folder's run did stays as it is: what is in that file
+        is compared.
+        """
+        model = spec.config.initial_model
+        if model is None or not self.config.exists():
+            return spec
+        kept = kept_model(self.path) if model == self._read_config().get(INITIAL_MODEL) else None
+        if kept is None:
+            return spec
+        config = dataclasses.replace(spec.config, initial_model=str(kept))
+        return dataclasses.replace(spec, config=config)
+
+    def changes(self, spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
+        """Returns a line for each change that is to be known when a run goes on in the folder.
+
+        Args:
+            spec: The run.
+            execution: How its rounds are executed from now on; see `write_config`.
+        """
+        if not self.config.exists():
+            return []
+        there = self.execution()
+        return changes(self.spec(spec.config.algorithm), spec) + [
+            f"--{name} was {there[name]} until now and is {value}: numbers may differ in their "
+            "last bits from those of an uninterrupted run"
+            for name, value in execution.items()
+            if name in there and there[name] != value
+        ]
+
+    def execution(self) -> dict[str, Any]:
+        """Returns how the rounds of the folder's run were executed; nothing if that is not known.
+
+        Raises:
+            UserError: If the folder's run cannot be read.
+        """
+        execution: dict[str, Any] = self._read_config().get(_EXECUTION, {})
+        return execution
+
+    def has_too_small_epsilon(self) -> bool:
+        """Returns whether the folder's run was written by a release that claimed too much of it."""
+        return self.config.exists() and is_too_small(self._read_config())
+
+    def epsilon_warning(self) -> Optional[str]:
+        """Returns what has to be known of the epsilon that a complete run has written, if anything.
+
+        Raises:
+            UserError: If a file cannot be read.
+        """
+        if not (self.result.exists() and self.has_too_small_epsilon()):
+            return None
+        return warning(self._read_config(), read_json(self.result))
+
+    def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
+        """Checks that a private run goes on as it was executed, where the folder says how.
+
+        A round that a crash lost is released again, with the same noise. Executed otherwise its
+        exact sum is rounded otherwise, and the difference of the two releases has no noise.
+
+        Args:
+            spec: The run.
+            execution: See `write_config`.
+
+        Raises:
+            UserError: Naming the first setting that differs.
+        """
+        if not self.config.exists():
+            return
+        here = {"runtime": spec.config.runtime, **execution}
+        there = {"runtime": self._read_config().get("runtime"), **self.execution()}
+        for name in there:
+            if there[name] != here.get(name, there[name]):
+                raise UserError(
+                    f"--{name}: expected {shown(there[name])}, with which the private run in "
+                    f"{self.path} was executed, found {shown(here[name])}: a round that is run "
+                    "again has the same noise, and other last bits would show the difference"
+                )
+
+    def last_evaluation(self) -> Optional[tuple[int, int]]:
+        """Returns the last round of the folder's run and its rounds between evaluations.
+
+        None if there is no run.
+        """
+        if not self.config.exists():
+            return None
+        flags = self._read_config()
+        return int(flags["rounds"]), int(flags["evaluate_every"])
+
+    def spec(self, algorithm: Optional[str] = None) -> RunSpec:
+        """Returns the run that the folder holds.
+
+        Args:
+            algorithm: Where the Python file of the run's algorithm is now, if it has one and it may
+                have moved; of another algorithm nothing is taken.
+
+        Raises:
+            UserError: If there is none, or it was written by another version.
+        """
+        flags = self._read_config()
+        if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
+            flags = {**flags, "algorithm": algorithm}
+        try:
+            return from_flags(flags)
+        except KeyError as e:
+            raise UserError(f"{self.config}: expected every flag of a run, {e} is missing") from e
+        except UserError as e:
+            raise UserError(f"{self.config}: {e}") from e
+
+    def adopted(self, spec: RunSpec) -> RunSpec:
+        """Returns a run that is to go on in the folder, with what was written before a setting was.
+
+        Settings that did not exist when the folder was written have the values that mean what was
+        done then, unless a user gave others.
+        """
+        if not self.config.exists() or self._read_config().get("format", 1) == FORMAT:
+            return spec
+        of_folder = self.spec(spec.config.algorithm)
+        known = {*self._read_config(), *spec.given}
+
+        def older(part: Any, before: Any) -> Any:
+            if type(part) is not type(before):
+                return part
+            missing = [f.name for f in dataclasses.fields(part) if flag_of(f) not in known]
+            return dataclasses.replace(part, **{name: getattr(before, name) for name in missing})
+
+        return dataclasses.replace(
+            spec,
+            config=older(spec.config, of_folder.config),
+            algorithm=older(spec.algorithm, of_folder.algorithm),
+            aggregation=older(spec.aggregation, of_folder.aggregation),
+            privacy=older(spec.privacy, of_folder.privacy),
+        )
+
+    def _read_config(self) -> dict[str, Any]:
+        flags = read_json(self.config)
+        execution = flags.get(_EXECUTION, {})
+        if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
+            raise UserError(f"{self.config}: expected the flags of a run, found something else")
+        file_format = flags.get("format", 1)
+        if not isinstance(file_format, int) or file_format > FORMAT:
+            raise UserError(
+                f"{self.config}: expected format {FORMAT} at most, found {file_format}: it was "
+                "written by a later release"
+            )
+        return flags
+
+    def _check_same(self, spec: RunSpec, resume: bool) -> None:
+        there, here = self.spec(spec.config.algorithm), self.adopted(spec)
+        known = read_json(self.fingerprint) if self.fingerprint.exists() else {}
+        different = differences(there, here, known)
+        if different:
+            raise UserError(f"--output_dir: {self.path} holds another run: {', '.join(different)}")
+        if not resume:
+            raise UserError(
+                f"--output_dir: {self.path} holds this run already: add --resume to go on with it, "
+                "or choose another folder"
+            )
+        if here.config.rounds < there.config.rounds:
+            raise UserError(
+                f"--rounds: the run in {self.path} has {there.config.rounds} rounds, and a resumed "
+                f"run cannot have fewer, found {here.config.rounds}"
+            )
+
+    def _remove_temporary_files(self) -> None:
+        for folder in (self.path, self.checkpoints, self.plots, self.model):
+            with write_errors(folder):
+                for path in folder.iterdir() if folder.is_dir() else ():
+                    if is_temporary(path):
+                        path.unlink()
+
+
+def is_all_there_is(folder: Path) -> bool:
+    """Returns whether a folder holds what a run writes before its config, and nothing else."""
+    if not folder.is_dir():
+        return False
+    there = {path for path in folder.iterdir() if not is_temporary(path)}
+    fingerprint = _fingerprint(folder)
+    return bool(fingerprint) and there <= {
+        folder / FINGERPRINT,
+        *(path for path in _copies(folder) if _is_of(path, fingerprint)),
+    }
+
+
+def kept_model(folder: Path) -> Optional[Path]:
+    """Returns the copy of what the run of a folder started from; None if there is none."""
+    fingerprint = _fingerprint(folder)
+    return next((path for path in _copies(folder) if _is_of(path, fingerprint)), None)
+
+
+def write_made_of(
+    folder: Path, fingerprint: Mapping[str, str], initial_model: Optional[str], is_new: bool
+) -> None:
+    """Writes what a run is made of into its folder.
+
+    Args:
+        folder: The folder.
+        fingerprint: `RunSpec.fingerprint`.
+        initial_model: The file that the run starts from, if it does.
+        is_new: Whether the folder is that of no run yet: what is there of one that was killed
+            before it had a config is removed.
+
+    Raises:
+        UserError: If a file cannot be written, or the model is another one by now.
+    """
+    if is_new:
+        for path in _copies(folder):
+            if not _is_of(path, fingerprint):
+                path.unlink()
+    if fingerprint:
+        write_json(folder / FINGERPRINT, dict(fingerprint))
+    elif is_new:
+        (folder / FINGERPRINT).unlink(missing_ok=True)
+    if initial_model is not None and kept_model(folder) is None:
+        _copy(folder, Path(initial_model), fingerprint)
+
+
+def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
+    copy = folder / f"{INITIAL_MODEL}{model.suffix}"
+    if copy.exists():
+        # Of an earlier release's run, which kept no copy: it is somebody else's.
+        return
+    # A checkpoint of a private run holds the key of its noise.
+    owner_only = model.suffix == CHECKPOINT
+    try:
+        with open(model, "rb") as file, atomic_file(copy, owner_only) as kept:
+            while block := file.read(_BLOCK):
+                kept.write(block)
+            kept.flush()
+            # Before it gets its name.
+            if not _is_of(Path(kept.name), fingerprint):
+                raise UserError(
+                    f"--{INITIAL_MODEL}: {model} has changed since it was read: start again"
+                )
+    except OSError as e:
+        raise UserError(f"--{INITIAL_MODEL}: {model}: cannot read: {e.strerror or e}") from e
+
+
+def _copies(folder: Path) -> list[Path]:
+    paths = (folder / f"{INITIAL_MODEL}{suffix}" for suffix in FILES)
+    return [path for path in paths if path.is_file()]
+
+
+def _is_of(copy: Path, fingerprint: Mapping[str, str]) -> bool:
+    return file_digest(copy) == fingerprint.get(INITIAL_MODEL)
+
+
+def _fingerprint(folder: Path) -> dict[str, str]:
+    """Returns the digests in a folder; none if the file is missing, or somebody else's."""
+    try:
+        found = read_json(folder / FINGERPRINT)
+    except UserError:
+        return {}
+    return found if all(isinstance(value, str) for value in found.values()) else {}
+
+
+def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
+    """Returns the run that `path` belongs to, and the checkpoint that it names.
+
+    Prints what has to be known of the privacy that the run claims, if anything.
+
+    Raises:
+        UserError: If there is none, it is damaged, or it is not of the run that its folder says.
+    """
+    is_folder = path.is_dir()
+    folder = RunFolder(path if is_folder else path.absolute().parent.parent)
+    checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
+    folder.check_own(checkpoint)
+    warning = folder.epsilon_warning()
+    if warning is not None:
+        print(f"note: {warning}")
+    return folder, checkpoint
+
+
+def algorithm_of_checkpoint(path: Path) -> str:
+    """Returns the algorithm of the run that a checkpoint belongs to, "" if that cannot be read."""
+    return algorithm_of_run(RunFolder(path if path.is_dir() else path.absolute().parent.parent))
+
+
+def algorithm_of_run(folder: RunFolder) -> str:
+    """Returns the algorithm of the run in a folder, "" if there is none or it cannot be read."""
+    try:
+        flags = read_json(folder.config)
+    except UserError:
+        return ""
+    algorithm = flags.get("algorithm", "")
+    return algorithm if isinstance(algorithm, str) else ""

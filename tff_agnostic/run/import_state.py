@@ -1,0 +1,233 @@
+"""The run that a server's checkpoint makes."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from plan_runner.errors import PlanError
+from plan_runner.export import Export, Limits
+from plan_runner.graph_session import check_tensors
+from plan_runner.play import read_state
+from tff_agnostic.computations.algorithm import RunState
+from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.tff_process import type_from_spec
+from tff_agnostic.deployment.graphs import METRICS, SERVER, leaves, named
+from tff_agnostic.deployment.profiles import PROFILES
+from tff_agnostic.deployment.rounds import EVALUATION
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import make_folder, write_text
+from tff_agnostic.metrics.metrics_file import ROUND
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.run.build import build_algorithm
+from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.options import RunConfig, by_flag, made_of
+from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
+from tff_agnostic.run.trained_with import trained_with
+from tff_agnostic.saving.checkpoints import CheckpointFolder
+from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import DATA, Task, option_flag
+
+# The tensor of a server's state that says after how many rounds it is.
+ROUND_NUM = f"{SERVER}/round_num"
+_OF_ALGORITHM = f"{SERVER}/algorithm/"
+
+
+def run_of_export(
+    manifest: Mapping[str, Any],
+    completed: int,
+    given: Mapping[str, Any],
+    task_options: Mapping[str, Any],
+    data_dir: Optional[Path],
+    data: Optional[Path],
+) -> RunSpec:
+    """Returns the run that goes on where a fleet's rounds ended.
+
+    What a plan does not depend on, such as the runtime, is the task's default; the run has as many
+    rounds as are completed.
+
+    Args:
+        manifest: The export's.
+        completed: Rounds of the state that the fleet led to.
+        given: Settings that the user gave, by flag.
+        task_options: Options of the task that were given.
+        data_dir: Folder with the task's files, if it was given.
+        data: The client store, if it was given.
+
+    Raises:
+        UserError: If the manifest is of an evaluation or of a private run, or a setting is out of
+            range or without effect.
+    """
+    if manifest.get("kind") == EVALUATION:
+        raise UserError(
+            "--plan: expected the export of training, found one of an evaluation: its rounds leave "
+            "the server's state as it was"
+        )
+    if "differential_privacy" in manifest.get("privacy", {}):
+        raise UserError(
+            "--plan: expected the export of a run without --privacy, found one of a private run: "
+            "what it has released since, and its key, are known to its server alone"
+        )
+    task = manifest["task"]
+    spec = TASKS[task]
+    settings = by_flag(made_of(RunConfig, spec.defaults))
+    options = {f.name: f.default for f in dataclasses.fields(spec.options)}
+    options.update(manifest.get(OPTIONS, {}))
+    flags = {
+        "task": task,
+        "data_dir": None,
+        "data": None,
+        # An export of an earlier release says less.
+        "format": manifest.get(SETTINGS_FORMAT, 1),
+        **{option_flag(task, f): options[f.name] for f in dataclasses.fields(spec.options)},
+        **{name: settings[name] for name in OF_SIMULATIONS},
+        **manifest["settings"],
+        "aggregation": PROFILES[manifest["profile"]].aggregation,
+        "rounds": max(1, completed),
+    }
+    try:
+        exported = from_flags(flags)
+    except KeyError as e:
+        raise UserError(f"manifest.json: settings: expected {e} of a run, found none") from e
+    return inheriting(exported, given, task_options, data_dir, data)
+
+
+def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
+    """Checks that a run is made of what an export was: the same vocabulary, the same code.
+
+    The examples may be others: a fleet's were.
+
+    Args:
+        manifest: The export's.
+        fingerprint: `RunSpec.fingerprint` of the run.
+
+    Raises:
+        UserError: If something is another one.
+    """
+    for name, expected in manifest.get(FINGERPRINT, {}).items():
+        found = fingerprint.get(name)
+        if name != DATA and found != expected:
+            raise UserError(
+                f"--plan: expected the {name} that it was exported with ({expected}), found "
+                f"another one ({found})"
+            )
+
+
+class ImportedRun:
+    """A run that is to have the state of a fleet's.
+
+    Args:
+        spec: The run.
+        task: Its task, loaded.
+
+    Attributes:
+        initial: The state before its first round.
+        fingerprint: What the run is made of.
+    """
+
+    def __init__(self, spec: RunSpec, task: Task) -> None:
+        self._spec = spec
+        self._algorithm = build_algorithm(spec, task)
+        self.fingerprint = spec.fingerprint(task)
+        self.initial: RunState = AggregatedRound(
+            self._algorithm, spec.build_aggregation()
+        ).initialize()
+
+    def write(self, folder: RunFolder, state: RunState) -> None:
+        """Writes a folder that `train --resume`, `evaluate`, `save_model` and `export` read.
+
+        Its rows of metrics have the numbers of the fleet's rounds and nothing else.
+
+        Raises:
+            UserError: If it cannot be written.
+        """
+        completed = int(state.round_num)
+        make_folder(folder.path)
+        rows = "".join(f"{number}\n" for number in (ROUND, *range(1, completed + 1)))
+        write_text(folder.metrics, rows)
+        models: Mapping[str, ModelWeights] = self._algorithm.models(state.algorithm)
+        kept = trained_with(self._spec, self.fingerprint)
+        checkpoints = CheckpointFolder(folder.checkpoints, keep=1, trained_with=kept)
+        checkpoints.save(completed, state, models)
+        folder.write_config(self._spec, self.fingerprint, {})
+
+
+def read_server_state(
+    export: Export, path: Path, limits: Limits, trust: bool
+) -> dict[str, np.ndarray]:
+    """Returns the state's tensors in a server's checkpoint, by the names that they have today.
+
+    Args:
+        export: The export that the server was given.
+        path: The checkpoint; the metrics of its last round may be beside the state.
+        limits: What reading it may take.
+        trust: Read it without a sandbox.
+
+    Raises:
+        UserError: If it cannot be read, or its state is not that of the export.
+    """
+    try:
+        tensors = read_state(path, limits, trust)
+        state = {n: value for n, value in tensors.items() if not n.startswith(f"{METRICS}/")}
+        check_tensors(state, export.manifest.server_state, str(path))
+    except PlanError as e:
+        raise UserError(str(e)) from e
+    return _with_names_of_today(state)
+
+
+def _with_names_of_today(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Puts the algorithm's state where it is now: exports of 0.1.0 had nothing beside it."""
+    if any(name.startswith(_OF_ALGORITHM) for name in state):
+        return dict(state)
+    top = f"{SERVER}/"
+    return {
+        name if name == ROUND_NUM else f"{_OF_ALGORITHM}{name[len(top) :]}": value
+        for name, value in state.items()
+    }
+
+
+def names_of(state: Any) -> list[str]:
+    """Returns the name in a server's checkpoint of each leaf of a state.
+
+    Args:
+        state: The state, of arrays or tensors; leaves are in the order of `tf.nest.flatten`.
+    """
+    spec = tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), state)
+    names = [leaf.name for leaf in named(leaves(type_from_spec(spec)), SERVER)]
+    # TFF has its own order, which is not TensorFlow's where there are mappings.
+    numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
+    order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))
+    name_of = dict(zip(order, names))
+    return [name_of[number] for number in range(len(names))]
+
+
+def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
+    """Returns the state that a server's tensors are.
+
+    Args:
+        template: A state of the same algorithm and aggregation.
+        tensors: By their names, as `read_server_state` returns them.
+        where: Where they come from, for the message.
+
+    Raises:
+        UserError: If they are those of another model or algorithm.
+    """
+    names, values = names_of(template), []
+    for name, leaf in zip(names, tf.nest.flatten(template)):
+        if name not in tensors:
+            raise UserError(f"{where}: expected the tensor {name} of this algorithm, found none")
+        expected, found = np.asarray(leaf), tensors[name]
+        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            raise UserError(
+                f"{where}: {name}: expected {expected.dtype}{list(expected.shape)} of this model "
+                f"and algorithm, found {found.dtype}{list(found.shape)}"
+            )
+        values.append(found[()])
+    if more := sorted({*tensors} - {*names}):
+        raise UserError(f"{where}: expected the state of this algorithm, found {more[0]} as well")
+    return tf.nest.pack_sequence_as(template, values)

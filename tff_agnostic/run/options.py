@@ -1,0 +1,295 @@
+"""Every option that a run may have, and whose it is."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.algorithms.user_algorithm import algorithm_named, is_user_file, making_options_of
+from tff_agnostic.computations.algorithm import AlgorithmSpec
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.errors import UserError
+from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percentile_name
+from tff_agnostic.models.keras import PRECISIONS
+from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
+from tff_agnostic.settings import Settings, check_type, flag_of, is_stored, setting, settings_in
+
+# Metadata of a setting: what folders mean that were written before it existed.
+_AS_BEFORE = "as_before"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(Settings):
+    """Settings of every run, whatever it trains.
+
+    Every field is a flag of the same name; its help text is in the field's metadata. Tasks replace
+    the defaults given here, and those of algorithms, with their own (`TaskSpec.defaults`).
+    """
+
+    algorithm: str = setting(
+        "agnostic_fed_avg", "What to train with: an algorithm's name, or a Python file of yours."
+    )
+    runtime: str = setting(
+        "cohort",
+        "Where rounds are executed: in this process, in Ray's workers, or in TFF's runtime, the "
+        "reference.",
+        choices=RUNTIMES,
+        may_change="numbers may differ in their last bits from those of an uninterrupted run",
+    )
+    aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
+    privacy: str = setting(
+        "none",
+        "Differential privacy of clients towards whoever sees what training releases: the server "
+        "adds noise to every sum (central), or to all prefixes of their course (tree), or clients "
+        "add it before a secure sum (distributed).",
+        choices=PRIVACIES,
+    )
+    initial_model: Optional[str] = setting(
+        None,
+        "What training starts from instead of fresh weights: a Keras model (.keras or .h5), the "
+        "folder of a run (the main model of its newest checkpoint), or one checkpoint file.",
+        is_path=True,
+    )
+    trust: bool = setting(
+        False,
+        "Load Keras files of --initial_model and --base_predictors that hold code, such as Lambda "
+        "layers, and let it run. A run does not keep this: give it again with --resume, and to "
+        "what evaluates, saves or exports the run.",
+        is_stored=False,
+    )
+    frozen_layers: tuple[str, ...] = setting(
+        (),
+        "Layers that are not trained, comma-separated: their names, or patterns such as block_*. "
+        "Their weights stay those of --initial_model, or fresh ones, and no update of them is sent "
+        "back.",
+    )
+    precision: str = setting(
+        "float32",
+        "What layers compute in. Mixed precision is for GPUs and TPUs; weights stay float32.",
+        choices=PRECISIONS,
+    )
+    seed: int = setting(0, "Seeds data splits, cohorts, weights, shuffling.", at_least=0)
+    rounds: int = setting(100, "T, communication rounds.", at_least=1, may_change="")
+    clients_per_round: int = setting(10, "c, clients in a round.", at_least=1)
+    cohort_sampling: str = setting(
+        "uniform",
+        "How a round's clients are drawn: uniformly without replacement; stratified, so that every "
+        "domain has its share of them (a client's domain being that of most of its examples); "
+        "poisson, each by itself, so that sizes differ; or in turns, so that a client's rounds are "
+        "as far apart as can be.",
+        choices=COHORT_SAMPLINGS,
+    )
+    max_examples: Optional[int] = setting(
+        None, "How many examples of a training client are used, the first ones.", at_least=1
+    )
+    evaluate_every: int = setting(
+        10,
+        "Rounds between evaluations on the test clients.",
+        at_least=1,
+        may_change="evaluations of earlier rounds stay as they are",
+    )
+    evaluation_clients: Optional[int] = setting(
+        None,
+        "How many test clients evaluations between rounds use, the same in all of them; all if not "
+        "given. The one after the last round uses all.",
+        at_least=1,
+        may_change="evaluations of earlier rounds stay as they are",
+    )
+    worst_min_examples: int = setting(
+        10,
+        "Examples that a domain of the evaluated clients needs to be counted in what is said of "
+        "the worst domain, and of its difference from the best; the others are listed.",
+        at_least=1,
+        as_before=1,
+        may_change="what was written of the worst domain after earlier rounds stays as it is",
+    )
+    client_percentiles: tuple[float, ...] = setting(
+        DEFAULT_PERCENTILES,
+        "Percentiles of the clients' values that evaluations report, comma-separated, each between "
+        "0 and 100.",
+        may_change="columns of earlier rounds have what was asked for then",
+    )
+    checkpoint_every: int = setting(10, "Rounds between checkpoints.", at_least=1, may_change="")
+    keep_checkpoints: int = setting(
+        2, "How many of the newest checkpoints stay.", at_least=1, may_change=""
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the percentiles too; see `Settings`."""
+        super().__post_init__()
+        outside = [f"{p:g}" for p in self.client_percentiles if not 0 < p < 100]
+        if outside or not self.client_percentiles:
+            found = outside[0] if outside else "none"
+            raise UserError(
+                f"--client_percentiles: expected numbers between 0 and 100, found {found}"
+            )
+        # Columns are called so: percentiles that round to one name are one.
+        names = list(map(percentile_name, self.client_percentiles))
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(
+                f"--client_percentiles: expected different numbers, found {twice[1:]} twice"
+            )
+
+
+def settings_of_runs() -> Iterator[tuple[str, str, type]]:
+    """Yields (kind, name, settings) of everything registered that a run is made of."""
+    for name, algorithm in ALGORITHMS.items():
+        yield "algorithm", name, algorithm.options
+    for name, aggregation in AGGREGATIONS.items():
+        yield "aggregation", name, aggregation.options
+    for name, privacy in PRIVACIES.items():
+        yield "privacy", name, privacy.options
+
+
+def without_effect(flag: str, config: RunConfig) -> str:
+    """Returns why a setting that was given does nothing in a run, and what it needs."""
+    owners: dict[str, list[str]] = {}
+    for kind, name, options in settings_of_runs():
+        if flag in (flag_of(field) for field in dataclasses.fields(options)):
+            owners.setdefault(kind, []).append(name)
+    for kind, names in owners.items():
+        return (
+            f"--{flag} has no effect with --{kind}={getattr(config, kind)}: it needs "
+            f"--{kind}={' or '.join(names)}"
+        )
+    return f"--{flag} has no effect with --algorithm={config.algorithm}"
+
+
+def algorithm_of_flag(name: str) -> AlgorithmSpec:
+    """Returns the algorithm that --algorithm names.
+
+    Raises:
+        UserError: If there is none; a user's file names itself.
+    """
+    try:
+        return algorithm_named(name)
+    except UserError as e:
+        raise e if is_user_file(name) else UserError(f"--algorithm: {e}") from None
+
+
+def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
+    """Returns the settings of an algorithm; see `made_of`."""
+    options = algorithm_of_flag(name).options
+    with making_options_of(name):
+        return made_of(options, values)
+
+
+def made_of(kind: type, values: Mapping[str, Any]) -> Any:
+    """Returns an instance of a dataclass of settings.
+
+    Args:
+        kind: The dataclass.
+        values: Values by flag; others than its own are left alone.
+
+    Raises:
+        UserError: If one is out of range.
+    """
+    fields = {flag_of(field): field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: values[flag] for flag, name in fields.items() if flag in values})
+
+
+def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str, Any]:
+    """Adds what an earlier release, without a setting, did.
+
+    Args:
+        kind: The dataclass of settings.
+        values: Values by flag, as they were read from a file.
+        is_of_now: Whether they were written by this release, which leaves nothing out.
+
+    Raises:
+        UserError: If a value is not of its setting's type.
+        KeyError: If something is missing all the same.
+    """
+    all_values = dict(values)
+    for one in settings_in(kind):
+        if not is_stored(one.field):
+            # Whatever a file says.
+            all_values[one.flag] = one.field.default
+            continue
+        if one.flag in values:
+            check_type(one, values[one.flag])
+            continue
+        if is_of_now:
+            raise KeyError(one.flag)
+        field = one.field
+        all_values[one.flag] = field.metadata.get(_AS_BEFORE, field.default)
+    return all_values
+
+
+def by_flag(settings: Any) -> dict[str, Any]:
+    """Returns the values of a dataclass of settings by flag, of those that folders keep."""
+    return {
+        flag_of(field): getattr(settings, field.name)
+        for field in dataclasses.fields(settings)
+        if is_stored(field)
+    }
+
+
+def path_fields(options: Any) -> list[dataclasses.Field]:
+    """Returns the fields of a dataclass of settings that name files."""
+    return [field for field in dataclasses.fields(options) if field.metadata["is_path"]]
+
+
+def initial_file(text: str) -> Optional[str]:
+    """Returns the file that training starts from, also where a run's folder was given.
+
+    Of that run it is the newest checkpoint that can be read, which it may delete when it goes on:
+    who starts from it keeps a copy (`made_of`).
+
+    Raises:
+        UserError: If there is none.
+    """
+    path = Path(text)
+    if path.is_dir():
+        try:
+            newest = _newest_file(path / CHECKPOINTS, _changed(path / CHECKPOINTS))
+        except UserError as e:
+            raise UserError(f"--initial_model: {e}") from e
+        if newest is None:
+            raise UserError(
+                "--initial_model: expected a Keras model, a checkpoint or the folder of a run, "
+                f"found no checkpoint in {path}"
+            )
+        return absolute(newest)
+    if not path.is_file():
+        raise UserError(f"--initial_model: expected a file or a run's folder, found none at {path}")
+    return absolute(path)
+
+
+@functools.lru_cache(maxsize=16)
+def _newest_file(folder: Path, changed: int) -> Optional[Path]:
+    """Reads checkpoints, and warns of damaged ones, once for all trials of a comparison."""
+    del changed
+    return newest_checkpoint_file(folder)
+
+
+def _changed(folder: Path) -> int:
+    """Returns when a file was last added to a folder or taken away, in nanoseconds."""
+    return folder.stat().st_mtime_ns if folder.is_dir() else 0
+
+
+def with_absolute_paths(options: Any) -> Any:
+    """Returns a dataclass of settings in which every path is absolute."""
+    paths = {f.name: _absolute_of(getattr(options, f.name)) for f in path_fields(options)}
+    return dataclasses.replace(options, **paths) if paths else options
+
+
+def _absolute_of(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(absolute(Path(text)) for text in value)
+    return absolute(Path(value)) if value is not None else None
+
+
+def absolute(path: Optional[Path]) -> Optional[str]:
+    """Returns a path resolved: however a file is named, it is the same run."""
+    return str(path.resolve()) if path is not None else None
+
+
+def path_of(text: Optional[str]) -> Optional[Path]:
+    """Returns the path that a setting has as text, None if it has none."""
+    return Path(text) if text is not None else None

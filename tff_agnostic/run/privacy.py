@@ -1,0 +1,299 @@
+"""The differential privacy of a run: its noise, what it has spent, and what is said of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.privacy_options import DistributedOptions, ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import PrivateRelease
+from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
+from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.computations.clients import SilentClients
+from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw, SecretCoins, Silent, nobody_silent
+from tff_agnostic.errors import UserError
+from tff_agnostic.privacy.accountant import (
+    PrivacyStatement,
+    check_delta,
+    check_rounds,
+    default_delta,
+    drowned,
+    noise_for_epsilon,
+    statement,
+)
+from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts
+from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations
+from tff_agnostic.run.private_account import (
+    MECHANISMS,
+    RunAccount,
+    cohort_seed,
+    noise_key,
+    noise_of_run,
+)
+from tff_agnostic.run.private_evaluation import (
+    OF_DATA_REMARKS,
+    PrivateEvaluation,
+    check_metric_bounds,
+)
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.tasks.task import Task
+
+_OF_EXPECTED_COUNTS = (
+    "how many examples of each domain a round is expected to have, and the weight of a round that "
+    "follows from it, are worked out from exact totals over the training clients"
+)
+_OF_BEGINNING = (
+    "what {flag} names is taken for public: if it was made of these clients' data, it is a release "
+    "of its own"
+)
+_OF_SIMULATED_NOISE = (
+    "this is a simulation: the noise of all clients is made of one secret key, which simulated "
+    "clients are sent; on devices each must draw its own"
+)
+
+
+class RunPrivacy:
+    """The noise of a private run, and its account.
+
+    Args:
+        spec: The run.
+        task: Its task, loaded.
+        algorithm: Its algorithm.
+
+    Attributes:
+        delta: The delta of (epsilon, delta).
+        evaluation: The noise of its evaluations; None if they have none.
+        account: What it has spent.
+
+    Raises:
+        UserError: If the settings do not go together, or no noise reaches what was asked for.
+    """
+
+    def __init__(self, spec: RunSpec, task: Task, algorithm: Algorithm) -> None:
+        self._spec, self._task, self._algorithm = spec, task, algorithm
+        num_clients = len(task.train.client_ids)
+        options = spec.privacy
+        self._noise_of_clients: Optional[NoiseOfClients] = None
+        if isinstance(options, DistributedOptions):
+            self._noise_of_clients = noise_of_run(spec, task)
+        if (options.noise_multiplier is None) == (options.target_epsilon is None):
+            found = "none" if options.noise_multiplier is None else "both"
+            raise UserError(
+                f"--privacy={spec.config.privacy}: expected one of --noise_multiplier and "
+                f"--target_epsilon, found {found}"
+            )
+        self.delta = default_delta(num_clients) if options.delta is None else options.delta
+        check_delta(self.delta, num_clients)
+        check_rounds(spec.config.rounds)
+        check_metric_bounds(task.model)
+        self._mechanism = MECHANISMS[spec.config.privacy](spec, task, algorithm)
+        self._noise_multiplier = options.noise_multiplier
+        if self._noise_multiplier is None:
+            self._noise_multiplier = noise_for_epsilon(
+                lambda z: [self._mechanism(z)],
+                [spec.config.rounds],
+                options.target_epsilon,
+                self.delta,
+            )
+        self._num_models = len(algorithm.models(algorithm.initialize()))
+        self.evaluation = self._private_evaluation(task)
+        self.account = RunAccount(
+            spec.config,
+            self._mechanism,
+            self._noise_multiplier,
+            self.delta,
+            self.evaluation,
+            self._num_models,
+        )
+        self._split: Mapping[str, float] = {}
+        self._is_of_clients = False
+        self._of_sums: Sequence[str] = ()
+
+    def aggregation(self, inner: Aggregation) -> Aggregation:
+        """Returns the sums of training over the ones without noise."""
+        name, options = self._spec.config.privacy, self._spec.privacy
+        whose = self._noise_of_clients
+        facts = NoiseFacts(
+            float(self._spec.config.clients_per_round),
+            noise_key(options),
+            float(self._noise_multiplier),
+            *(() if whose is None else (whose.min_clients, whose.noise_clients)),
+        )
+        build = PRIVACIES[name].build
+        assert build is not None
+        return build(name, inner, options, facts)
+
+    def cohorts(self, state: RunState, summed: Aggregation) -> tuple[Draw, Silent]:
+        """Returns which clients train in a round, and which others answer in silence.
+
+        Args:
+            state: A state of the run, with the key of its noise.
+            summed: The sums of training.
+        """
+        config, clients, secret = self._spec.config, self._task.train, cohort_seed(state)
+        whose = self._noise_of_clients
+        if whose is None or not isinstance(whose.sampling, SecretCohorts):
+            sampling = COHORT_SAMPLINGS[config.cohort_sampling]
+            num_domains = self._task.num_domains
+            return sampling(clients, num_domains, config.clients_per_round, secret), nobody_silent
+        coins = SecretCoins(
+            clients.client_ids,
+            whose.noise_clients,
+            config.clients_per_round,
+            config.seed,
+            secret,
+        )
+        bundled = AggregatedRound(self._algorithm, summed).exchanges[0].aggregation
+        assert isinstance(bundled, DistributedSum)
+        spec, bundle = self._algorithm.client_data_spec, bundled.bundle
+
+        def silent(round_num: int, num_drawn: int) -> list[Any]:
+            bundles, single = divmod(coins.num_silent(round_num, num_drawn), bundle)
+            counts = [bundle] * bundles + [1] * single
+            return [SilentClients(spec, count) for count in counts]
+
+        return coins.drawn, silent
+
+    def go_on_from(self, state: RunState, evaluations: Optional[RunEvaluations] = None) -> None:
+        """Accounts for the noise that a state has, which may be worked out for fewer rounds.
+
+        Args:
+            state: The state after some rounds.
+            evaluations: Those of the run; None if its rounds alone are accounted for.
+        """
+        self._noise_multiplier = float(state.aggregations[0].noise_multiplier)
+        self.account.go_on_from(int(state.round_num), self._noise_multiplier, evaluations)
+
+    def has_noise_of(self, aggregation: Aggregation) -> bool:
+        """Returns whether sums of training have the noise that is accounted for."""
+        assert isinstance(aggregation, PrivateRelease)
+        return aggregation.noise_multiplier == self._noise_multiplier
+
+    def check_plan(self, earlier: Optional[tuple[int, int]]) -> None:
+        """Refuses other evaluations than their noise was worked out for.
+
+        Args:
+            earlier: Rounds of the run that goes on, and rounds between its evaluations; None if
+                none goes on.
+
+        Raises:
+            UserError: If noise would be another one than before.
+        """
+        if self.evaluation is not None and self._spec.privacy.evaluation_target_epsilon is not None:
+            self.account.check_plan(earlier)
+
+    def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
+        """Takes down how the budget of a round is divided."""
+        exchanges = AggregatedRound(algorithm, aggregation).exchanges
+        split: dict[str, float] = {}
+        for exchange in exchanges:
+            private, bounds = exchange.aggregation, exchange.bounds
+            assert isinstance(private, PrivateRelease)
+            self._of_sums = private.remarks
+            prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
+            for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
+                split[prefix + group.name] = factor
+        self._split = split
+        self._is_of_clients = isinstance(aggregation, DistributedSum)
+
+    def check_execution(self, execution: Mapping[str, Any]) -> None:
+        """Refuses settings of how rounds are executed that clients' noise cannot be drawn with.
+
+        Args:
+            execution: See `Runtime.execution`.
+
+        Raises:
+            UserError: Naming the flag.
+        """
+        is_looked_up = NOISE_GENERATORS[self._spec.privacy.noise_generator].is_exact
+        if self._is_of_clients and not is_looked_up and execution.get("xla"):
+            raise UserError(
+                "--xla: expected none with --privacy=distributed, or --noise_generator=secure: "
+                "TensorFlow has no Poisson numbers, of which wide noise of clients is made "
+                "otherwise, that XLA compiles"
+            )
+
+    def statement(self, rounds: int) -> PrivacyStatement:
+        """Returns what is promised after so many rounds."""
+        options = self._spec.privacy
+        z = float(self._noise_multiplier)
+        remarks = [
+            _OF_EXPECTED_COUNTS,
+            OF_DATA_REMARKS,
+            *(_OF_BEGINNING.format(flag=flag) for flag in _begins_with(self._spec)),
+            *([_OF_SIMULATED_NOISE] if self._is_of_clients else []),
+            *self._of_sums,
+        ]
+        if options.noise_seed is not None:
+            remarks.append(
+                f"noise and cohorts are those of --noise_seed={options.noise_seed}: whoever knows "
+                "it can take the noise away, so nothing is private"
+            )
+        split = {name: factor * z for name, factor in self._split.items()}
+        if self.account.is_composed:
+            assert self.evaluation is not None
+            evaluations = self.account.evaluations(rounds)
+            remarks.append(
+                f"epsilon is of training and of {evaluations} evaluations together: "
+                f"{self.evaluation.num_shared} clients are training and test clients"
+            )
+        return statement(
+            self.account.accountant,
+            self.account.counts(rounds),
+            split,
+            remarks,
+            self.evaluation is not None,
+            noise_generator=NOISE_GENERATORS[options.noise_generator].title,
+        )
+
+    def to_json(self, rounds: int) -> dict[str, Any]:
+        """Returns what is promised after so many rounds and their evaluations, for result.json."""
+        of_training = self.statement(rounds).to_dict()
+        if self.evaluation is None:
+            return of_training
+        of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
+        return {**of_training, "evaluation": of_evaluations.to_dict()}
+
+    def lines(self, rounds: int) -> list[str]:
+        """Returns the same for people."""
+        of_training = self.statement(rounds)
+        lines = [f"private training: {of_training.text}"]
+        config, z = self._spec.config, float(self._noise_multiplier)
+        note = drowned(z, config.clients_per_round, rounds, config.privacy == "tree")
+        if note is not None:
+            lines.append(f"note: {note}")
+        if self.evaluation is not None:
+            of_evaluations = self.evaluation.statement(self.account.evaluations(rounds))
+            lines.append(f"private evaluation, of test clients: {of_evaluations.text}")
+        return [*lines, f"noise generator: {of_training.noise_generator}"]
+
+    def _private_evaluation(self, task: Task) -> Optional[PrivateEvaluation]:
+        options, config = self._spec.privacy, self._spec.config
+        if not isinstance(options, ServerNoiseOptions) or not options.private_evaluation:
+            return None
+        planned = num_evaluations(config.rounds, config.evaluate_every) * self._num_models
+        inner = self._spec.build_aggregation()
+        return PrivateEvaluation(
+            options, task, inner, planned, self._mechanism(float(self._noise_multiplier))
+        )
+
+
+def _begins_with(spec: RunSpec) -> list[str]:
+    """Returns the flags that name trained models with which a run begins."""
+    given = {
+        "--initial_model": spec.config.initial_model,
+        "--base_predictors": getattr(spec.algorithm, "base_predictors", None),
+    }
+    return [flag for flag, value in given.items() if value]
+
+
+def run_privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[RunPrivacy]:
+    """Returns the privacy of a run; None if it has none.
+
+    Raises:
+        UserError: See `RunPrivacy`.
+    """
+    has_noise = PRIVACIES[spec.config.privacy].build is not None
+    return RunPrivacy(spec, task, algorithm) if has_noise else None

@@ -1,0 +1,472 @@
+"""Evaluations with noise, and the ledger of what they have released.
+
+The ledger of a run's private evaluations: each is on disk before anybody sees its numbers.
+
+A crash takes rounds back, and rows of metrics.csv with them. It cannot take back what was seen. The
+account of a resumed run therefore counts the lines of this file, `releases.jsonl`, and not rows.
+
+What a private evaluation asks of clients, and what is made of its noisy sums.
+
+Everything that one evaluation sends is one release. Its groups are the sums over domains, and how
+measures are spread over clients; nothing is asked of how they depend on a client's size.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits
+from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, key_like
+from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
+from tff_agnostic.aggregations.private_sum import PrivateState, PrivateSum
+from tff_agnostic.computations.evaluation import (
+    ClientDistribution,
+    EvaluationOutput,
+    Measurement,
+    evaluation_bounds,
+    measurement_of_model,
+)
+from tff_agnostic.computations.round import AggregatedExchange
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import append_line, atomic_file, digest_of, sync_folder
+from tff_agnostic.models.model import Model
+from tff_agnostic.privacy.accountant import (
+    PrivacyAccountant,
+    PrivacyStatement,
+    check_delta,
+    default_delta,
+    noise_for_epsilon,
+    statement,
+)
+from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism
+from tff_agnostic.privacy.sampling import ADD_OR_REMOVE, REPLACE_ONE, EveryClient
+from tff_agnostic.tasks.task import Task
+
+# Instead of a digest, where an earlier version of this package kept no ledger.
+_UNKNOWN = ""
+OF_DATA_REMARKS = (
+    "what is printed of the data before the first round, such as domains of few examples, is "
+    "exact, and so is what result.json and report.html say of it"
+)
+# Keeps the noise of evaluations apart from that of training.
+_EVALUATIONS = b"evaluations"
+_OF_WHAT = "evaluations"
+_OF_OTHER_NAMES = "test clients are taken for others than training clients: no name is among both"
+_OF_CLIENTS = "over_clients"
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """The evaluation of all models of a run after one of its rounds.
+
+    Attributes:
+        round_num: The round.
+        evaluated: Digest of who was evaluated, and of bounds and noise; see
+            `PrivateEvaluation.digest`.
+        place: Digest of all that the key of the noise is made of beside the run's secret.
+        sums: Digest of the noisy sums.
+        num_models: How many models, each of which is a release of its own.
+    """
+
+    round_num: int
+    evaluated: str
+    place: str
+    sums: str
+    num_models: int
+
+
+class ReleaseLedger:
+    """The ledger of one run.
+
+    Args:
+        path: The file. Its digests are of exact data, such as names of clients, so it is for its
+            owner alone.
+
+    Attributes:
+        releases: What it holds, in the order in which it was released.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.releases: list[Release] = []
+
+    def load(self, round_num: int, shown: int) -> None:
+        """Reads the file; `write` makes it follow.
+
+        A last line without its end was cut off: its evaluation was not shown, and does not count.
+
+        Args:
+            round_num: Rounds that are completed.
+            shown: Evaluations of a model that metrics.csv has counted. Those that are in no line
+                are taken down as releases of which nothing else is known: there is no ledger of
+                runs of earlier versions.
+
+        Raises:
+            UserError: If a line cannot be read: what the run has spent is then unknown.
+        """
+        *lines, _cut_off = self._content().split("\n")
+        self.releases = [self._release(n, line) for n, line in enumerate(lines, start=1)]
+        missing = shown - sum(release.num_models for release in self.releases)
+        if missing > 0:
+            self.releases.append(Release(round_num, _UNKNOWN, _UNKNOWN, _UNKNOWN, missing))
+
+    def write(self) -> None:
+        """Writes all lines anew if the file has others.
+
+        Raises:
+            UserError: If that is not possible; the file stays as it was.
+        """
+        content = "".join(f"{_line(release)}\n" for release in self.releases)
+        if content != self._content():
+            with atomic_file(self._path, owner_only=True) as file:
+                file.write(content.encode())
+            sync_folder(self._path.parent)
+
+    def enter(self, release: Release) -> bool:
+        """Enters a release, which may be shown afterwards, unless its noise was used before.
+
+        Returns:
+            False if other sums were released with the same noise: these may not be shown, as their
+            difference would be exact. One that is there already counts once.
+
+        Raises:
+            UserError: If it cannot be written.
+        """
+        same_noise = [there for there in self.releases if there.place == release.place]
+        if not same_noise:
+            append_line(self._path, _line(release))
+            self.releases.append(release)
+        return all(there.sums == release.sums for there in same_noise)
+
+    def known(self) -> set[tuple[int, str]]:
+        """Returns round and `evaluated` of each release of which they are known."""
+        return {(r.round_num, r.evaluated) for r in self.releases if r.evaluated != _UNKNOWN}
+
+    def _content(self) -> str:
+        try:
+            return self._path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as e:
+            raise UserError(f"{self._path}: cannot read: {e.strerror or e}") from e
+
+    def _release(self, number: int, line: str) -> Release:
+        try:
+            release = Release(**json.loads(line))
+        except (TypeError, ValueError, RecursionError):
+            release = None
+        kinds = {field.name: field.type for field in dataclasses.fields(Release)}
+        if release is None or any(
+            type(value) is not kinds[name] for name, value in dataclasses.asdict(release).items()
+        ):
+            raise UserError(
+                f"{self._path}: expected a private evaluation in each line, found something else "
+                f"in line {number}: without the file as it was, nobody knows what the run has spent"
+            )
+        return release
+
+
+def _line(release: Release) -> str:
+    return json.dumps(dataclasses.asdict(release))
+
+
+class PrivateEvaluation:
+    """The noise of evaluations, and its account.
+
+    An evaluation of a model is one release, of all test clients or of a sample that depends on
+    nobody's data.
+
+    Args:
+        options: Settings; `private_evaluation` is set.
+        task: Whose test clients are evaluated.
+        inner: How clipped answers are summed.
+        planned: Evaluations of a model that --evaluation_target_epsilon is for.
+        training: What training releases, if test clients may be training clients too: fleets are
+            neighbours as there.
+
+    Attributes:
+        aggregation: Sums with noise.
+        measurement: What clients are asked, with bounds.
+        bounds: Of what a client answers.
+        mechanism: What an evaluation releases.
+        num_shared: Clients by whose names there are both training and test clients.
+        delta: The delta of the guarantee of test clients.
+
+    Raises:
+        UserError: If the settings do not go together, or no noise reaches what was asked for.
+    """
+
+    def __init__(
+        self,
+        options: ServerNoiseOptions,
+        task: Task,
+        inner: Aggregation,
+        planned: int,
+        training: Optional[Mechanism] = None,
+    ) -> None:
+        check_metric_bounds(task.model)
+        multiplier, target = options.evaluation_noise_multiplier, options.evaluation_target_epsilon
+        if (multiplier is None) == (target is None):
+            found = "none" if multiplier is None else "both"
+            raise UserError(
+                "--private_evaluation: expected one of --evaluation_noise_multiplier and "
+                f"--evaluation_target_epsilon, found {found}"
+            )
+        num_clients = len(task.test.client_ids)
+        self.delta = default_delta(num_clients) if options.delta is None else options.delta
+        check_delta(self.delta, num_clients)
+        self.num_shared = len({*task.test.client_ids} & {*task.train.client_ids})
+        adjacency = ADD_OR_REMOVE if training is None else training.adjacency
+        sampling = EveryClient(adjacency, 2.0 if adjacency == REPLACE_ONE else 1.0)
+        if multiplier is None:
+            assert target is not None
+            multiplier = noise_for_epsilon(
+                lambda z: [CentralNoise(float(z), sampling)], [planned], target, self.delta
+            )
+        self.mechanism = CentralNoise(float(multiplier), sampling)
+        self.measurement = private_measurement(
+            task.model, task.num_domains, options.evaluation_clients_share > 0
+        )
+        self.aggregation = _aggregation(options, inner, self.measurement, self.mechanism)
+        self.bounds = self.measurement.exchange.bounds(self.aggregation.limits)
+        self._split_name = task.test_split
+        self._account = PrivacyAccountant([self.mechanism], self.delta)
+        self._noise_seed = options.noise_seed
+
+    def digest(self, client_ids: Sequence[str]) -> str:
+        """Returns a digest of who is evaluated, and of the bounds and the size of the noise.
+
+        An evaluation that differs in any of these needs noise of its own: with equal noise the
+        difference of two samples is exact, and two sizes of one noise give the noise away.
+
+        Args:
+            client_ids: Names of the clients, in order.
+        """
+        groups = self.aggregation.groups(self.bounds)
+        factors = self.aggregation.noise_factors(self.bounds)
+        scales = [(group.name, group.limit, factor) for group, factor in zip(groups, factors)]
+        z = self.mechanism.noise_multiplier
+        return digest_of([self._split_name, list(client_ids), z, scales])
+
+    def state(self, key: tuple[int, ...], release: int) -> PrivateState:
+        """Returns what the server knows of an evaluation.
+
+        Args:
+            key: See `evaluation_key`.
+            release: Number of the model that is evaluated.
+        """
+        return PrivateState(
+            np.array(key, np.int64),
+            np.int64(release),
+            np.float64(self.mechanism.noise_multiplier),
+            np.zeros([0], np.float32),
+        )
+
+    def consistent(self, output: EvaluationOutput) -> EvaluationOutput:
+        """Returns noisy sums in which what is said of clients could be so, NumPy."""
+        return tf.nest.map_structure(np.asarray, consistent(output, self.bounds))
+
+    def epsilon(self, releases: int) -> float:
+        """Returns the epsilon of test clients after so many evaluations of a model."""
+        return self._account.epsilon(releases)
+
+    def statement(self, releases: int) -> PrivacyStatement:
+        """Returns what is promised to test clients after so many evaluations of a model."""
+        exchange = AggregatedExchange(self.measurement.exchange, self.aggregation)
+        groups = self.aggregation.groups(exchange.bounds)
+        factors = self.aggregation.noise_factors(exchange.bounds)
+        z = self.mechanism.noise_multiplier
+        split = {group.name: factor * z for group, factor in zip(groups, factors)}
+        remarks = [OF_DATA_REMARKS, *([] if self.num_shared else [_OF_OTHER_NAMES])]
+        remarks += self.aggregation.remarks
+        if self._noise_seed is not None:
+            remarks.append(
+                f"noise is that of --noise_seed={self._noise_seed}: whoever knows it can take the "
+                "noise away, so nothing is private"
+            )
+        return statement(
+            self._account,
+            [releases],
+            split,
+            remarks,
+            evaluations_are_private=True,
+            of_what=_OF_WHAT,
+            noise_generator=self.aggregation.generator.title,
+        )
+
+
+def check_metric_bounds(model: Model) -> None:
+    """Checks that every metric says how much an example can add to its sums.
+
+    Raises:
+        UserError: If a metric has no bound: no noise would hide an example.
+    """
+    for metric in model.metrics:
+        for name in ("max_numerator", "max_denominator"):
+            if not math.isfinite(getattr(metric, name)):
+                raise UserError(
+                    f"--privacy: metric {metric.name}: expected a finite {name}, the most that an "
+                    f"example adds to a sum, found {getattr(metric, name)}: what has no bound is "
+                    "hidden by no noise"
+                )
+
+
+def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
+    """Returns the secret of an evaluation, which tells nothing of the one it is made of.
+
+    Args:
+        noise_key: The run's secret, int64, as long as its generator's keys.
+        place: What tells the evaluation from all others of the run.
+    """
+    secret = np.asarray(noise_key, np.int64).tobytes()
+    digest = hashlib.sha256(_EVALUATIONS + secret + place.encode()).digest()
+    return key_like(noise_key, digest)
+
+
+def _aggregation(
+    options: ServerNoiseOptions, inner: Aggregation, measurement: Any, mechanism: Mechanism
+) -> PrivateSum:
+    generator = NOISE_GENERATORS[options.noise_generator]
+    release = PrivateSum(
+        inner,
+        options,
+        "central",
+        expected_clients=1.0,
+        # Both are in the state that each evaluation gets.
+        noise_key=generator.key(bytes(generator.key_bytes)),
+        noise_multiplier=mechanism.noise_multiplier,
+    )
+    bounds = measurement.exchange.bounds(release.limits)
+    groups = [group.name for group in release.groups(bounds)]
+    shares = evaluation_shares(groups, options.evaluation_clients_share)
+    return dataclasses.replace(release, shares=shares)
+
+
+def private_measurement(model: Model, num_domains: int, says_of_clients: bool) -> Measurement:
+    """Returns the evaluation of one model's weights with the bounds of a private sum.
+
+    Args:
+        model: The model.
+        num_domains: p.
+        says_of_clients: Whether it asks how measures are spread over clients.
+    """
+    usual = measurement_of_model(model, num_domains)
+
+    def bounds(limits: ClientLimits) -> EvaluationOutput:
+        return private_evaluation_bounds(model, num_domains, limits, says_of_clients)
+
+    return dataclasses.replace(usual, exchange=dataclasses.replace(usual.exchange, bounds=bounds))
+
+
+def private_evaluation_bounds(
+    model: Model, num_domains: int, limits: ClientLimits, says_of_clients: bool
+) -> EvaluationOutput:
+    """Returns the bounds of what one client contributes; see `private_measurement`.
+
+    Values with a public sum of 0 are not sent. A client counts in the rows of its domains and in
+    the row of all: a vector of at most p + 1 ones, of norm sqrt(p + 1).
+    """
+    usual, rows = evaluation_bounds(model, limits), math.sqrt(num_domains + 1)
+
+    def of_rows(bound: Bound, is_denominator: bool = False) -> Bound:
+        if not says_of_clients:
+            return not_sent(bound)
+        return dataclasses.replace(bound, max_norm=bound.limit * rows, denominator=is_denominator)
+
+    def not_sent(bound: Bound) -> Bound:
+        return dataclasses.replace(bound, public_sum=0.0)
+
+    return EvaluationOutput(
+        sums=usual.sums,
+        over_clients=OrderedDict(
+            (
+                name,
+                ClientDistribution(
+                    of_rows(of.num_clients, is_denominator=True),
+                    of_rows(of.total),
+                    of_rows(of.histogram),
+                ),
+            )
+            for name, of in usual.over_clients.items()
+        ),
+        by_size=OrderedDict(
+            (name, type(of)(*map(not_sent, of))) for name, of in usual.by_size.items()
+        ),
+        clients=OrderedDict(
+            (name, dataclasses.replace(bound, one_of="clients"))
+            for name, bound in usual.clients.items()
+        ),
+    )
+
+
+def evaluation_shares(groups: Sequence[str], clients_share: float) -> tuple[float, ...]:
+    """Returns w_g of each group of a private evaluation.
+
+    Args:
+        groups: The names of its groups.
+        clients_share: What those have together that tell how measures are spread over clients, each
+            the same; the others have the rest.
+    """
+    kinds = [group.startswith(_OF_CLIENTS) for group in groups]
+    num_spread = sum(kinds)
+    if not num_spread:
+        return tuple(1.0 / len(kinds) for _ in kinds)
+    each = {
+        True: clients_share / num_spread,
+        False: (1.0 - clients_share) / (len(kinds) - num_spread),
+    }
+    return tuple(each[kind] for kind in kinds)
+
+
+def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> EvaluationOutput:
+    """Returns noisy sums in which what is said of clients could be so; costs no privacy.
+
+    Totals are between 0 and the clients times their largest value. Histograms hold no negative
+    numbers, and as many clients as there are: the numbers of clients up to each bin are replaced by
+    the middle between the largest one before and the least one after, which rise.
+
+    Args:
+        output: Noisy sums.
+        limits: The bound of each value.
+    """
+    over_clients = OrderedDict(
+        (name, _consistent(of, limits.over_clients[name]))
+        for name, of in output.over_clients.items()
+    )
+    return output._replace(over_clients=over_clients)
+
+
+def _consistent(of: ClientDistribution, limits: Any) -> ClientDistribution:
+    num_clients = tf.maximum(of.num_clients, 0)
+    most = tf.cast(num_clients, tf.float64) * limits.total.limit
+    total = tf.clip_by_value(tf.cast(of.total, tf.float64), 0.0, most)
+    counts = _counts(tf.convert_to_tensor(of.histogram), num_clients[:, tf.newaxis])
+    return ClientDistribution(num_clients, tf.cast(total, tf.float32), counts)
+
+
+def _counts(histograms: tf.Tensor, num_clients: tf.Tensor) -> tf.Tensor:
+    reached = tf.cumsum(histograms, axis=1)
+    before = _largest_so_far(reached)
+    after = -_largest_so_far(-reached[:, ::-1])[:, ::-1]
+    middle = tf.cast(tf.round(tf.cast(before + after, tf.float64) / 2), tf.int64)
+    rising = tf.clip_by_value(middle[:, :-1], 0, num_clients)
+    rising = tf.concat([tf.zeros_like(num_clients), rising, num_clients], axis=1)
+    return rising[:, 1:] - rising[:, :-1]
+
+
+def _largest_so_far(values: tf.Tensor) -> tf.Tensor:
+    """Returns the largest value up to each column; of a power of two more of them in each step."""
+    step, width = 1, values.shape[1]
+    while step < width:
+        later = tf.maximum(values[:, step:], values[:, :-step])
+        values = tf.concat([values[:, :step], later], axis=1)
+        step *= 2
+    return values

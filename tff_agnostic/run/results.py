@@ -1,0 +1,345 @@
+"""What a finished run writes: result.json, models, model card."""
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from tff_agnostic import versions
+from tff_agnostic.algorithms.user_algorithm import algorithm_label, algorithm_named
+from tff_agnostic.boosting.ensemble import EnsembleModel
+from tff_agnostic.computations.verification import SecurityReport
+from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.files import make_folder, read_json, write_json, write_text
+from tff_agnostic.metrics.columns import RunRows
+from tff_agnostic.metrics.formatting import short_names
+from tff_agnostic.metrics.metrics_file import Column
+from tff_agnostic.models.model import ModelWeights, measures_of
+from tff_agnostic.report_fields import Quantity
+from tff_agnostic.reports import run_figures
+from tff_agnostic.reports.figures import draw_grid, look, new_figure, plain_text, save
+from tff_agnostic.reports.run_figures import client_figures
+from tff_agnostic.run.build import evaluation_counts, training_counts
+from tff_agnostic.run.command_line import flags_without_folders
+from tff_agnostic.run.evaluation import Reports, skipped_rounds
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.spec import RunSpec
+from tff_agnostic.saving.save import SavedFile, save_for_keras
+from tff_agnostic.saving.trained_model import FileCheck
+from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import Task
+
+CARD = "model_card.json"
+_SHOWN = 10
+_DRAWN = 30
+_NAME_WIDTH = 40
+
+
+def leave_results(
+    folder: RunFolder,
+    spec: RunSpec,
+    task: Task,
+    rows: RunRows,
+    models: Mapping[str, ModelWeights],
+    reports: Reports,
+    *,
+    privacy: Optional[Mapping[str, Any]],
+    remarks: Iterable[Remark],
+    security: Optional[SecurityReport],
+) -> list[str]:
+    """Writes what a complete run has; result.json, which makes it complete, last.
+
+    Args:
+        folder: The run.
+        spec: Its settings.
+        task: Its task.
+        rows: Its rounds.
+        models: The weights of each model after the last round, the main one first.
+        reports: Their evaluations.
+        privacy: What it spent and on what; None without differential privacy.
+        remarks: What is to be known of its data.
+        security: What reached the server, where secure sums were asked for.
+
+    Returns:
+        A line for each model that Keras cannot hold.
+
+    Raises:
+        UserError: If a file cannot be written.
+    """
+    config, values = spec.config, rows.history.values()
+    num_skipped = int(np.nansum(values["skipped"]))
+    if num_skipped:
+        print(f"{num_skipped} of {config.rounds} rounds were {skipped_rounds(spec.settings())}")
+    run_figures.draw_run(folder.plots, task, rows.columns, values, client_figures(reports))
+    if isinstance(task.model, EnsembleModel):
+        by_model = alphas(models)
+        write_alphas(folder.path, task.model, by_model)
+        print(alpha_table(task.model, by_model))
+    (main, report), *further = reports.items()
+    of_family = {"main_model": main, "models": {n: r.to_json() for n, r in further}}
+    weights = rows.domain_weights()
+    result = {
+        "task": spec.task,
+        "algorithm": config.algorithm,
+        "runtime": config.runtime,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        **report.to_json(),
+        **({"domain_weights": weights} if weights else {}),
+        **({"privacy": privacy} if privacy is not None else {}),
+        **(of_family if further else {}),
+    }
+    left_out = leave_models(folder, spec, task, models, result)
+    # Last: where it is, the run is complete.
+    about = run_facts(spec, task, rows.columns, remarks, security, num_skipped)
+    write_json(folder.result, {**result, "about": about})
+    return left_out
+
+
+def leave_models(
+    folder: RunFolder,
+    spec: RunSpec,
+    task: Task,
+    models: Mapping[str, ModelWeights],
+    result: Mapping[str, Any],
+) -> list[str]:
+    """Writes a .keras file of each model after the last round, and model_card.json.
+
+    Args:
+        folder: The run.
+        spec: Its settings.
+        task: Its task.
+        models: The weights of each model by its name.
+        result: What result.json will hold.
+
+    Returns:
+        A line for each model that Keras cannot hold; the run is none the worse for it.
+
+    Raises:
+        UserError: If a file cannot be written.
+    """
+    make_folder(folder.model)
+    files = save_for_keras(folder.model, task, models)
+    card = model_card(folder, spec, task, spec.config.rounds, result, files.saved)
+    write_json(folder.model / CARD, {**card, "left_out": files.left_out})
+    return [
+        f"{folder.model.name}/ has no {name}.keras: {reason}"
+        for name, reason in files.left_out.items()
+    ]
+
+
+def run_facts(
+    spec: RunSpec,
+    task: Task,
+    columns: Iterable[Column],
+    remarks: Iterable[Remark],
+    security: Optional[SecurityReport],
+    rounds_skipped: int,
+) -> dict[str, Any]:
+    """Returns what stands under "about" in result.json.
+
+    Args:
+        spec: The run.
+        task: Its task, loaded.
+        columns: The columns of its metrics.csv.
+        remarks: What is to be known of its data.
+        security: What reaches the server, where secure sums were asked for.
+        rounds_skipped: Rounds that were as if no client had taken part.
+    """
+    algorithm = algorithm_named(spec.config.algorithm)
+    quantities = dict.fromkeys(column.quantity for column in columns)
+    return {
+        "task": {"summary": TASKS[spec.task].summary},
+        "algorithm": {"label": algorithm.label, "paper": algorithm.paper},
+        "model": {
+            "parameters": task.model.num_parameters,
+            "inputs": input_shapes(task),
+            "classes": None if task.class_names is None else list(task.class_names),
+        },
+        "measures": measures_json(task),
+        "quantities": list(map(_quantity_json, quantities)),
+        "data": {
+            "train": training_counts(task).to_json(task.domain_names),
+            "evaluated": evaluation_counts(task).to_json(task.domain_names),
+        },
+        "remarks": [remark.to_json() for remark in remarks],
+        "security": None if security is None else _security_json(security),
+        "rounds_skipped": rounds_skipped,
+        "versions": versions(),
+    }
+
+
+def input_shapes(task: Task) -> Any:
+    """Returns what one example's inputs are, such as "float32[None, 64]", by their names."""
+    return tf.nest.map_structure(
+        lambda s: f"{s.dtype.name}{s.shape.as_list()}", task.model.example_spec["x"]
+    )
+
+
+def measures_json(task: Task) -> dict[str, Any]:
+    """Returns what is measured of a task's model, by name."""
+    return {
+        name: {"unit": measure.unit.name.lower(), "higher_is_better": measure.higher_is_better}
+        for name, measure in measures_of(task.model).items()
+    }
+
+
+def _quantity_json(quantity: Quantity) -> dict[str, Any]:
+    return {
+        "name": quantity.name,
+        "label": quantity.label,
+        "per_domain": quantity.per_domain,
+        "unit": quantity.unit.name.lower(),
+        "higher_is_better": quantity.higher_is_better,
+        "role": quantity.role.name.lower(),
+        "is_drawn": quantity.is_drawn,
+    }
+
+
+def _security_json(security: SecurityReport) -> dict[str, Any]:
+    return {"plain": list(security.plain), "secure": list(security.secure)}
+
+
+def model_card(
+    folder: RunFolder,
+    spec: RunSpec,
+    task: Task,
+    round_num: int,
+    result: Optional[Mapping[str, Any]],
+    saved: Sequence[SavedFile],
+) -> dict[str, Any]:
+    """Returns what model_card.json holds.
+
+    Args:
+        folder: The run.
+        spec: Its settings.
+        task: Its task.
+        round_num: After which round the models are those.
+        result: What the run found after that round, as result.json has it.
+        saved: The files.
+    """
+    return {
+        "task": spec.task,
+        "algorithm": algorithm_label(spec.config.algorithm),
+        "round": round_num,
+        "domains": list(task.domain_names),
+        "classes": None if task.class_names is None else list(task.class_names),
+        "inputs": input_shapes(task),
+        "parameters": task.model.num_parameters,
+        "settings": flags_without_folders(spec),
+        "trained_with": _trained_with(folder),
+        "result": result,
+        "files": [{**dataclasses.asdict(file), "about": dict(file.about)} for file in saved],
+        "versions": versions(),
+    }
+
+
+def saved_lines(saved: Sequence[SavedFile]) -> list[str]:
+    """Returns a line for each file: its size, and how its predictions differ from the run's."""
+    return [_line(file) for file in saved]
+
+
+def _line(file: SavedFile) -> str:
+    check = file.check
+    if check is None:
+        return f"{file.path}: {file.num_bytes:,} bytes"
+    same = "predicts as the run's model does" if check.is_same else "its predictions differ"
+    largest = check.largest_difference
+    how_far = "some of them not finite,"
+    if largest is not None:
+        how_far = f"by {largest:.2g} at most"
+    line = (
+        f"{file.path}: {file.num_bytes:,} bytes; {same}, {how_far} on {check.num_examples} test "
+        "examples"
+    )
+    return f"{line}; {_cost(check)}" if not check.is_same else line
+
+
+def _cost(check: FileCheck) -> str:
+    """Returns what the domain that loses most loses."""
+    losses = [
+        (abs(values["file"] - values["run"]), domain, measure, values)
+        for domain, measures in check.domains.items()
+        for measure, values in measures.items()
+        if measure not in ("examples", "loss") and None not in values.values()
+    ]
+    if not losses:
+        return "there is no metric"
+    most, domain, measure, values = max(losses, key=lambda loss: loss[0])
+    if most == 0:
+        return "no domain's metrics change"
+    return f"{measure} of {domain} changes most, {values['run']:.4g} to {values['file']:.4g}"
+
+
+def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
+    """Returns what result.json of a run holds, None if it is that of another round."""
+    if not folder.result.exists():
+        return None
+    result = read_json(folder.result)
+    return result if result.get("rounds") == round_num else None
+
+
+def _trained_with(folder: RunFolder) -> dict[str, Any]:
+    """Returns the digests of the data, the vocabulary and the code that the run was made of."""
+    return read_json(folder.fingerprint) if folder.fingerprint.exists() else {}
+
+
+def alphas(models: Mapping[str, ModelWeights]) -> dict[str, np.ndarray]:
+    """Returns alpha of each model of a run, float32 [q]."""
+    return {name: np.asarray(weights.trainable[0]) for name, weights in models.items()}
+
+
+def write_alphas(folder: Path, model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> None:
+    """Writes alpha.csv, a row per predictor, and plots/alpha.png.
+
+    Raises:
+        UserError: If they cannot be written.
+    """
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(["predictor", *(f"alpha ({name})" for name in by_model)])
+    for k, name in enumerate(model.names):
+        writer.writerow([name, *(f"{alpha[k]:.9g}" for alpha in by_model.values())])
+    write_text(folder / "alpha.csv", content.getvalue())
+    save(alpha_figure(model, by_model), folder / "plots" / "alpha.png")
+
+
+def alpha_table(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> str:
+    """Returns a table of the predictors that weigh most in the main model."""
+    order = _by_weight(by_model)
+    rows = [[model.names[k], *(alpha[k] for alpha in by_model.values())] for k in order[:_SHOWN]]
+    left = order[_SHOWN:]
+    if len(left):
+        sums = [alpha[left].sum() for alpha in by_model.values()]
+        rows.append([f"{len(left)} others", *sums])
+    headers = ["base predictor", *(f"alpha ({name})" for name in by_model)]
+    table: str = tabulate(rows, headers=headers, floatfmt=".4f")
+    return table
+
+
+def alpha_figure(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> Figure:
+    """Returns bars of the predictors that weigh most."""
+    order = _by_weight(by_model)[:_DRAWN][::-1]
+    figure = new_figure(8, 1.5 + 0.25 * len(order))
+    axes = figure.subplots()
+    places, height = np.arange(len(order)), 0.8 / len(by_model)
+    for i, (name, alpha) in enumerate(by_model.items()):
+        own, label, at = look(i), plain_text(name), places - i * height
+        axes.barh(at, alpha[order], height, color=own.color, hatch=own.hatch, label=label)
+    names = short_names([model.names[k] for k in order], _NAME_WIDTH)
+    axes.set_yticks(places, list(map(plain_text, names)), fontsize="small")
+    axes.set(xlabel="weight alpha of a base predictor")
+    draw_grid(axes, "x")
+    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
+    return figure
+
+
+def _by_weight(by_model: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.argsort(-next(iter(by_model.values())), kind="stable")

@@ -1,0 +1,390 @@
+"""A run with every value resolved; its JSON; how two runs differ.
+
+What a run is, as flags: a task, an algorithm and an aggregation with their settings, and a rest.
+
+Settings are one flat name space of flags. Whose they are is decided here: a flag that none of the
+chosen ones has is refused, as it would do nothing.
+"""
+
+import dataclasses
+import types
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.aggregations.aggregation import Aggregation
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
+from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
+from tff_agnostic.data.clients import FirstExamples
+from tff_agnostic.data.sampling import SIZES_BY_CHANCE
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import file_digest
+from tff_agnostic.models.keras import computing_in, freeze
+from tff_agnostic.run.options import (
+    RunConfig,
+    absolute,
+    algorithm_of_flag,
+    algorithm_options,
+    by_flag,
+    complete,
+    initial_file,
+    made_of,
+    path_fields,
+    path_of,
+    with_absolute_paths,
+    without_effect,
+)
+from tff_agnostic.settings import Settings, check_effective, flag_of
+from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
+from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
+
+PLACES_OF_DATA = ("data_dir", "data")
+# Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
+FORMAT = 8
+# Said first where runs differ.
+_CHIEF = ("task", "algorithm", "aggregation")
+# What a run that goes on may have otherwise, and what is told of it.
+CHANGEABLE: Mapping[str, str] = {
+    flag_of(field): field.metadata["may_change"]
+    for field in dataclasses.fields(RunConfig)
+    if "may_change" in field.metadata
+}
+
+
+def flag_text(value: Any) -> str:
+    """Returns a value of a flag as it is typed."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """A run, resolved: no value is left to a default.
+
+    Attributes:
+        task: Name of the task.
+        task_options: Every option of the task.
+        data_dir: Folder with the task's files, absolute.
+        data: The client store, absolute.
+        config: What every run has.
+        algorithm: Settings of the algorithm, an instance of its spec's `options`.
+        aggregation: Settings of the aggregation.
+        privacy: Settings of differential privacy.
+        given: Flags of the settings that a user gave, whatever their values.
+    """
+
+    task: str
+    task_options: Mapping[str, Any]
+    data_dir: Optional[str]
+    data: Optional[str]
+    config: RunConfig
+    algorithm: Any
+    aggregation: Any
+    privacy: Any = Settings()
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the values of all settings but the task's, by flag."""
+        parts = (self.config, self.algorithm, self.aggregation, self.privacy)
+        return {name: value for part in parts for name, value in by_flag(part).items()}
+
+    def flags(self) -> dict[str, Any]:
+        """Returns every flag and its value; what config.json holds."""
+        options = {f: self.task_options[name] for f, name in option_flags(self.task).items()}
+        flags = {"task": self.task, "data_dir": self.data_dir, "data": self.data, **options}
+        for name, value in self.settings().items():
+            flags[name] = list(value) if isinstance(value, tuple) else value
+        return flags
+
+    def build_aggregation(self) -> Aggregation:
+        """Returns the aggregation, without the noise of private training."""
+        return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
+
+    def fingerprint(self, task: Task) -> dict[str, str]:
+        """Returns what the run depends on beside its settings; complete once it was built.
+
+        Args:
+            task: Its task, loaded.
+        """
+        parts = (self.config, self.algorithm)
+        paths = {f.name: getattr(part, f.name) for part in parts for f in path_fields(part)}
+        # What several paths name is part of the task: what is in them, and not how.
+        of_files = {
+            name: file_digest(Path(path)) for name, path in paths.items() if isinstance(path, str)
+        }
+        return {**task.fingerprint, **algorithm_fingerprint(self.config.algorithm), **of_files}
+
+    def load_task(self) -> Task:
+        """Loads the task, with the ensemble as its model if the algorithm mixes predictors.
+
+        See `tasks.registry.load_task`.
+        """
+        context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
+        with computing_in(self.config.precision):
+            task = load_task(self.task, self.task_options, context)
+            mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
+            task = with_base_predictors(mixing, self.algorithm)
+        model = freeze(task.model, self.config.frozen_layers)
+        task = dataclasses.replace(task, model=model)
+        if self.config.max_examples is None:
+            return task
+        return dataclasses.replace(task, train=FirstExamples(task.train, self.config.max_examples))
+
+
+def path_flags(spec: RunSpec) -> set[str]:
+    """Returns the flags of a run that say where files lie."""
+    paths = {*PLACES_OF_DATA}
+    paths.update(option_flag(spec.task, f) for f in path_fields(TASKS[spec.task].options))
+    paths.update(flag_of(f) for part in (spec.config, spec.algorithm) for f in path_fields(part))
+    return paths
+
+
+def resolve(
+    task: str,
+    given: Mapping[str, Any],
+    task_options: Mapping[str, Any],
+    data_dir: Optional[Path] = None,
+    data: Optional[Path] = None,
+    inherited: Optional[Mapping[str, Any]] = None,
+    shared: Mapping[str, Any] = types.MappingProxyType({}),
+) -> RunSpec:
+    """Fills what was not given: first from the task's defaults, then from the settings' own.
+
+    Args:
+        task: Name of the task.
+        given: Settings that the user gave, by flag.
+        task_options: Options of the task that were given.
+        data_dir: Folder with the task's files.
+        data: The client store.
+        inherited: Settings of an earlier run, which what was given replaces.
+        shared: Settings that were given for several runs, and need not have an effect on this one.
+
+    Raises:
+        UserError: If a name is unknown, a value is out of range, or something that was given has no
+            effect.
+    """
+    spec = TASKS[task]
+    before = spec.defaults if inherited is None else {**spec.defaults, **inherited}
+    wanted = {**shared, **given}
+    name = wanted.get("algorithm", before.get("algorithm", RunConfig.algorithm))
+    if is_user_file(name):
+        name = absolute(Path(name))
+    tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
+    values = {**before, **tuned, **wanted, "algorithm": name}
+    config = made_of(RunConfig, values)
+    if config.initial_model is not None and "initial_model" in wanted:
+        # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
+        config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
+    run = RunSpec(
+        task,
+        dataclasses.asdict(with_absolute_paths(spec.options(**task_options))),
+        absolute(data_dir),
+        absolute(data),
+        config,
+        with_absolute_paths(algorithm_options(name, values)),
+        made_of(AGGREGATIONS[config.aggregation].options, values),
+        made_of(PRIVACIES[config.privacy].options, values),
+        frozenset(wanted),
+    )
+    check_given(run, given)
+    return run
+
+
+def from_flags(flags: Mapping[str, Any]) -> RunSpec:
+    """Returns the spec whose `flags()` these are, or those of an earlier release.
+
+    Raises:
+        UserError: If the task is unknown, or a value is out of range or of another type.
+        KeyError: If a flag is missing that the release had which wrote them.
+    """
+    for flag in ("task", "data_dir", "data"):
+        if not isinstance(flags[flag], (str, type(None))):
+            raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
+    is_of_now = flags.get("format", 1) == FORMAT
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
+    task, options = task_of_flags(flags, is_of_now)
+    config = made_of(RunConfig, complete(RunConfig, values, is_of_now))
+    aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
+    privacy = PRIVACIES[config.privacy].options
+    return RunSpec(
+        task,
+        options,
+        flags["data_dir"],
+        flags["data"],
+        config,
+        algorithm_options(config.algorithm, complete(algorithm.options, values, is_of_now)),
+        made_of(aggregation.options, complete(aggregation.options, values, is_of_now)),
+        made_of(privacy, complete(privacy, values, is_of_now)),
+    )
+
+
+def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
+    """Refuses settings that were given but have no effect on a run.
+
+    Args:
+        run: The run.
+        given: What the user gave, by flag.
+
+    Raises:
+        UserError: Naming the first such flag and what it needs.
+    """
+    parts = (run.config, run.algorithm, run.aggregation, run.privacy)
+    fields = [{flag_of(field): field.name for field in dataclasses.fields(p)} for p in parts]
+    for flag in given:
+        part = next((k for k, names in enumerate(fields) if flag in names), None)
+        if part is None:
+            raise UserError(without_effect(flag, run.config))
+        check_effective(parts[part], [fields[part][flag]])
+
+
+def check_given_somewhere(runs: Sequence[RunSpec], given: Mapping[str, Any]) -> None:
+    """Refuses settings that were given but have no effect on any of several runs.
+
+    Raises:
+        UserError: Naming the first such flag and what it needs in the first run.
+    """
+    for flag, value in given.items():
+        errors = []
+        for run in runs:
+            try:
+                check_given(run, {flag: value})
+            except UserError as e:
+                errors.append(e)
+        if len(errors) == len(runs):
+            raise errors[0]
+
+
+def inheriting(
+    earlier: RunSpec,
+    given: Mapping[str, Any],
+    task_options: Mapping[str, Any],
+    data_dir: Optional[Path],
+    data: Optional[Path],
+) -> RunSpec:
+    """Returns the run that is as an earlier one wherever nothing else is given.
+
+    Args:
+        earlier: The earlier run.
+        given: Settings that the user gave, by flag.
+        task_options: Options of its task that were given.
+        data_dir: Folder with the task's files, if it was given.
+        data: The client store, if it was given.
+
+    Raises:
+        UserError: As `resolve` does.
+    """
+    return resolve(
+        earlier.task,
+        given,
+        {**earlier.task_options, **task_options},
+        data_dir or path_of(earlier.data_dir),
+        data or path_of(earlier.data),
+        inherited=earlier.settings(),
+    )
+
+
+def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) -> list[str]:
+    """Returns what makes a run another one than the earlier one, such as "--seed is 0 there...".
+
+    Args:
+        earlier: The earlier run.
+        spec: The run.
+        known_content: Names in the fingerprint of the earlier run: files that it knows may be
+            anywhere, as whoever reads them compares what is in them.
+    """
+    there, here = earlier.flags(), spec.flags()
+    free = {*CHANGEABLE, *_found_by_content(spec, known_content)}
+    # What only one of them has belongs to another algorithm or aggregation, which is told.
+    names = sorted({*here} & {*there}, key=lambda name: (name not in _CHIEF, name))
+    different = [name for name in names if here[name] != there[name] and name not in free]
+    if {*different} & {*_CHIEF}:
+        # Another one has other defaults.
+        different = [name for name in different if name in _CHIEF or name in spec.given]
+    return [
+        f"--{name} is {shown(there[name])} there and {shown(here[name])} here" for name in different
+    ]
+
+
+def changes(earlier: RunSpec, spec: RunSpec) -> list[str]:
+    """Returns a line for each setting that has changed, as it may, and that is to be known of."""
+    there, here = earlier.settings(), spec.settings()
+    return [
+        f"--{flag} was {shown(there[flag])} until now and is {shown(here[flag])}: {told}"
+        for flag, told in CHANGEABLE.items()
+        if told and there[flag] != here[flag]
+    ]
+
+
+def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
+    """Returns the flags of files of which the content is known."""
+    by_flag = {"data": DATA, "data_dir": DATA}
+    for field in path_fields(TASKS[spec.task].options):
+        by_flag[option_flag(spec.task, field)] = field.name
+    for part in (spec.config, spec.algorithm):
+        by_flag.update((flag_of(field), field.name) for field in path_fields(part))
+    return {flag for flag, name in by_flag.items() if name in known_content}
+
+
+def shown(value: Any) -> str:
+    """Returns a setting's value as messages have it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "not given" if value is None else str(value)
+
+
+def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks the size of cohorts; the task need not be loaded.
+
+    Raises:
+        UserError: If it is less than the aggregation sums.
+    """
+    _check("clients_per_round", config.clients_per_round, aggregation)
+
+
+def check_sizes_by_chance(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
+
+    Args:
+        config: Of the run.
+        aggregation: Of its training, noise and all.
+
+    Raises:
+        UserError: If cohorts are of chance size, and a sum needs more than one client.
+    """
+    if config.cohort_sampling in SIZES_BY_CHANCE and aggregation.min_clients > 1:
+        raise UserError(
+            f"--secure_min_clients: expected 1 with --cohort_sampling={config.cohort_sampling}, of "
+            f"which a round may have a single client, found {aggregation.min_clients}"
+        )
+
+
+def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> None:
+    """Checks the number of clients of evaluations between rounds, if there is one.
+
+    Raises:
+        UserError: If it is less than the aggregation sums.
+    """
+    if config.evaluation_clients is not None:
+        _check("evaluation_clients", config.evaluation_clients, aggregation)
+
+
+def check_test_clients(task: Task, aggregation: Aggregation) -> None:
+    """Checks that a task can be evaluated.
+
+    Raises:
+        UserError: If it has fewer test clients than the aggregation sums.
+    """
+    found = len(task.test.client_ids)
+    if 0 < found < aggregation.min_clients:
+        raise UserError(
+            f"--secure_min_clients: expected at most {found}, the number of test clients, found "
+            f"{aggregation.min_clients}"
+        )
+
+
+def _check(flag: str, found: int, aggregation: Aggregation) -> None:
+    fewest = aggregation.min_clients
+    if found < fewest:
+        raise UserError(f"--{flag}: expected at least --secure_min_clients={fewest}, found {found}")

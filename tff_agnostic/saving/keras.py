@@ -1,0 +1,235 @@
+"""Keras files: the same bytes for the same model, loaded in one place, and told apart."""
+
+import contextlib
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import atomic_file
+from tff_agnostic.models.keras import as_in_keras
+from tff_agnostic.models.keras_export import classes_of, foreign_layers, plain_keras
+from tff_agnostic.models.keras_variables import layers_of, name_layers_afresh
+from tff_agnostic.saving.keras_guard import NotPlain, plain_file
+from tff_agnostic.saving.trained_model import TrainedModel
+
+_METADATA = "metadata.json"
+_CONFIG = "config.json"
+_DATE = "date_saved"
+_SHARED = "shared_object_id"
+# How their names end.
+KERAS_FILES = (".keras", ".h5")
+# Where the configuration of a Keras model names layers.
+_NAMING = ("name", "inbound_nodes", "input_layers", "output_layers")
+# What `NotPlain` is told with, and what mends it.
+_EXPECTED = "a Keras model of Keras' own layers and of numbers"
+_MEND = "--trust loads it, and lets it run code: for files of people you trust"
+_OURS = "tff_agnostic."
+
+
+def keras_archive(keras_model: tf.keras.Model) -> bytes:
+    """Returns the content of the .keras file of a model: equal models have equal bytes.
+
+    Raises:
+        Exception: Whatever Keras, or a layer of a user's, raises where it cannot be saved.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        keras_model.save(path, save_format="keras")
+        return _without_circumstances(path.read_bytes())
+
+
+def _without_circumstances(content: bytes) -> bytes:
+    """Returns a .keras file without dates, and with small numbers in place of addresses."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(found, "w") as target:
+        for name in sorted(source.namelist()):
+            # Without a date it is that of the format's first day.
+            target.writestr(zipfile.ZipInfo(name), _REWRITTEN.get(name, bytes)(source.read(name)))
+    return found.getvalue()
+
+
+def _undated(metadata: bytes) -> bytes:
+    return json.dumps({k: v for k, v in json.loads(metadata).items() if k != _DATE}).encode()
+
+
+def _renumbered(config: bytes) -> bytes:
+    numbers: dict[int, int] = {}
+
+    def renumber(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renumber(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: numbers.setdefault(item, len(numbers)) if key == _SHARED else renumber(item)
+            for key, item in value.items()
+        }
+
+    return json.dumps(renumber(json.loads(config))).encode()
+
+
+_REWRITTEN = {_METADATA: _undated, _CONFIG: _renumbered}
+
+
+def read_keras(
+    file: Path, classes: Mapping[str, Any], flag: str, trust: bool = False
+) -> tf.keras.Model:
+    """Reads a Keras model that a user names.
+
+    Args:
+        file: A .keras or .h5 file.
+        classes: Classes of layers that it may have beside Keras' own, by name.
+        flag: What names the file, for messages.
+        trust: Whether the file may run code.
+
+    Raises:
+        UserError: If Keras cannot load it, or it is not trusted and holds more than a model.
+    """
+    try:
+        return load_keras(file, classes, trust)
+    except NotPlain as e:
+        raise UserError(f"{flag}: {file}: expected {_EXPECTED}, found {e} ({_MEND})") from e
+    # Keras raises errors of many kinds.
+    except Exception as e:
+        line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        raise UserError(
+            f"{flag}: expected a Keras model, cannot load {file} ({line.strip()})"
+        ) from e
+
+
+def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> tf.keras.Model:
+    """Loads a Keras file: nothing else here does.
+
+    Args:
+        file: A .keras or .h5 file.
+        classes: Classes of layers that it may have beside Keras' own, by name.
+        trust: Whether the file may run code, and is loaded whatever it holds.
+
+    Raises:
+        NotPlain: If it is not trusted, and holds more than Keras' own layers and numbers.
+        Exception: Whatever Keras raises.
+    """
+    if trust:
+        return tf.keras.models.load_model(file, classes, compile=False, safe_mode=False)
+    with plain_file(file, classes) as source:
+        return tf.keras.models.load_model(source, classes, compile=False)
+
+
+def architecture_text(keras_model: tf.keras.Model) -> str:
+    """Returns a text that two models share if they compute the same of equal weights.
+
+    Names of layers, which count up in the process that made a model, are not in it. Of a model
+    without a configuration it is its class and the shapes of its weights.
+    """
+    try:
+        config = keras_model.get_config()
+    except NotImplementedError:
+        kind = type(keras_model)
+        shapes = [list(weight.shape) for weight in keras_model.weights]
+        return f"{kind.__module__}.{kind.__qualname__} {shapes}"
+    names = {layer.name: f"layer {k}" for k, layer in enumerate(layers_of(keras_model))}
+    return json.dumps(_renamed(config, names, False), sort_keys=True, default=str)
+
+
+def _renamed(value: Any, names: dict[str, str], is_naming: bool) -> Any:
+    if isinstance(value, dict):
+        return {k: _renamed(v, names, is_naming or k in _NAMING) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_renamed(v, names, is_naming) for v in value]
+    return names.get(value, value) if is_naming and isinstance(value, str) else value
+
+
+class NotForKeras(UserError):
+    """A model cannot be a .keras file.
+
+    Attributes:
+        reason: Why, in a line without a flag.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"--format=keras: {reason}")
+        self.reason = reason
+
+
+def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
+    """Returns the Keras model of a model, with the trained values and of Keras' own layers.
+
+    Raises:
+        NotForKeras: If one of this package's layers is in it where nothing can take its place.
+    """
+    keras_model = trained.model.keras_model
+    if keras_model is None:
+        raise NotForKeras("expected a model made of a Keras model, found none")
+    weights = as_in_keras(trained.weights, trained.model.frozen)
+    for variables, values in (
+        (keras_model.trainable_weights, weights.trainable),
+        (keras_model.non_trainable_weights, weights.non_trainable),
+    ):
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+    # What is built now has the same names wherever and whenever it is.
+    name_layers_afresh()
+    plain = plain_keras(keras_model)
+    ours = {n: kind for n, kind in foreign_layers(plain).items() if kind.startswith(_OURS)}
+    if ours:
+        name, kind = next(iter(ours.items()))
+        raise NotForKeras(
+            f"expected {kind.rpartition('.')[2]} layers where Keras' own can take "
+            f"their place, found {name} within another layer or a subclassed model: "
+            "--format=saved_model and --format=tflite save it as it is"
+        )
+    return plain
+
+
+def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
+    """Writes the file.
+
+    Returns:
+        The layers for which whoever loads it needs the user's code, if there are any.
+
+    Raises:
+        NotForKeras: If Keras cannot save the model.
+        UserError: If the file cannot be written.
+    """
+    with _keras_errors():
+        keras_model = with_trained_weights(trained)
+        content = keras_archive(keras_model)
+    with atomic_file(path) as file:
+        file.write(content)
+    custom = foreign_layers(keras_model)
+    return {"layers_that_need_code": custom} if custom else {}
+
+
+def load(path: Path, trained: TrainedModel) -> Any:
+    """Returns the saved model as a function of x.
+
+    Raises:
+        NotForKeras: If Keras cannot load what it saved, as where a layer has no `get_config`.
+    """
+    assert trained.model.keras_model is not None
+    with _keras_errors():
+        keras_model = load_keras(path, classes_of(trained.model.keras_model))
+    return lambda x: keras_model(x, training=False)
+
+
+@contextlib.contextmanager
+def _keras_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UserError):
+        # Of the disk, say, which is no matter of the model; or it is told already.
+        raise
+    # Keras raises errors of many kinds, and so may layers of a user's.
+    except Exception as e:
+        line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        raise NotForKeras(
+            f"Keras cannot save and load this model ({line.strip()}); "
+            "--format=saved_model needs none of its layers' code"
+        ) from e

@@ -1,0 +1,236 @@
+"""A trained model as a SavedModel, and what that can be asked."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.models.losses import takes_scores
+from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.saving.trained_model import (
+    OUTPUT,
+    TrainedModel,
+    inputs_by_name,
+    inputs_of,
+    outputs_by_name,
+)
+from tff_agnostic.text_ids import TokenIds
+
+PREDICT = "predict"
+DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+NEXT_WORDS = "next_words"
+# How many words are proposed where nobody says.
+_DEFAULT_BEST = 3
+_TEXT = tf.TensorSpec([None], tf.string, name="text")
+
+
+def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
+    """Writes the folder; returns the inputs and outputs of its signatures."""
+    served = ServedModel(trained)
+    signatures = served.signatures()
+    # Nobody differentiates it, and the gradients of recurrent layers are large.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    with tensorflow_writes():
+        tf.saved_model.save(served, str(path), signatures, options)
+    return {
+        "signatures": {
+            name: {
+                "inputs": _described(dict(f.structured_input_signature[1])),
+                "outputs": _described(f.structured_outputs),
+            }
+            for name, f in signatures.items()
+        }
+    }
+
+
+def load(path: Path, trained: TrainedModel) -> Any:
+    """Returns the saved model as a function of x."""
+    loaded = tf.saved_model.load(str(path))
+    predict = loaded.signatures[PREDICT]
+    structure = trained.output_structure()
+    names = trained.output_names()
+
+    def of_x(x: Any) -> Any:
+        # The signature does not hold the variables that it reads: `loaded` does.
+        _ = loaded
+        found = predict(**{n: tf.convert_to_tensor(v) for n, v in inputs_by_name(x).items()})
+        return tf.nest.pack_sequence_as(structure, [found[name] for name in names])
+
+    return of_x
+
+
+def _described(specs: dict[str, Any]) -> dict[str, str]:
+    return {name: f"{spec.dtype.name}{spec.shape.as_list()}" for name, spec in specs.items()}
+
+
+class ServedModel(tf.Module):
+    """A trained model whose weights are variables, as SavedModels and TFLite take it.
+
+    Args:
+        trained: The model.
+    """
+
+    def __init__(self, trained: TrainedModel) -> None:
+        super().__init__()
+        self._trained = trained
+        self._trainable = [tf.Variable(w) for w in trained.weights.trainable]
+        self._fixed = [tf.Variable(w, trainable=False) for w in trained.weights.non_trainable]
+        self._table: Optional[tf.lookup.StaticHashTable] = None
+
+    def predict(self, x: Any) -> Any:
+        """Returns the predictions of n examples."""
+        return self._trained.predict(x, ModelWeights(self._trainable, self._fixed))
+
+    def predict_function(self, num_examples: Optional[int] = None) -> Any:
+        """Returns a concrete function from inputs by name to predictions by name."""
+        spec = self._trained.model.example_spec["x"]
+
+        @tf.function
+        def predict(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            return outputs_by_name(self.predict(inputs_of(spec, inputs)))
+
+        return predict.get_concrete_function(**self._trained.input_specs(num_examples))
+
+    def signatures(self) -> dict[str, Any]:
+        """Returns the signatures by name.
+
+        `predict` maps inputs to the model's raw predictions. `serving_default` is the same, with
+        `probabilities` [n, classes], `class` int32 [n] and, if classes have names, `class_name`
+        [n] of a classifier; of texts with a label it takes texts [n]. Of a next-word model it is
+        `next_words`: texts [n] to `words` and `probabilities` [n, k], with k as it is given, or 3.
+        """
+        predict = self.predict_function()
+        found = {PREDICT: predict, DEFAULT: predict}
+        outputs = self._trained.output_structure()
+        if not tf.is_tensor(outputs):
+            return found
+        scores = takes_scores(self._trained.model.loss)
+        reads_texts = self._reads_texts()
+        if outputs.shape.rank == 3 and reads_texts and scores:
+            found.update(self._next_words())
+        elif outputs.shape.rank <= 2 and (reads_texts or scores is not None):
+            answers = functools.partial(self._answers, scores)
+            found[DEFAULT] = (self._of_texts if reads_texts else self._of_inputs)(answers)
+        return found
+
+    def _reads_texts(self) -> bool:
+        spec = self._trained.model.example_spec["x"]
+        are_ids = isinstance(spec, tf.TensorSpec) and spec.dtype == tf.int32
+        return self._trained.words is not None and are_ids and spec.shape.rank == 2
+
+    def _answers(self, are_scores: Optional[bool], x: Any) -> dict[str, tf.Tensor]:
+        """Returns what is told of n examples: classes too, where the loss is one of classes."""
+        predictions, names = self.predict(x), self._trained.class_names
+        if are_scores is None:
+            return {OUTPUT: predictions}
+        probabilities = class_probabilities(predictions, are_scores)
+        best = tf.argmax(probabilities, axis=-1, output_type=tf.int32)
+        answer = {OUTPUT: predictions, "probabilities": probabilities, "class": best}
+        if names is not None and len(names) == probabilities.shape[-1]:
+            answer["class_name"] = tf.gather(tf.constant(names), best)
+        return answer
+
+    def _of_inputs(self, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
+        spec = self._trained.model.example_spec["x"]
+
+        @tf.function
+        def of_inputs(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            return answers(inputs_of(spec, inputs))
+
+        return of_inputs.get_concrete_function(**self._trained.input_specs())
+
+    def _of_texts(self, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
+        (_, length), (ids, table) = self._trained.model.example_spec["x"].shape, self._vocabulary()
+
+        @tf.function(input_signature=[_TEXT])
+        def of_texts(text: tf.Tensor) -> dict[str, tf.Tensor]:
+            return answers(_first_words(table, text, ids, length))
+
+        return of_texts.get_concrete_function()
+
+    def _vocabulary(self) -> tuple[TokenIds, tf.lookup.StaticHashTable]:
+        """Returns the ids of the model's words, and a table from words to ids."""
+        words = self._trained.words
+        assert words is not None
+        ids = TokenIds(len(words))
+        keys, values = tf.constant(list(words)), tf.range(1, len(words) + 1)
+        # An attribute: what a signature reads has to be held by what is saved.
+        self._table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(keys, values), ids.oov
+        )
+        return ids, self._table
+
+    def _next_words(self) -> Mapping[str, Any]:
+        (_, length), (ids, table) = self._trained.model.example_spec["x"].shape, self._vocabulary()
+        words = self._trained.words
+        assert words is not None
+
+        def answer(text: tf.Tensor, best: tf.Tensor) -> dict[str, tf.Tensor]:
+            x, last = _begins(table, text, ids, length)
+            scores = tf.gather(self.predict(x), last, batch_dims=1)
+            # Neither padding nor marks can be typed: words only.
+            of_words = tf.nn.softmax(scores)[:, 1 : ids.vocabulary_size + 1]
+            found = tf.math.top_k(of_words, tf.minimum(best, ids.vocabulary_size))
+            return {
+                "words": tf.gather(tf.constant(list(words)), found.indices),
+                "probabilities": found.values,
+            }
+
+        asked: Any = tf.function(lambda text, k: answer(text, k))
+        default: Any = tf.function(lambda text: answer(text, tf.constant(_DEFAULT_BEST)))
+        return {
+            NEXT_WORDS: asked.get_concrete_function(
+                text=_TEXT, k=tf.TensorSpec([], tf.int32, name="k")
+            ),
+            DEFAULT: default.get_concrete_function(text=_TEXT),
+        }
+
+
+def class_probabilities(predictions: tf.Tensor, are_scores: bool) -> tf.Tensor:
+    """Returns the probability of each class, float [n, classes].
+
+    Args:
+        predictions: A number for each class, [n, classes]; or [n] or [n, 1], of the second of two.
+        are_scores: Whether they are scores, or probabilities.
+    """
+    if predictions.shape.rank == 2 and predictions.shape[1] != 1:
+        return tf.nn.softmax(predictions) if are_scores else predictions
+    second = tf.reshape(predictions, [-1, 1])
+    second = tf.sigmoid(second) if are_scores else second
+    return tf.concat([1 - second, second], axis=1)
+
+
+def _first_words(
+    table: tf.lookup.StaticHashTable, text: tf.Tensor, ids: TokenIds, length: int
+) -> tf.Tensor:
+    """Returns ids of the first T words of texts, int32 [n, T], as training has them."""
+    of_words = tf.ragged.map_flat_values(table.lookup, tf.strings.split(text))
+    return of_words.to_tensor(default_value=ids.pad, shape=[None, length])
+
+
+def _begins(
+    table: tf.lookup.StaticHashTable, text: tf.Tensor, ids: TokenIds, length: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns texts as training has them, int32 [n, T], and the position of each one's last id.
+
+    Words are what spaces separate. Of a text with too many, the last T - 1 are taken.
+    """
+    split = tf.strings.split(text)
+    of_words = tf.ragged.map_flat_values(table.lookup, split)
+    # A slice from the end would be empty where nothing is to be taken.
+    start = tf.maximum(split.row_lengths() - (length - 1), 0)
+    kept = tf.ragged.boolean_mask(
+        of_words,
+        tf.ragged.map_flat_values(
+            lambda position, first: position >= first,
+            tf.ragged.range(split.row_lengths()),
+            tf.repeat(start, split.row_lengths()),
+        ),
+    )
+    begin = tf.fill([tf.shape(text)[0], 1], ids.bos)
+    rows = tf.concat([begin, kept], axis=1)
+    x = rows.to_tensor(default_value=ids.pad, shape=[None, length])
+    return x, tf.cast(rows.row_lengths() - 1, tf.int32)

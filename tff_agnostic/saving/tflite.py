@@ -1,0 +1,121 @@
+"""A trained model for TensorFlow Lite, plain or quantised, which takes an example at a time."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tff_agnostic.boosting.ensemble import EnsembleModel
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import atomic_file
+from tff_agnostic.models.keras_variables import layers_of
+from tff_agnostic.models.model import Model
+from tff_agnostic.models.tflite_files import custom_op_names
+from tff_agnostic.registry import Registry
+from tff_agnostic.saving.saved_model import ServedModel
+from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
+
+NOT_QUANTIZED = "none"
+
+
+def _leave(converter: tf.lite.TFLiteConverter) -> None:
+    del converter
+
+
+def _int8(converter: tf.lite.TFLiteConverter) -> None:
+    # TFLite's dynamic range: weights of at least 1,024 numbers, in 8 bits; sums in float32.
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+
+
+def _float16(converter: tf.lite.TFLiteConverter) -> None:
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.target_spec.supported_types = [tf.float16]
+
+
+# What weights are stored in -> how the converter is told.
+QUANTIZATIONS: Registry[Callable[[tf.lite.TFLiteConverter], None]] = Registry(
+    "quantisation", {NOT_QUANTIZED: _leave, "int8": _int8, "float16": _float16}
+)
+
+
+def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> dict[str, Any]:
+    """Writes the file.
+
+    Args:
+        trained: The model.
+        path: The file.
+        quantize: A name of `QUANTIZATIONS`.
+
+    Returns:
+        TensorFlow's ops for which a device needs the Flex delegate, if there are any.
+
+    Raises:
+        UserError: If TensorFlow's converter refuses the model.
+    """
+    served = ServedModel(trained)
+    with _recurrence_as_loops(trained.model):
+        predict = served.predict_function(num_examples=1)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([predict], served)
+    converter.target_spec.supported_ops = [
+        tf.lite.OpsSet.TFLITE_BUILTINS,
+        tf.lite.OpsSet.SELECT_TF_OPS,
+    ]
+    QUANTIZATIONS[quantize](converter)
+    try:
+        content = converter.convert()
+    # Its errors have no common base, and are pages long.
+    except Exception as e:
+        line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        raise UserError(f"--format=tflite: TensorFlow cannot convert this model ({line})") from e
+    with atomic_file(path) as file:
+        file.write(content)
+    ops = custom_op_names(content)
+    return {"flex_ops": ops} if ops else {}
+
+
+@contextlib.contextmanager
+def _recurrence_as_loops(model: Model) -> Iterator[None]:
+    """Makes loops of Keras' LSTMs in what is traced while entered.
+
+    Otherwise the converter puts TensorFlow Lite's own LSTM in their place, which begins with the
+    state that the example before left, unless whoever runs the file resets its variables. A
+    subclass that overrides `call` stays as it is.
+    """
+    models = [m for m, _ in model.predictors] if isinstance(model, EnsembleModel) else [model]
+    layers = [
+        layer
+        for keras_model in (m.keras_model for m in models)
+        if keras_model is not None
+        for layer in layers_of(keras_model)
+        if isinstance(layer, tf.keras.layers.LSTM) and type(layer).call is tf.keras.layers.LSTM.call
+    ]
+    for layer in layers:
+        # That of an LSTM chooses among kernels; that of its base only steps its cell.
+        layer.call = functools.partial(tf.keras.layers.RNN.call, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.call
+
+
+def load(path: Path, trained: TrainedModel) -> Any:
+    """Returns the saved model as a function of x, which is run example by example."""
+    runner = tf.lite.Interpreter(str(path)).get_signature_runner()
+    structure, names = trained.output_structure(), trained.output_names()
+
+    def of_x(x: Any) -> Any:
+        inputs = {name: np.asarray(value) for name, value in inputs_by_name(x).items()}
+        num_examples = len(next(iter(inputs.values())))
+        rows = [
+            runner(**{name: value[k : k + 1] for name, value in inputs.items()})
+            for k in range(num_examples)
+        ]
+        outputs = [tf.constant(np.concatenate([row[name] for row in rows])) for name in names]
+        return tf.nest.pack_sequence_as(structure, outputs)
+
+    return of_x

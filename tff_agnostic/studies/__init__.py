@@ -1,0 +1,1 @@
+"""Many runs: comparisons, frontiers, searches, and plans of privacy."""

@@ -1,0 +1,352 @@
+"""report.html of a comparison, and any report again."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json, write_text
+from tff_agnostic.metrics.formatting import with_percent
+from tff_agnostic.models.model import Measure
+from tff_agnostic.reports.page import (
+    Block,
+    Line,
+    Name,
+    Number,
+    Page,
+    Paragraph,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Warnings,
+    in_line,
+    rendered,
+)
+from tff_agnostic.reports.run_page import (
+    NOT_FLAGS,
+    REPORT,
+    command_blocks,
+    data_section,
+    measure_facts,
+    server_section,
+    setting_value,
+    use_section,
+    versions_blocks,
+    write_run_report,
+)
+from tff_agnostic.reports.run_record import (
+    ABOUT,
+    RESULT,
+    data_caveats,
+    training_caveats,
+    weight_quantity,
+)
+from tff_agnostic.reports.run_sections import client_curves, curves_of
+from tff_agnostic.run.command_line import compare_command, train_command
+from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.results import measures_json
+from tff_agnostic.studies.comparison import DIFFERENCE, OVER_CLIENTS, OVERALL, WORST, trial_folder
+from tff_agnostic.studies.comparison_record import (
+    BASELINE,
+    COMPARE,
+    ComparisonRecord,
+    price_section,
+    read_comparison,
+)
+from tff_agnostic.studies.comparison_report import figure
+
+# Rows whose weights are drawn.
+_MAX_CURVES = 5
+# Warnings of one row; those of its other trials are alike.
+_MAX_OF_ROW = 3
+# Columns of a table that fit on a printed page.
+_MAX_COLUMNS = 5
+_SUMMARIES = {WORST: "worst domain", OVERALL: "all examples", DIFFERENCE: "best - worst"}
+
+
+def comparison_page(record: ComparisonRecord, command: Sequence[str]) -> Page:
+    """Returns the page.
+
+    Args:
+        record: The comparison.
+        command: The command that makes it again.
+    """
+    comparison, first = record.comparison, record.first
+    names = [comparison.label(row) for row in comparison.trials]
+    count = max(len(runs) for runs in record.runs.values())
+    return Page(
+        f"Comparison on {first.result['task']}",
+        [
+            *in_line(names),
+            f": {count} trial{'s' * (count > 1)} each. Numbers are those of compare.json: means "
+            "over the trials and, in parentheses, standard deviations.",
+        ],
+        [
+            Section("summary", "In short", summaries(record)),
+            _caveats(record),
+            Section("rows", "What was compared", [_rows(record)]),
+            use_section(comparison.domain_names),
+            data_section(first, record.is_private),
+            Section("measures", "What was measured", [measure_facts(first)]),
+            Section("domains", "Results by domain", by_domain(record)),
+            price_section(record),
+            Section("clients", "The tail of the clients", over_clients(record)),
+            Section("weights", "What domains weighed", _weights(record)),
+            _server(record),
+            Section(
+                "again",
+                "How to make it again",
+                [
+                    *command_blocks(command, record.is_private),
+                    *versions_blocks(first),
+                ],
+            ),
+        ],
+    )
+
+
+def _caveats(record: ComparisonRecord) -> Section:
+    lines: list[Line] = list(data_caveats(record.first))
+    for row, runs in record.runs.items():
+        of_row: list[Line] = []
+        for k, run in enumerate(runs):
+            for line in training_caveats(run):
+                parts = [line] if isinstance(line, (str, Name, Number)) else list(line)
+                label = Name(record.comparison.label(row))
+                of_row.append([label, f", trial {k + 1} (seed {run.result['seed']}): ", *parts])
+        more = len(of_row) - _MAX_OF_ROW
+        lines += of_row[:_MAX_OF_ROW]
+        if more > 0:
+            lines.append([Name(record.comparison.label(row)), f": {more} more of the kind."])
+    if max(map(len, record.runs.values())) == 1:
+        lines.append(
+            "There is a single trial of each row: how much another seed would change is not known."
+        )
+    return Section("caveats", "What to know first", [Warnings(lines)] if lines else [])
+
+
+def _rows(record: ComparisonRecord) -> Table:
+    settings = {row: dict(runs[0].config) for row, runs in record.runs.items()}
+    told_elsewhere = ("algorithm", "seed", *NOT_FLAGS)
+    names = dict.fromkeys(n for of in settings.values() for n in of if n not in told_elsewhere)
+    rows: list[Sequence[Line]] = []
+    for row, runs in record.runs.items():
+        own: list[Part] = []
+        for name in names:
+            if name in settings[row] and any(
+                of.get(name) != settings[row][name] for of in settings.values()
+            ):
+                own += [", "] if own else []
+                own += [f"--{name}=", setting_value(settings[row][name])]
+        about = runs[0].about
+        rows.append(
+            [
+                Name(record.comparison.label(row)),
+                f"{runs[0].result['algorithm']}"
+                + (f" ({about.get('algorithm', 'paper')})" if about.get("algorithm") else ""),
+                ", ".join(str(run.result["seed"]) for run in runs),
+                own or "-",
+            ]
+        )
+    headings = ["", "algorithm", "seeds", "settings that not all have"]
+    return Table("Every row trains on the same data", headings, rows)
+
+
+def _weights(record: ComparisonRecord) -> list[Block]:
+    quantities = {row: weight_quantity(runs[0]) for row, runs in record.runs.items()}
+    # What FedAvg has is the data's, and tells nothing of an algorithm.
+    of_data = {
+        quantity.name
+        for row, quantity in quantities.items()
+        if quantity is not None and record.runs[row][0].result["algorithm"] == BASELINE
+    }
+    blocks: list[Block] = []
+    for row, runs in record.runs.items():
+        quantity = quantities[row]
+        if quantity is None or quantity.name in of_data or not quantity.is_drawn:
+            continue
+        if len(blocks) < 2 * _MAX_CURVES:
+            label = Name(record.comparison.label(row))
+            blocks += [Paragraph([label, ", first trial:"]), curves_of(runs[0], quantity)]
+    return blocks
+
+
+def _server(record: ComparisonRecord) -> Section:
+    """Returns what the server saw, once for all rows of which the same is true."""
+    alike: dict[str, tuple[list[str], Sequence[Block]]] = {}
+    for row, runs in record.runs.items():
+        blocks = server_section(runs[0]).blocks
+        names, _ = alike.setdefault(repr(blocks), ([], blocks))
+        names.append(record.comparison.label(row))
+    found: list[Block] = []
+    for names, blocks in alike.values():
+        if len(alike) > 1:
+            found.append(Paragraph([*in_line(names), ":"]))
+        found += blocks
+    return Section("server", "What the server saw", found)
+
+
+def summaries(record: ComparisonRecord) -> list[Block]:
+    """Returns a table of each measure: the worst domain, all examples, the worst of the clients."""
+    comparison = record.comparison
+    headings = ["", *_SUMMARIES.values(), "worst tenth of clients"]
+    blocks: list[Block] = []
+    for measure in comparison.measures.values():
+        rows: list[Sequence[Line]] = [
+            [
+                Name(comparison.label(row)),
+                *(_mean(record, measure, row, summary) for summary in _SUMMARIES),
+                _mean(record, measure, row, OVER_CLIENTS, "superquantile"),
+            ]
+            for row in comparison.trials
+        ]
+        blocks.append(Table(_caption(measure, comparison.split), headings, rows))
+    return blocks
+
+
+def by_domain(record: ComparisonRecord) -> list[Block]:
+    """Returns tables and a figure of each measure; the first row's worst domain comes first."""
+    comparison = record.comparison
+    blocks: list[Block] = []
+    for measure in comparison.measures.values():
+        first = next(iter(comparison.trials))
+        sign = 1.0 if measure.higher_is_better else -1.0
+        means = {
+            n: sign * comparison.trials[first].mean(n, measure.name)
+            for n in comparison.domain_names
+        }
+        names = sorted(means, key=lambda n: (means[n] != means[n], means[n]))
+        blocks += _tables(
+            record,
+            _caption(measure, comparison.split),
+            [
+                *((Name(name), (name,)) for name in names),
+                *((title, (summary,)) for summary, title in _SUMMARIES.items()),
+            ],
+            measure,
+        )
+        blocks.append(
+            Picture(
+                functools.partial(figure, comparison, measure.name),
+                f"{measure.name} of the worst domain over the rounds, and of every domain at the "
+                "end, sorted by the first row, the worst on top; bands and error bars are one "
+                "standard deviation over the trials",
+            )
+        )
+    return blocks
+
+
+def over_clients(record: ComparisonRecord) -> list[Block]:
+    """Returns the statistics of the clients' values, and figures of them all."""
+    comparison = record.comparison
+    blocks: list[Block] = []
+    for measure in comparison.measures.values():
+        reported = (name for of in comparison.trials.values() for name in of.over_clients)
+        statistics = dict.fromkeys(reported)
+        if not statistics:
+            continue
+        caption = f"{_caption(measure, comparison.split)}, over clients, each counted once"
+        lines = [(name, (OVER_CLIENTS, name)) for name in statistics]
+        blocks += _tables(record, caption, lines, measure)
+        values = {
+            comparison.label(row): runs[0].result["client_values"][measure.name]
+            for row, runs in record.runs.items()
+            if measure.name in (runs[0].result.get("client_values") or {})
+        }
+        if values:
+            facts = record.first.measures[measure.name]
+            blocks.append(
+                Picture(
+                    functools.partial(client_curves, facts, values, comparison.split),
+                    f"{measure.name} in the first trial of each row: the share of the clients with "
+                    "a value up to that, and the mean of the clients by their number of examples",
+                )
+            )
+    return blocks
+
+
+def _tables(
+    record: ComparisonRecord,
+    caption: str,
+    lines: Sequence[tuple[Part, Sequence[str]]],
+    measure: Measure,
+) -> list[Block]:
+    """Returns a measure with a column for each row of the comparison, of few columns each."""
+    all_rows = list(record.comparison.trials)
+    parts = [all_rows[i : i + _MAX_COLUMNS] for i in range(0, len(all_rows), _MAX_COLUMNS)]
+    return [
+        Table(
+            caption if len(parts) == 1 else f"{caption} (part {k + 1} of {len(parts)})",
+            ["", *(Name(record.comparison.label(row)) for row in rows)],
+            [
+                [title, *(_mean(record, measure, row, *keys) for row in rows)]
+                for title, keys in lines
+            ],
+        )
+        for k, rows in enumerate(parts)
+    ]
+
+
+def _mean(record: ComparisonRecord, measure: Measure, row: str, *keys: str) -> Line:
+    source = record.source.below(row, *keys, measure.name)
+    mean = source.number("mean", unit=measure.unit)
+    std = source.number("std", unit=measure.unit)
+    return mean if std.value is None else [mean, " (", std, ")"]
+
+
+def _caption(measure: Measure, split: str) -> str:
+    better = "higher" if measure.higher_is_better else "lower"
+    return f"{with_percent(measure.name, measure.unit)} on the {split} clients ({better} is better)"
+
+
+def write_comparison_report(folder: Path) -> Path:
+    """Writes the report of the comparison in a folder, and returns its path.
+
+    Raises:
+        UserError: If a file is missing or damaged, or the report cannot be written.
+    """
+    row = next(iter(read_json(folder / COMPARE)), "")
+    record = read_comparison(folder, _measures(trial_folder(folder, row, 0).path))
+    specs = {
+        row: [trial_folder(folder, row, k).spec() for k in range(len(runs))]
+        for row, runs in record.runs.items()
+    }
+    path = folder / REPORT
+    write_text(path, rendered(comparison_page(record, compare_command(specs))))
+    return path
+
+
+def write_report_again(folder: Path) -> Path:
+    """Writes the report of a complete run or comparison, and returns its path.
+
+    Raises:
+        UserError: If a file is missing or damaged, or the report cannot be written.
+    """
+    if (folder / COMPARE).exists():
+        return write_comparison_report(folder)
+    return write_run_report(folder, _measures(folder), _command(folder))
+
+
+def _command(folder: Path) -> Optional[list[str]]:
+    """Returns the command of a run; None if the user's algorithm is not where it was."""
+    try:
+        return train_command(RunFolder(folder).spec())
+    except UserError:
+        return None
+
+
+def _measures(folder: Path) -> Optional[Mapping[str, Any]]:
+    """Returns what a run measured; None if it did not end.
+
+    Those of earlier releases do not say it: their task, which knows, is loaded from where its files
+    were then.
+    """
+    path = folder / RESULT
+    if not path.is_file():
+        return None
+    about = read_json(path).get(ABOUT)
+    if about is not None:
+        return about.get("measures") if isinstance(about, dict) else None
+    return measures_json(RunFolder(folder).spec().load_task())

@@ -1,0 +1,320 @@
+"""A comparison read back from its folder, and what one algorithm gains over another."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import read_json
+from tff_agnostic.metrics.formatting import cell, with_percent
+from tff_agnostic.metrics.intervals import Interval, mean_interval
+from tff_agnostic.models.model import Measure
+from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.page import (
+    DECIMALS,
+    Block,
+    Line,
+    Name,
+    Number,
+    Paragraph,
+    Part,
+    Section,
+    Source,
+    Table,
+    in_line,
+)
+from tff_agnostic.reports.run_record import RunRecord, read_run
+from tff_agnostic.studies.comparison import (
+    COMPARISON_FILE,
+    LABELS,
+    OVERALL,
+    WORST,
+    Comparison,
+    collect,
+    trial_folder,
+)
+
+COMPARE = "compare.json"
+_NUM_CLIENTS = "num_clients"
+BASELINE = "fed_avg"
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonRecord:
+    """What a comparison left.
+
+    Attributes:
+        comparison: Its trials.
+        content: compare.json.
+        runs: The trials of each row.
+    """
+
+    comparison: Comparison
+    content: Mapping[str, Any]
+    runs: Mapping[str, Sequence[RunRecord]]
+
+    @property
+    def source(self) -> Source:
+        """Where its numbers are from."""
+        return Source(COMPARE, self.content)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any of the trials was trained with differential privacy."""
+        return any(run.is_private for runs in self.runs.values() for run in runs)
+
+    @property
+    def first(self) -> RunRecord:
+        """The first trial of the first row."""
+        return next(iter(self.runs.values()))[0]
+
+
+def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) -> ComparisonRecord:
+    """Returns what a comparison left in its folder.
+
+    Args:
+        folder: The folder.
+        measures: What was measured, where the trials do not say so; see `read_run`.
+
+    Raises:
+        UserError: If a file is missing or damaged, or trials have gone on since compare.json was
+            written.
+    """
+    content, own = read_json(folder / COMPARE), read_json(folder / COMPARISON_FILE)
+    try:
+        counts = {row: _num_trials(domains) for row, domains in content.items()}
+    except (AttributeError, LookupError, StopIteration, TypeError):
+        counts = {}
+    if not counts or not all(counts.values()):
+        raise UserError(f"{folder / COMPARE}: expected rows of trials, found something else")
+    folders = {row: [trial_folder(folder, row, k) for k in range(n)] for row, n in counts.items()}
+    runs = {
+        row: [read_run(t.path, measures, f"{t.path.relative_to(folder)}/") for t in trials]
+        for row, trials in folders.items()
+    }
+    first = next(iter(runs.values()))[0]
+    measured = {
+        m.name: Measure(m.name, m.unit, m.higher_is_better, None) for m in first.measures.values()
+    }
+    fewest = {
+        row: [int(r.result.get("worst_min_examples", 1)) for r in of] for row, of in runs.items()
+    }
+    over_clients = first.result["overall"]["over_clients"].values()
+    statistics = dict.fromkeys(s for of in over_clients for s in of if s != _NUM_CLIENTS)
+    trials = {
+        row: collect(of, first.domains, measured, fewest[row], tuple(statistics))
+        for row, of in folders.items()
+    }
+    comparison = Comparison(
+        first.domains,
+        measured,
+        trials,
+        {row: str(label) for row, label in (own.get(LABELS) or {}).items()},
+        first.split,
+        max(max(numbers) for numbers in fewest.values()),
+    )
+    _check_same_trials(folder, content, comparison)
+    return ComparisonRecord(comparison, content, runs)
+
+
+def _check_same_trials(folder: Path, content: Mapping[str, Any], comparison: Comparison) -> None:
+    for row, domains in comparison.to_json().items():
+        if _trials(content[row]) != _trials(domains):
+            raise UserError(
+                f"{folder / COMPARE}: expected the results of the trials of {row} that are there, "
+                "found others: let the comparison go on to its end (--resume) first"
+            )
+    wrong = next(_different(content, comparison.to_json(), ()), None)
+    if wrong is not None:
+        keys, expected, found = wrong
+        raise UserError(
+            f"{folder / COMPARE}: {': '.join(keys):.200}: expected {expected}, which is worked out "
+            f"from the trials that are there, found {found!r:.100}: compare --resume writes the "
+            "file again"
+        )
+
+
+def _different(
+    found: Any, expected: Any, keys: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yields (keys, expected, found) of values that differ; what only one of them has does not.
+
+    An earlier release wrote less.
+    """
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key in expected:
+            if key in found:
+                yield from _different(found[key], expected[key], (*keys, key))
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for k, (one, other) in enumerate(zip(found, expected)):
+            yield from _different(one, other, (*keys, str(k)))
+    elif not _is_same(found, expected):
+        yield keys, expected, found
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
+        # Another NumPy may add up in another order.
+        return math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(found == expected)
+
+
+def _trials(domains: Mapping[str, Any]) -> dict[str, Any]:
+    return {measure: of["trials"] for measure, of in domains[OVERALL].items()}
+
+
+def _num_trials(domains: Mapping[str, Any]) -> int:
+    return len(next(iter(_trials(domains).values())))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """By how much one algorithm is better than another; negative where it is worse.
+
+    Attributes:
+        mean: Over the trials.
+        interval: Student's, of trials of the same seeds; None of fewer than two.
+    """
+
+    mean: float
+    interval: Interval
+
+
+def paired_gain(
+    ours: np.ndarray, baseline: np.ndarray, higher_is_better: bool, same_seeds: bool
+) -> Gain:
+    """Returns by how much an algorithm is better, from its trials and the baseline's.
+
+    Trials of a seed share their data, their cohorts and their first weights: their differences vary
+    less than the trials do.
+
+    Args:
+        ours: A number a trial.
+        baseline: The same.
+        higher_is_better: Whether more is better.
+        same_seeds: Whether trial k of both has the same seed; without, there is no interval.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    mean = sign * float(np.mean(ours) - np.mean(baseline))
+    if not same_seeds or len(ours) != len(baseline) or math.isnan(mean):
+        return Gain(mean, None)
+    differences = sign * (np.asarray(ours) - np.asarray(baseline))
+    return Gain(mean, mean_interval(differences, np.ones(len(differences)), mean))
+
+
+def majority(examples: Mapping[str, int]) -> Sequence[str]:
+    """Returns the fewest domains that together have more than half of the examples.
+
+    Args:
+        examples: Of each domain.
+    """
+    total, reached, found = sum(examples.values()), 0, []
+    for name in sorted(examples, key=lambda n: -examples[n]):
+        if 2 * reached > total or not examples[name]:
+            break
+        found.append(name)
+        reached += examples[name]
+    return found
+
+
+def price_section(record: ComparisonRecord) -> Section:
+    """Returns gains over FedAvg, or over the first row where FedAvg is none of them."""
+    comparison = record.comparison
+    rows = list(comparison.trials)
+    if len(rows) < 2:
+        return Section("price", "The price", [])
+    plain = (row for row in rows if record.runs[row][0].result["algorithm"] == BASELINE)
+    baseline = next(plain, rows[0])
+    label = Name(comparison.label(baseline))
+    names = _majority(record)
+    blocks: list[Block] = [
+        Paragraph(
+            [
+                "By how much each row is better than ",
+                label,
+                "; negative numbers are what somebody pays. In brackets 95% confidence intervals "
+                "over the trials (Student's, of differences between trials of the same seed).",
+            ]
+        )
+    ]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        listed = in_line(names[:3])
+        blocks.append(
+            Paragraph(
+                [
+                    "The majority: ",
+                    *listed,
+                    f"{more}, the fewest domains with more than half of the training examples.",
+                ]
+            )
+        )
+    for measure in comparison.measures.values():
+        blocks.append(_table(record, measure, baseline, names))
+    return Section("price", "The price", blocks)
+
+
+def _table(
+    record: ComparisonRecord, measure: Measure, baseline: str, names: Sequence[str]
+) -> Table:
+    lines: list[Sequence[Line]] = []
+    for row in record.comparison.trials:
+        if row == baseline:
+            continue
+        gains = {
+            d: _gain(record, measure, row, baseline, d) for d in record.comparison.domain_names
+        }
+        lost = [d for d, gain in gains.items() if gain.mean < 0]
+        paying = min(lost, key=lambda name: gains[name].mean, default="")
+        of_majority = min((gains[d] for d in names), key=lambda gain: gain.mean, default=None)
+        lines.append(
+            [
+                Name(record.comparison.label(row)),
+                _shown(_gain(record, measure, row, baseline, WORST), measure.unit),
+                "-" if of_majority is None else _shown(of_majority, measure.unit),
+                _shown(_gain(record, measure, row, baseline, OVERALL), measure.unit),
+                f"{len(lost)} of {len(gains)}",
+                [Name(paying), " ", *_shown(gains[paying], measure.unit)] if lost else "-",
+            ]
+        )
+    headings = [
+        "",
+        "worst domain",
+        "majority (its worst off)" if len(names) > 1 else "majority",
+        "all examples",
+        "domains that lose",
+        "who loses most",
+    ]
+    return Table(f"Gain in {with_percent(measure.name, measure.unit)}", headings, lines)
+
+
+def _gain(record: ComparisonRecord, measure: Measure, row: str, baseline: str, domain: str) -> Gain:
+    ours, theirs = (record.comparison.trials[name].values[domain] for name in (row, baseline))
+    seeds = [[run.result["seed"] for run in record.runs[name]] for name in (row, baseline)]
+    return paired_gain(
+        ours[measure.name], theirs[measure.name], measure.higher_is_better, seeds[0] == seeds[1]
+    )
+
+
+def _majority(record: ComparisonRecord) -> Sequence[str]:
+    domains: Any = record.first.about.get("data", "train", "domains")
+    if not domains:
+        return ()
+    return majority({name: domain["examples"] for name, domain in domains.items()})
+
+
+def _shown(gain: Gain, unit: Unit) -> list[Part]:
+    parts: list[Part] = [_signed(gain.mean, unit)]
+    if gain.interval is not None:
+        low, high = gain.interval
+        parts += [" [", _signed(low, unit), ", ", _signed(high, unit), "]"]
+    return parts
+
+
+def _signed(value: float, unit: Unit) -> Number:
+    text = cell(value, unit, DECIMALS)
+    return Number(f"+{text}" if value > 0 else text, None if value != value else value)
