@@ -26,10 +26,7 @@ sys.path.insert(0, str(ROOT))
 from fuzzing.playing import LIMITS, WATCHED, is_checked  # noqa: E402
 from fuzzing.watcher import Find, Tally, Watcher, judged  # noqa: E402
 
-from plan_runner.isolation import (
-    IsolationError,  # noqa: E402
-    run_isolated,  # noqa: E402
-)
+from plan_runner.isolation import IsolationError, run_isolated  # noqa: E402
 from plan_runner.kernel import find_kernel  # noqa: E402
 
 # Mutants that one process plays: TensorFlow keeps some memory of each graph.

@@ -25,8 +25,8 @@ MARK = "/fuzz"
 # What the process tries before the first mutant, to see that it is watched.
 WATCHED = 3
 _CHECKS = (
-    *("profiles.daf.check_graph", "profiles.secure.check_graph"),
-    *("clients.client_graph.check_graph", "clients.tflite_beside.check_tflite"),
+    *("daf.check_graph", "secure.check_graph"),
+    *("client.check_graph", "tflite.check_tflite"),
 )
 
 
