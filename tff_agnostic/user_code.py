@@ -29,6 +29,10 @@ _LONG_SECONDS = 30.0
 _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib")).resolve())
 
+# What a file of an earlier release imports may have another place today.
+_PACKAGE = __name__.partition(".")[0]
+_MOVED = "CHANGELOG.md says where modules and names are now, in its table 'before / now'"
+
 
 class UserFile:
     """A Python file, executed. What lies next to it can be imported, as by a script.
@@ -182,6 +186,8 @@ class UserFile:
             return f": {in_one_line(error)}"
         lines = traceback.format_list(frames)
         lines += traceback.format_exception_only(type(error), error)
+        if isinstance(error, ImportError) and (error.name or "").split(".")[0] == _PACKAGE:
+            lines.append(_MOVED)
         return ":\n" + "".join(lines).rstrip()
 
     def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:

@@ -37,6 +37,13 @@ def version():
     raise AssertionError("no literal __version__ in tff_agnostic/__init__.py")
 
 
+def test_what_people_know_by_its_place_stays():
+    for name in ("BUILD", "WORKSPACE", "tff_agnostic", "tests", "binaries"):
+        assert (ROOT / name).exists(), name
+    for folder in ("computations", "tasks"):
+        assert (ROOT / "tff_agnostic" / folder / "BUILD").is_file(), folder
+
+
 # --- the wheel
 
 

@@ -1,1 +1,0 @@
-"""Moves modules and definitions as `map.toml` says: see docs/development.md."""
