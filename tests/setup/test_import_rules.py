@@ -1,0 +1,86 @@
+"""Which folder may import which, and where TensorFlow Federated is used."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).absolute().parents[2]
+_PACKAGE = "tff_agnostic"
+
+# TFF's own form of rounds, their check, its executor, and plans for devices.
+_TFF_PLACES = ("computations/tff_process.py", "computations/verification.py", "runtimes/tff.py")
+# Files that use it still. The list may only become shorter.
+_TFF_STILL = {
+    "aggregations/aggregation.py",
+    "aggregations/distributed_sum.py",
+    "aggregations/private_sum.py",
+    "aggregations/secure_sum.py",
+    "algorithms/agnostic_fed_avg.py",
+    "algorithms/fed_avg.py",
+    "computations/round.py",
+    "computations/server.py",
+    "models/model.py",
+    "run/import_state.py",
+    "tasks/stored.py",
+}
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports by full names only"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _files(folder: str) -> dict[str, Path]:
+    root = _ROOT / folder
+    return {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
+
+
+def _heights() -> dict[str, int]:
+    """Returns how high each folder stands, as docs/extending.md lists them."""
+    text = " ".join((_ROOT / "docs" / "extending.md").read_text().split())
+    (line,) = re.findall(r"Imports point down this list only: (.*?);", text)
+    levels = [re.findall(r"`(\w+)`", level) for level in reversed(line.split("→"))]
+    return {folder: height for height, level in enumerate(levels) for folder in level}
+
+
+def test_imports_point_down_only():
+    heights = _heights()
+    folders = {name.split("/")[0] for name in _files(_PACKAGE) if "/" in name}
+    assert set(heights) == {*folders, "binaries"}
+    wrong = []
+    for name, path in {**_files(_PACKAGE), **_binaries()}.items():
+        own = name.split("/")[0] if "/" in name else None
+        for module in _imports(path):
+            package, _, rest = module.partition(".")
+            other = rest.split(".")[0]
+            if package != _PACKAGE or other not in heights or other == own:
+                continue
+            if own is None or heights[other] >= heights[own]:
+                wrong.append(f"{name} imports {module}")
+    assert not wrong
+
+
+def _binaries() -> dict[str, Path]:
+    return {f"binaries/{name}": path for name, path in _files("binaries").items()}
+
+
+def test_the_runner_of_plans_imports_nothing_of_the_package():
+    for name, path in _files("plan_runner").items():
+        assert not any(module.split(".")[0] == _PACKAGE for module in _imports(path)), name
+
+
+def test_tff_is_used_where_it_has_its_place():
+    using = {
+        name
+        for name, path in {**_files(_PACKAGE), **_binaries()}.items()
+        if any(module.split(".")[0] == "tensorflow_federated" for module in _imports(path))
+    }
+    others = {n for n in using if n not in _TFF_PLACES and not n.startswith("deployment/")}
+    assert others <= _TFF_STILL
+    assert others >= _TFF_STILL, "a file does without TFF now: take it out of the list"
