@@ -1,7 +1,5 @@
 """Which operations a plan's graphs may hold; refuses graphs that could do more than compute.
 
-Which operations a plan's graphs may hold.
-
 A plan is code that somebody else wrote. The lists name what may run rather than what may not: an
 operation that TensorFlow adds one day is refused until somebody has looked at it.
 """

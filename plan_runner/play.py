@@ -1,7 +1,5 @@
 """Does what the runner is asked for: verifies an export, runs its rounds, reads its state.
 
-Does what the runner is asked for: reads the export, and verifies it or runs rounds of it.
-
 What can be refused without TensorFlow is, before it is imported.
 """
 

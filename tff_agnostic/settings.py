@@ -1,6 +1,4 @@
-"""Settings: dataclass fields with ranges that become flags, and their parsing.
-
-Settings: fields of frozen dataclasses that become flags, with their ranges in the metadata.
+"""Settings: fields of frozen dataclasses that become flags, with their ranges, and their parsing.
 
 What can be chosen by name, such as an algorithm, declares its settings as such a dataclass; a flag
 exists because a field does, and has an effect where the chosen dataclass has that field.

@@ -1,8 +1,7 @@
-"""Algorithm 1 of Ro et al., with its window of counts.
+"""AgnosticFedAvg: Algorithm 1 of Ro et al. 2021, with the window of counts that scales lambda.
 
-The window of counts that lambda is scaled by (Ro et al. 2021, Algorithm 1).
-
-Pure functions on float32 vectors [p], one entry per domain, usable with NumPy arrays.
+The arithmetic is in pure functions on float32 vectors [p], one entry per domain, usable with NumPy
+arrays.
 """
 
 import dataclasses

@@ -1,6 +1,4 @@
-"""Delta-FL: settings, survey client, tail client, server.
-
-Delta-FL, Algorithm 2 of Laguel et al. 2021: models for the clients with the largest losses.
+"""Delta-FL, Algorithm 2 of Laguel et al. 2021: models for the clients with the largest losses.
 
 The paper is "A Superquantile Approach to Federated Learning with Heterogeneous Devices".
 

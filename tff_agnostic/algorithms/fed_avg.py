@@ -1,9 +1,8 @@
-"""FedAvg and its variations: target domain only, FedProx, FedAvg-Sub.
+"""FedAvg (McMahan et al. 2017) and its variations: target domain only, FedProx, FedAvg-Sub.
 
-FedAvg (McMahan et al. 2017) from the pieces of Algorithm 1 of Ro et al. 2021: alpha never moves.
-
-Uniform: alpha_i = 1 for every domain, so that beta^k is the client's number of examples.
-Target-only: alpha is 1 for one domain and 0 for the others, so that only its examples train.
+It is made of the pieces of Algorithm 1 of Ro et al. 2021, where alpha never moves. Uniform: alpha_i
+is 1 for every domain, so that beta^k is the client's number of examples. Target-only: alpha is 1
+for one domain and 0 for the others, so that only its examples train.
 
 FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2.
 

@@ -1,4 +1,4 @@
-"""FedBoost and AFLBoost.
+"""FedBoost and AFLBoost: how to mix trained predictors, of which a round sends a few.
 
 FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient [...]", figure 1.
 

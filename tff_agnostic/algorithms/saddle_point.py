@@ -1,6 +1,4 @@
-"""The game between weights and lambda: estimates of both gradients, and steps along them.
-
-Estimates of both players' gradients of the agnostic loss sum_i lambda_i L_i(w).
+"""The game of w and lambda on sum_i lambda_i L_i(w): estimates of both gradients, and steps.
 
 Source: Mohri, Sivek, Suresh 2019, section 4.2. Pure functions on float32 vectors [p].
 """

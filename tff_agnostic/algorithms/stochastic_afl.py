@@ -1,6 +1,4 @@
-"""Stochastic-AFL with its one-gradient client.
-
-Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
+"""Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
 
 Every round is one step of both players, from the same point: w descends along a gradient of
 sum_i lambda_i L_i, lambda climbs along the losses, and what is evaluated is the mean of the

@@ -1,6 +1,4 @@
-"""Where the tail of client losses begins: histogram cuts, smoothed, tracked.
-
-Where the tail of the clients' losses begins, from a histogram in sums.
+"""Where the tail of the clients' losses begins: cuts of a histogram in sums, smoothed, tracked.
 
 A level theta of Delta-FL (Laguel et al. 2021) keeps the clients with the largest losses, theta of
 their weight. The server sees no loss: each client adds its weight to the bin of its loss, and

@@ -1,6 +1,4 @@
-"""TERM over clients.
-
-TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
+"""TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
 
 It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg; with t towards infinity the client
 with the largest loss is all that matters, with t towards minus infinity the one with the smallest.

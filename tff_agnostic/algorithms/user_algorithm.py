@@ -1,12 +1,8 @@
-"""An algorithm from a user's file, checked when it is built.
+"""An algorithm of a user's own: a Python file that defines `ALGORITHM`, an `AlgorithmSpec`.
 
-An algorithm of a user's own: a Python file that defines `ALGORITHM`, an `AlgorithmSpec`.
-
-What fails in its functions is told with the user's own lines.
-
-The functions of a user's algorithm, checked where they return, told with the user's own lines.
-
-A round is traced as soon as the algorithm is built: what is wrong is known before anything runs.
+Its functions are checked where they return, and what fails in them is told with the user's own
+lines. A round is traced as soon as the algorithm is built: what is wrong is known before anything
+runs.
 """
 
 import contextlib

@@ -1,6 +1,4 @@
-"""How alpha moves: settings, broadcast, client, mirror step.
-
-How alpha moves: what is sent of the ensemble, and the step that the clients' sum gives.
+"""How alpha moves: settings, what is sent of the ensemble, the client, and the mirror step.
 
 Source: Hamer, Mohri, Suresh 2020, figures 1 and 2.
 """

@@ -1,7 +1,5 @@
 """An ensemble as a model whose only trainable weights are alpha; which models can be mixed.
 
-An ensemble as a model: its trained weights are alpha, its predictors never change.
-
 Source: Hamer, Mohri, Suresh 2020, section 2.2: h_alpha = sum_k alpha_k h_k with alpha on the
 simplex. The predictors are the model's other weights, in arrays as their form holds them.
 """

@@ -1,12 +1,9 @@
-"""Which predictors a round sends, and the gradient estimators that correct for it.
+"""Which predictors a round sends, and estimates of the gradient by alpha that correct for it.
 
-Which predictors a round sends: their probabilities gamma, and draws of a fixed size.
+Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Draws have probabilities gamma and a
+fixed size; they are pure functions on vectors [q].
 
-Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Pure functions on vectors [q].
-
-Estimates of the gradient by alpha from predictors that were sampled.
-
-The text of Hamer, Mohri, Suresh 2020 mixes the first two, and section 4.2 prints a bias that is not
+The paper's text on estimates mixes the first two, and section 4.2 prints a bias that is not
 that of either; the third is its corrected form, whose mean over all masks was enumerated. Pure
 functions on float32 [n, C], C predictors that were sent.
 """

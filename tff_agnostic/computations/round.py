@@ -1,6 +1,6 @@
-"""A round: broadcast, client work, encode, sum, decode, finish; the one loop over its steps.
+"""A round: broadcast, client work, encode, sum, decode, finish.
 
-Encode, sum, decode: the one place where an exchange meets its aggregation.
+This is the one place where an exchange meets its aggregation.
 
 Trainings, surveys and evaluations are all exchanges, and every runtime takes its functions from
 here: what the server does before and after each sum, and what a client does in between.

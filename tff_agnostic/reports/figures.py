@@ -1,6 +1,4 @@
-"""The style of figures, and curves over rounds.
-
-How all figures look: one palette, one grid, and what tells curves and bars apart.
+"""How all figures look, and curves over rounds: one palette, one grid, and what tells bars apart.
 
 The colours are those of Okabe and Ito, "Color Universal Design" (2008), which people who confuse
 red and green tell apart, without the yellow, which is too light for lines on white. Where they are

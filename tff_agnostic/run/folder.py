@@ -1,10 +1,9 @@
 """The folder of a run: read once, locked, checked, written.
 
-What a run is made of, as its folder knows it: digests, and a copy of the model it started from.
-
-Both are written before config.json, with which the folder is that of a run: one that was killed in
-between has left nothing else. The copy is for the day when the model is gone: it may be a
-checkpoint of another run, which deletes it when it goes on.
+It knows what the run is made of: digests, and a copy of the model it started from. Both are written
+before config.json, with which the folder is that of a run: one that was killed in between has left
+nothing else. The copy is for the day when the model is gone: it may be a checkpoint of another run,
+which deletes it when it goes on.
 """
 
 import contextlib

@@ -1,6 +1,4 @@
-"""A run with every value resolved; its JSON; how two runs differ.
-
-What a run is, as flags: a task, an algorithm and an aggregation with their settings, and a rest.
+"""A run with every value resolved, as flags and as JSON; how two runs differ.
 
 Settings are one flat name space of flags. Whose they are is decided here: a flag that none of the
 chosen ones has is refused, as it would do nothing.

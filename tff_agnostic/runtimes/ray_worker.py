@@ -1,6 +1,4 @@
-"""What runs in a Ray worker, and its work as bytes.
-
-What runs in a Ray worker: shards of a cohort, by traced functions that came as bytes.
+"""What runs in a Ray worker: shards of a cohort, by traced functions that came as bytes.
 
 Workers import TensorFlow but not TensorFlow Federated, which would take them seconds and memory.
 """

@@ -1,6 +1,4 @@
-"""How a cohort is cut, summed in order, and put back in order.
-
-How a cohort is cut into shards: what lanes and workers take, and what sums are made of.
+"""How a cohort is cut into shards for lanes and workers, summed in order, and put back in order.
 
 The cut is a function of the cohort alone, never of how many devices or workers there are, and
 shards are summed in their order. So any number of them gives the same bits.

@@ -1,12 +1,7 @@
-"""Grids of domain weights, the verdict, the answer in a sentence.
+"""Whether any fixed mixture of the domains helps the worst one, and whether an algorithm found it.
 
-Which mixtures of the domains are trained on: grids of fixed lambdas.
-
-Pure functions on the shares that the domains have of the training examples.
-
-Whether any mixture helps the worst domain, and whether an algorithm found it.
-
-Pure functions on arrays of the worst domain's measure, one number per trial.
+Grids of lambdas are pure functions of the shares that the domains have of the training examples;
+the verdict is a pure function of arrays of the worst domain's measure, one number per trial.
 """
 
 import dataclasses

@@ -1,6 +1,4 @@
-"""Trials shared by several processes.
-
-The trials of a search, in a database that several processes share.
+"""The trials of a search, in a database that several processes share.
 
 Whoever runs a trial has the lock of its folder. The kernel takes it away when the process ends,
 however it ends: a trial that runs on paper and has no lock is one whose process died, and the next
