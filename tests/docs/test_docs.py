@@ -28,7 +28,7 @@ PAGES = sorted(
 )
 # Read in two minutes.
 README_WORDS = 700
-# What makes a documented command quick. The last value of a flag counts.
+# What makes a documented command quick, in place of its own values of these flags.
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
 # To put clients in step takes TensorFlow longer than two such rounds.
 _STREAMED = "--client_mode=streamed"
@@ -190,7 +190,10 @@ def _run(commands: Commands, page: Path, line: str) -> str:
         if value.startswith("../shared") and not Path(value).exists():
             return value
     shortened = [flag for flag in SHORTENED[command] if flag != _STREAMED or _may_stream(arguments)]
-    outcome = commands(command, *arguments, *shortened)
+    # A command line has one value for each flag.
+    replaced = {flag.partition("=")[0] for flag in shortened}
+    kept = [argument for argument in arguments if argument.partition("=")[0] not in replaced]
+    outcome = commands(command, *kept, *shortened)
     assert outcome.status == 0, f"{line}\n{outcome.err}"
     return ""
 
