@@ -9,6 +9,7 @@ import math
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Optional
@@ -28,6 +29,8 @@ _MOST_TEXT = 1 << 28
 _MOST_INT = 1 << 63
 # The mode of files with a secret in them.
 OWNER_ONLY = 0o600
+# Between two tries for a lock.
+_TRY_AGAIN_SECONDS = 0.05
 
 
 @contextlib.contextmanager
@@ -272,12 +275,13 @@ def make_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def folder_lock(path: Path, wait: bool = False) -> Iterator[bool]:
+def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterator[bool]:
     """Keeps other processes from the same lock on a folder while entered.
 
     Args:
         path: The folder.
         wait: Whether to wait until no other process has it.
+        patience: For how many seconds to wait otherwise.
 
     Yields:
         Whether this process has it now. On a file system without locks every process has.
@@ -289,10 +293,7 @@ def folder_lock(path: Path, wait: bool = False) -> Iterator[bool]:
         descriptor = os.open(path, os.O_RDONLY)
     try:
         # The kernel takes the lock away when this process ends, however it ends.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        is_ours = True
-    except BlockingIOError:
-        is_ours = False
+        is_ours = _locked(descriptor, wait, time.monotonic() + patience)
     except OSError as e:
         # Not every file system has locks; a run must be possible there all the same.
         logging.warning("%s: cannot be kept from other processes: %s", path, e.strerror)
@@ -301,6 +302,19 @@ def folder_lock(path: Path, wait: bool = False) -> Iterator[bool]:
         yield is_ours
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, wait: bool, deadline: float) -> bool:
+    """Returns whether this process has a file's lock, which it tries for until a time."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_TRY_AGAIN_SECONDS)
+        else:
+            return True
 
 
 @contextlib.contextmanager

@@ -60,6 +60,7 @@ FLAGS_OF_BINARIES = frozenset(
         *("clients_dir", "experiment", "scale", "page", "run"),
         *("clients", "privacy_accountant", "max_participations"),
         *("min_separation", "distributed_noise", "privacy_dimension"),
+        *("audit", "audit_runs", "audit_seed"),
         *("plan", "server_state", "kind", "population", "iterations", "over_selection"),
         *("rounds_between", "training_population", "training_task_id", "every_iterations"),
         *("grid", "grid_algorithm", "grid_points", "measure", "max_hours", "max_memory_gb"),

@@ -55,6 +55,8 @@ FINGERPRINT = "fingerprint.json"
 # The setting that names the model; its digest in the fingerprint is called so, too, and the copy.
 INITIAL_MODEL = "initial_model"
 _BLOCK = 1 << 20
+# A process that was killed has its locks until its memory is freed.
+_PATIENCE_SECONDS = 3.0
 
 
 class RunFolder:
@@ -109,7 +111,7 @@ class RunFolder:
             UserError: If another process runs in it, or it cannot be made.
         """
         make_folder(self.path)
-        with folder_lock(self.path) as is_ours:
+        with folder_lock(self.path, patience=_PATIENCE_SECONDS) as is_ours:
             if not is_ours:
                 raise UserError(f"--output_dir: another process is running in {self.path}")
             self._remove_temporary_files()
