@@ -32,7 +32,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Of what is hashed: times, pictures, logs, and pages that show both.
-_LEFT_OUT = ("*.png", "*.svg", "*.html", "*/tensorboard/*", "*.lock", "*.sqlite-journal", "*.db")
+_LEFT_OUT = (
+    *("*.png", "*.svg", "*.html", "*/tensorboard/*", "*.lock", "*.sqlite-journal", "*.db"),
+    # When trials began and ended; how many minutes an experiment took.
+    *("*/studies.sqlite", "*/page.md"),
+)
 # Keys of JSON files that hold times or versions.
 _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date$")
 # Columns of CSV files that hold times.
