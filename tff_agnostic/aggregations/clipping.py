@@ -1,11 +1,8 @@
-"""Groups of values with one budget share, how they are clipped, what is done to noisy sums.
+"""Groups of values with one share of the budget, how they are clipped, and noisy sums read.
 
-What clipping leaves of a client's answer: every group within its bound, ratios as they were.
-
-Pure functions of one client's values. Whatever a client answers, be it huge or not a number, the
-sum of a group changes by no more than its bound when the client joins or leaves.
-
-What of a client's answer is clipped and noised together, and for which part of the budget.
+Clipping leaves every group within its bound, and ratios as they were, by pure functions of one
+client's values. Whatever a client answers, be it huge or not a number, the sum of a group changes
+by no more than its bound when the client joins or leaves.
 
 All that clients answer in a round is one release: every value belongs to a group, whose l2 norm is
 bounded. Noise of standard deviation z_g times the bound of group g, for all groups, is as private

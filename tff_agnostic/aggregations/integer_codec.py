@@ -1,16 +1,9 @@
-"""A group as noised integers modulo 2^b and back: rotation, rounding, widths, draws.
-
-How the values of one group travel: as integers with noise, of which only a sum is turned back.
+"""How the values of a group travel: as integers with noise, of which only a sum is turned back.
 
 A vector is scaled to a norm of c steps, rotated if it is an update, rounded, noised, and reduced
-modulo a power of two. The sum over clients takes the way back.
+modulo a power of two. The sum over clients takes the way back. Rounding keeps norms bounded.
 
-Integers that clients send: rounded so that norms stay bounded, with noise, modulo a power of 2.
-
-Everything is in steps of the grid.
-
-Randomised Hadamard transforms, which spread a vector evenly over its coordinates.
-
+The rotation is a randomised Hadamard transform, which spreads a vector evenly over its coordinates:
 y = H D x / sqrt(p), with H the Hadamard matrix of p rows, a power of two, and random signs D. Norms
 stay, and each coordinate of y is sub-Gaussian with the variance |x|^2 / p (Kairouz, Liu, Steinke
 2021, section 4), so that integers of fewer bits hold it. Signs are public.

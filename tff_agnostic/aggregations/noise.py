@@ -1,6 +1,4 @@
-"""Samplers keyed by a secret: Gaussian, tree residual, Skellam.
-
-Kinds of a server's noise: functions of the number of the release, without a state.
+"""Noise: the server's kinds, functions of the number of the release, and the clients' Skellam.
 
 `gaussian` is fresh noise for each release. `TreeResidual` is that of tree aggregation (DP-FTRL,
 Kairouz et al. 2021): after t releases the noises add up to that of the nodes of a binary tree which

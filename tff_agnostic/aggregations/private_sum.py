@@ -1,10 +1,8 @@
-"""Clipping, noise of the server, adaptive clip norms.
-
-What private sums have in common: groups that share a budget, clipping, and what follows noise.
+"""Private sums: groups that share a budget, clipping, noise of the server, adaptive clip norms.
 
 Everything that a client answers in a round is one release, in groups that share one budget; see
-`groups`. What is not noised is not sent: counters of clipped values stay at home, and where the sum
-of weights is public nobody is asked for it.
+`clipping`. What is not noised is not sent: counters of clipped values stay at home, and where the
+sum of weights is public nobody is asked for it.
 """
 
 import dataclasses

@@ -1,9 +1,7 @@
 """What a client sends after training, its bounds, and zeros in place of what is not finite.
 
-What clients of most algorithms do: train, and send an update that spoils no sum.
-
-The parts of CLIENT of Algorithm 1 (Ro et al. 2021) are in `domain_pass` and `local_training`; here
-they are put together for algorithms without a domain pass, and an answer is made of them.
+The parts of CLIENT of Algorithm 1 (Ro et al. 2021) are in `domain_losses` and `local_training`;
+here an answer is made of them.
 """
 
 import dataclasses

@@ -1,14 +1,8 @@
 """A command: its flags, what a user gave, and the command that repeats a run.
 
-Flags made from settings: of runs, runtimes, algorithms, aggregations and tasks.
-
-Each is defined once, where its dataclass is. What algorithms share is one flag; a user's algorithm
-brings its own, which are defined before the command line is parsed.
-
-Every setting that a run may have, by its flag, and whose it is.
-
-A user's algorithm brings settings of its own: the command line is searched for such files before
-its flags are defined.
+Flags are made from the settings of runs, runtimes, algorithms, aggregations and tasks. Each is
+defined once, where its dataclass is, and what algorithms share is one flag. A user's algorithm
+brings settings of its own: the command line is searched for such files before flags are defined.
 """
 
 import dataclasses
