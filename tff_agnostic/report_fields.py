@@ -1,12 +1,13 @@
 """What rounds and evaluations report, described: files, tables, plots and curves are made of this.
 
-An algorithm reports nested mappings of tensors, and describes them by mappings of the same
-structure whose leaves are `Quantity`. Nothing downstream reads names of quantities apart.
+A report is nested mappings of tensors. Mappings of the same structure, whose leaves are `Quantity`,
+describe it. Nothing downstream takes the name of a quantity apart.
 """
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional
 
 
@@ -63,6 +64,17 @@ class Quantity:
 
 # Nested mappings, as those of a report; their leaves are `Quantity`.
 Quantities = Mapping[str, Any]
+
+
+def nested(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> "OrderedDict[str, Any]":
+    """Returns nested mappings of (keys from the outermost to the innermost, leaf)."""
+    root: OrderedDict[str, Any] = OrderedDict()
+    for (*outer, last), leaf in leaves:
+        group = root
+        for key in outer:
+            group = group.setdefault(key, OrderedDict())
+        group[last] = leaf
+    return root
 
 
 def paired(quantities: Quantities, report: Mapping[str, Any]) -> Iterator[tuple[Quantity, Any]]:

@@ -1,74 +1,39 @@
-"""AgnosticFedAvg: Algorithm 1 of Ro et al. 2021, with the window of counts that scales lambda.
+"""AgnosticFedAvg: Algorithm 1 of Ro et al. 2021, "Communication-Efficient Agnostic FedAvg".
 
-The arithmetic is in pure functions on float32 vectors [p], one entry per domain, usable with NumPy
-arrays.
+Each client sends one weighted model delta together with the loss sum and the example count of every
+domain. The server averages the deltas and moves lambda towards the domains with the largest losses.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
-from tff_agnostic.computations.algorithm import (
-    MAIN_MODEL,
-    Algorithm,
-    AlgorithmSpec,
-    Exchange,
-    Problem,
-    Report,
-    Sums,
-    Trait,
-)
-from tff_agnostic.computations.client_output import (
-    AnyTrainingOutput,
-    TrainingBroadcast,
-    client_weight,
-    domain_sums,
-    training_output_bounds,
-    training_outputs,
-)
-from tff_agnostic.computations.clients import ClientGroup, PerClient
-from tff_agnostic.computations.domain_losses import (
-    DomainLossOptions,
-    ExampleSplit,
-    mean_domain_losses,
-    measured,
-)
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.server import (
-    ServerOptimizerOptions,
-    as_tensors,
-    average_and_apply,
-    initial_training_state,
-    training_quantities,
-    training_report,
-)
-from tff_agnostic.computations.tff_process import build_learning_process
+from tff_agnostic import computations as core
 from tff_agnostic.domain_weights.ascent import (
-    LAMBDA_QUANTITIES,
+    ALPHA,
+    LAMBDA,
     LambdaOptions,
-    LambdaSteps,
     lambda_steps,
     per_domain,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.settings import part_of, setting
 
-# A client's weight is its share of the round, about 1 / c; more when a domain was rarer in the
-# window than it is on the client.
+# beta^k is the client's share of the round, about 1 / c; it is larger where a domain was rarer in
+# the window than it is on the client.
 _MAX_BETA = 10.0
 # The window is part of the server's state, and so of every checkpoint.
 _MAX_WINDOW_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class DomainWeightsOptions(LambdaOptions):
-    """How lambda moves, and what it is scaled by.
+class AgnosticFedAvgOptions(
+    core.LocalTrainingOptions, core.ServerOptimizerOptions, LambdaOptions, core.HoldoutOptions
+):
+    """Settings: of clients' training, the server's optimizer, lambda, its losses, and the window.
 
     Attributes:
         window: r, the number of rounds whose counts scale lambda.
@@ -85,22 +50,14 @@ class DomainWeightsOptions(LambdaOptions):
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class AgnosticFedAvgOptions(
-    LocalTrainingOptions, ServerOptimizerOptions, DomainWeightsOptions, DomainLossOptions
-):
-    """Settings: of clients' training, of the server's optimizer, of lambda and of its losses."""
-
-
 class DomainState(NamedTuple):
-    """What the server remembers of the domains between rounds.
+    """What the server remembers of the domains.
 
     Attributes:
-        lambda_: Domain weights lambda_t, a point of Lambda by its coordinates, which are lambda_t
-            itself but in a hull; float32 [p], in a hull of q mixtures [q].
-        window: Examples per domain of the last r rounds, oldest first, float32 [r, p].
-        mean_counts: Mean of the window per domain or, for a domain absent from the whole window,
-            its last positive mean; always positive, float32 [p].
+        lambda_: lambda_t by its coordinates in Lambda, which are lambda_t itself but in a hull;
+            float32 [p], in a hull of q mixtures [q].
+        window: N_{t-r+1}, ..., N_t, oldest first, float32 [r, p].
+        mean_counts: Mean of the window, always positive, float32 [p]; see `slide`.
     """
 
     lambda_: tf.Tensor
@@ -117,148 +74,186 @@ class AgnosticFedAvgState(NamedTuple):
         domains: lambda_t, the window of counts, and their mean.
     """
 
-    weights: ModelWeights
+    weights: core.ModelWeights
     optimizer_state: Any
     domains: DomainState
 
 
-@dataclasses.dataclass(frozen=True)
-class AgnosticClient:
-    """CLIENT of Algorithm 1.
-
-    A client without examples, or whose update, weight or losses are not finite, adds nothing to any
-    sum but the count of such clients.
-
-    Attributes:
-        model: The model.
-        num_domains: p.
-        options: How clients train.
-        split: Which examples are measured, and which are trained on.
-    """
-
-    model: Model
-    num_domains: int
-    options: LocalTrainingOptions
-    split: ExampleSplit = ExampleSplit()
-
-    def __call__(
-        self,
-        broadcast: TrainingBroadcast,
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient,
-    ) -> AnyTrainingOutput:
-        """Returns what each client sends."""
-        weights, alpha = broadcast
-        # L^k, N^k
-        sums, training = measured(
-            self.model, self.num_domains, self.split, weights, clients, per_client
-        )
-        # beta^k
-        beta = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
-        # w^k
-        trained, _ = local_training(
-            self.model, self.options, weights, training, alpha, beta, seed, per_client
-        )
-        return training_outputs(weights, trained, beta, sums, clients, per_client)
+def client_work(
+    broadcast: core.TrainingBroadcast,
+    clients: core.Clients,
+    *,
+    model: core.Model,
+    num_domains: int,
+    options: core.LocalTrainingOptions,
+    holdout: core.Holdout,
+) -> core.TrainingOutput:
+    """CLIENT of Algorithm 1."""
+    weights, alpha = broadcast
+    # Lines 2 to 6: L^k and N^k at w, and the examples that are left to train on.
+    sums, training = core.measure_domains(model, num_domains, weights, clients, holdout)
+    # Line 6: beta^k = sum_i alpha_i N_i^k
+    beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
+    # Lines 7 to 12: w^k, from E epochs of SGD on the examples weighted by alpha.
+    trained, _ = core.local_sgd(model, options, weights, training, alpha, beta)
+    # Line 13: beta^k (w - w^k), beta^k, L^k, N^k; zeros where any of it is not finite.
+    return core.training_output(weights, trained, beta, sums, clients)
 
 
-def agnostic_fed_avg(problem: Problem, options: AgnosticFedAvgOptions) -> Algorithm:
+def agnostic_fed_avg(
+    problem: core.Problem,
+    options: AgnosticFedAvgOptions,
+    name: str = "agnostic_fed_avg",
+    lambda_losses: Callable[[core.DomainSums], tf.Tensor] = core.DomainSums.mean_losses,
+) -> core.Algorithm:
     """Returns AgnosticFedAvg.
+
+    Args:
+        problem: What is learned.
+        options: Settings.
+        name: Name of the algorithm; variations have their own.
+        lambda_losses: (the round's sums) -> the losses that lambda ascends, float32 [p]; the
+            domains' mean losses in the paper.
 
     Raises:
         UserError: If initial domain weights or counts do not fit the number of domains.
     """
-    model, p = problem.model, problem.num_domains
-    optimizer = options.build_server_optimizer()
-    split = options.example_split(problem.seed)
+    model, optimizer = problem.model, options.build_server_optimizer()
+    holdout = options.holdout(problem.seed)
     steps = lambda_steps(options, problem.domain_names, problem.expected_counts)
-    domains_0 = initial_domain_state(options, steps, split.trained_of(problem.expected_counts))
+    counts_0 = initial_counts(options, problem, holdout)
 
     def initialize() -> AgnosticFedAvgState:
         # w_0, lambda_0, N_0
-        return AgnosticFedAvgState(
-            *initial_training_state(model, optimizer), domains=as_tensors(domains_0)
+        domains = DomainState(
+            lambda_=np.array(steps.initial, np.float32),
+            window=np.tile(counts_0, [options.window, 1]),
+            mean_counts=counts_0,
         )
+        start = core.initial_model(model, optimizer)
+        return AgnosticFedAvgState(*start, domains=core.as_tensors(domains))
 
-    def scale(domains: DomainState) -> tf.Tensor:
-        # alpha_t = lambda_{t-1} / (sum_{j=t-r}^{t-1} N_j / r)
-        return scaling_vector(steps.mixture(domains.lambda_), domains.mean_counts)
+    def scale(state: AgnosticFedAvgState) -> tf.Tensor:
+        # Line 4: alpha_t = lambda_{t-1} / (sum_{j=t-r}^{t-1} N_j / r)
+        return steps.mixture(state.domains.lambda_) / state.domains.mean_counts
 
-    def prepare(state: AgnosticFedAvgState, sums: Sums) -> TrainingBroadcast:
-        del sums
-        return TrainingBroadcast(state.weights, scale(state.domains))
+    def broadcast(state: AgnosticFedAvgState) -> core.TrainingBroadcast:
+        return core.TrainingBroadcast(state.weights, scale(state))
 
-    def finish(state: AgnosticFedAvgState, sums: Sums) -> tuple[AgnosticFedAvgState, Report]:
-        (summed,) = sums
-        of_domains = domain_sums(summed)
-        # w_t = sum_k beta^k w^k / beta_t
-        update = average_and_apply(
-            optimizer, state.weights, state.optimizer_state, summed.weighted_delta, summed.beta
-        )
-        # N_t = sum_k N^k
-        counts = tf.cast(of_domains.trained, tf.float32)
-        # L = sum_k L^k / N_t, where those that are measured are counted
-        losses = mean_domain_losses(of_domains)
+    def finish(state: AgnosticFedAvgState, summed: core.TrainingOutput) -> AgnosticFedAvgState:
+        # Line 9: w_t = sum_k beta^k w^k / beta_t
+        trained = core.average_and_apply(optimizer, state, summed.weighted_delta, summed.beta)
+        # Lines 10 to 12: L = sum_k L^k / N_t,
         # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
-        measured_counts = tf.cast(of_domains.counts, tf.float32) if split.is_apart else None
-        lambda_ = steps.next(state.domains.lambda_, losses, counts, measured_counts)
-        window, mean_counts = append_counts(state.domains.window, state.domains.mean_counts, counts)
-        report = training_report(
-            model,
-            of_domains,
-            summed.clients,
-            update.update_norm,
-            domain_weights={"lambda": steps.mixture(lambda_), "alpha": scale(state.domains)},
+        sums = summed.domain_sums
+        losses = lambda_losses(sums)
+        lambda_ = steps.next(state.domains.lambda_, losses, *sums.trained_and_measured())
+        # N_t = sum_k N^k
+        counts = tf.cast(sums.trained_counts, tf.float32)
+        window, mean_counts = slide(state.domains.window, state.domains.mean_counts, counts)
+        next_state: AgnosticFedAvgState = trained._replace(
+            domains=DomainState(lambda_, window, mean_counts)
         )
-        domains = DomainState(lambda_, window, mean_counts)
-        return AgnosticFedAvgState(update.weights, update.optimizer_state, domains), report
+        return next_state
 
-    training = Exchange(
+    training = core.CommunicationStep(
         name="training",
-        prepare=prepare,
-        client=AgnosticClient(model, p, part_of(options, LocalTrainingOptions), split),
-        # sum_k beta^k = sum_i alpha_i N_t^i, which is sum_i lambda_i where a round is as expected.
-        bounds=lambda limits: training_output_bounds(
-            model, limits, _MAX_BETA, split.is_apart, expected_beta=1.0
+        broadcast=broadcast,
+        client_work=core.HashablePartial(
+            client_work,
+            model=model,
+            num_domains=problem.num_domains,
+            options=part_of(options, core.LocalTrainingOptions),
+            holdout=holdout,
         ),
+        # sum_k beta^k = sum_i alpha_i N_t^i, which is sum_i lambda_i = 1 where a round has the
+        # counts that it is expected to have.
+        bounds=core.training_bounds(model, _MAX_BETA, expected_weight=1.0, holdout=holdout),
     )
-    return Algorithm(
-        name="agnostic_fed_avg",
+    return core.Algorithm(
+        name=name,
+        problem=problem,
         initialize=initialize,
-        exchanges=(training,),
+        steps=(training,),
         finish=finish,
-        models=lambda state: {MAIN_MODEL: state.weights},
-        quantities=training_quantities(
-            model, domain_weights=LAMBDA_QUANTITIES, is_apart=split.is_apart
+        columns=core.training_columns(
+            model,
+            holdout.is_active,
+            domain_weights=[
+                core.Column(LAMBDA, lambda r: steps.mixture(r.after.domains.lambda_)),
+                core.Column(ALPHA, lambda r: scale(r.before)),
+            ],
         ),
-        client_data_spec=model.client_data_spec(),
-        seed=problem.seed,
         lambda_set=steps.lambda_set,
     )
 
 
-ALGORITHM = AlgorithmSpec(
+def initial_counts(
+    options: AgnosticFedAvgOptions, problem: core.Problem, holdout: core.Holdout
+) -> np.ndarray:
+    """Returns N_0, float32 [p].
+
+    Raises:
+        UserError: If there are more or fewer initial counts than domains, a count is not positive,
+            or the window is too large to be part of every checkpoint.
+    """
+    p, given = problem.num_domains, options.initial_domain_counts
+    most_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
+    if options.window > most_rounds:
+        raise UserError(
+            f"--window: expected at most {most_rounds} rounds of {p} domains each, which make "
+            f"{_MAX_WINDOW_BYTES // 2**20} MiB, found {options.window}"
+        )
+    expected = holdout.trained_part(problem.expected_counts)
+    counts = per_domain("--initial_domain_counts", expected if given is None else given, p, 1.0)
+    if np.any(counts <= 0):
+        raise UserError(
+            f"--initial_domain_counts: expected positive numbers, found {counts.tolist()}"
+        )
+    return counts.astype(np.float32)
+
+
+def slide(
+    window: tf.Tensor, mean_counts: tf.Tensor, counts: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the window with N_t in the place of its oldest counts, and its mean.
+
+    A domain that is absent from the whole window keeps its last positive mean, where the paper has
+    0/0. A round without examples changes nothing.
+
+    Args:
+        window: Float32 [r, p].
+        mean_counts: Its mean before, float32 [p].
+        counts: N_t, float32 [p].
+    """
+    slid = tf.concat([window[1:], counts[tf.newaxis]], axis=0)
+    mean = tf.reduce_mean(slid, axis=0)
+    mean = tf.where(mean > 0, mean, mean_counts)
+    has_examples = tf.reduce_sum(counts) > 0
+    return tf.where(has_examples, slid, window), tf.where(has_examples, mean, mean_counts)
+
+
+ALGORITHM = core.AlgorithmSpec(
     label="AgnosticFedAvg",
     paper="Ro et al. 2021, Algorithm 1",
     build=agnostic_fed_avg,
     options=AgnosticFedAvgOptions,
     traits=frozenset(
         {
-            Trait.ONE_DOMAIN_IS_FED_AVG,
-            Trait.PARTITION_BLIND,
-            Trait.COHORT_TWICE_IS_ONCE,
-            Trait.LEARNS_FROM_EVERY_DOMAIN,
+            core.Trait.ONE_DOMAIN_IS_FED_AVG,
+            core.Trait.PARTITION_BLIND,
+            core.Trait.COHORT_TWICE_IS_ONCE,
+            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
 )
 
 
 def build_agnostic_fed_avg(
-    model: Model,
+    model: core.Model,
     num_domains: int,
     options: AgnosticFedAvgOptions = AgnosticFedAvgOptions(),
-    aggregation: Aggregation = PlainSum(),
+    aggregation: core.Aggregation = core.PlainSum(),
     seed: int = 0,
 ) -> tff.learning.templates.LearningProcess:
     """Returns AgnosticFedAvg as a TFF learning process.
@@ -277,63 +272,5 @@ def build_agnostic_fed_avg(
     Raises:
         UserError: If the settings do not fit `num_domains`.
     """
-    problem = Problem.of_numbered_domains(model, num_domains, seed)
-    return build_learning_process(agnostic_fed_avg(problem, options), aggregation)
-
-
-def scaling_vector(lambda_: tf.Tensor, mean_counts: tf.Tensor) -> tf.Tensor:
-    """Returns alpha_t = lambda_{t-1} / mean of the window (SERVER line 4)."""
-    return lambda_ / mean_counts
-
-
-def append_counts(
-    window: tf.Tensor, mean_counts: tf.Tensor, counts: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Slides N_t into the window and updates the mean counts.
-
-    The paper leaves a domain that is absent from the whole window at 0/0; its last positive mean
-    is kept instead. A round without any example leaves everything as it was.
-    """
-    slid = tf.concat([window[1:], counts[tf.newaxis]], axis=0)
-    mean = tf.reduce_mean(slid, axis=0)
-    any_examples = tf.reduce_sum(counts) > 0
-    new_mean = tf.where(mean > 0, mean, mean_counts)
-    return tf.where(any_examples, slid, window), tf.where(any_examples, new_mean, mean_counts)
-
-
-def initial_domain_state(
-    options: DomainWeightsOptions,
-    steps: LambdaSteps,
-    expected_counts: Optional[Sequence[float]] = None,
-) -> DomainState:
-    """Returns lambda_0 and a window filled with N_0.
-
-    Args:
-        options: The settings.
-        steps: What moves lambda.
-        expected_counts: N_0 where the settings have none; ones if None.
-
-    Raises:
-        UserError: If there are more or fewer initial counts than domains, a count is not positive,
-            or the window is too large to be part of every checkpoint.
-    """
-    p = len(steps.training_mixture)
-    most_rounds = _MAX_WINDOW_BYTES // (np.dtype(np.float32).itemsize * p)
-    if options.window > most_rounds:
-        raise UserError(
-            f"--window: expected at most {most_rounds} rounds of {p} domains each, which make "
-            f"{_MAX_WINDOW_BYTES // 2**20} MiB, found {options.window}"
-        )
-    given = options.initial_domain_counts
-    counts = per_domain(
-        "--initial_domain_counts", expected_counts if given is None else given, p, default=1.0
-    )
-    if np.any(counts <= 0):
-        raise UserError(
-            f"--initial_domain_counts: expected positive numbers, found {counts.tolist()}"
-        )
-    return DomainState(
-        lambda_=np.array(steps.initial, np.float32),
-        window=np.tile(counts.astype(np.float32), [options.window, 1]),
-        mean_counts=counts.astype(np.float32),
-    )
+    problem = core.Problem.of_numbered_domains(model, num_domains, seed)
+    return core.build_learning_process(agnostic_fed_avg(problem, options), aggregation)

@@ -6,16 +6,19 @@ A model of conformity level theta minimises the superquantile of the clients' lo
 over the theta of all clients, by weight, for whom the model is worst. theta = 1 is FedAvg; a theta
 below every client's weight is the worst client. Several levels make a family of models, each
 trained on the same cohorts as if it were alone.
+
+A round of the paper asks for the losses, finds their quantile, and trains the clients above it.
+Where the threshold is known before, from the round before or tracked, the round has one step; see
+`tail_thresholds`.
 """
 
 import dataclasses
 import functools
-from collections import OrderedDict
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
+from tff_agnostic import computations as core
 from tff_agnostic.algorithms.tail_thresholds import (
     Binned,
     Smoothed,
@@ -24,51 +27,8 @@ from tff_agnostic.algorithms.tail_thresholds import (
     exact_cut,
     paper_cut,
 )
-from tff_agnostic.computations.algorithm import (
-    MAIN_MODEL,
-    Algorithm,
-    AlgorithmSpec,
-    AnswerAndKept,
-    Exchange,
-    Problem,
-    Report,
-    Sums,
-    Trait,
-)
-from tff_agnostic.computations.client_output import (
-    CLIENT_WEIGHTINGS,
-    ClientCounts,
-    ClientWeightingOptions,
-    all_finite,
-    client_counts_bounds,
-    client_weight,
-    zeros_unless,
-)
-from tff_agnostic.computations.clients import ClientGroup, PerClient
-from tff_agnostic.computations.domain_losses import (
-    AnyDomainSums,
-    DomainLossOptions,
-    ExampleSplit,
-    Measured,
-    mean_loss,
-    measured,
-    measured_sums_bounds,
-    trained_on,
-)
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.server import (
-    ServerOptimizerOptions,
-    TrainingState,
-    as_tensors,
-    average_and_apply,
-    initial_training_state,
-    training_quantities,
-    training_report,
-)
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import Quantity, Unit
 from tff_agnostic.settings import part_of, setting
 
 # (theta, settings) -> the threshold of a level, made of a histogram.
@@ -82,59 +42,38 @@ BOUNDARIES: Registry[Callable[[float, "DeltaFlOptions"], Threshold]] = Registry(
 )
 
 
-class Level(NamedTuple):
-    """What the server remembers of a level.
-
-    Attributes:
-        weights: w_t.
-        optimizer_state: State of the server optimizer.
-        threshold: eta for the next round; () where each round has a survey.
-    """
-
-    weights: ModelWeights
-    optimizer_state: Any
-    threshold: Any
-
-
-class DeltaFlState(NamedTuple):
-    """What the server remembers: of each level by itself."""
-
-    levels: tuple[Level, ...]
-
-
-class _Way(NamedTuple):
+class _ThresholdChoice(NamedTuple):
     """How clients learn whether they train.
 
     Attributes:
         threshold: (theta, settings) -> the threshold of a level.
-        surveys: Whether losses are asked for in an exchange of their own.
+        surveys: Whether clients send their losses in a step before the training.
     """
 
     threshold: Callable[[float, "DeltaFlOptions"], Threshold]
     surveys: bool = False
 
 
-def _of_histogram(theta: float, options: "DeltaFlOptions") -> Threshold:
-    return BOUNDARIES[options.boundary](theta, options)
-
-
-def _tracked(theta: float, options: "DeltaFlOptions") -> Threshold:
-    return Tracked(theta, options.threshold_rate)
-
-
-THRESHOLDS: Registry[_Way] = Registry(
+THRESHOLDS: Registry[_ThresholdChoice] = Registry(
     "threshold",
     {
-        "survey": _Way(_of_histogram, surveys=True),
-        "lagged": _Way(_of_histogram),
-        "tracked": _Way(_tracked),
+        "survey": _ThresholdChoice(
+            lambda theta, options: BOUNDARIES[options.boundary](theta, options), surveys=True
+        ),
+        "lagged": _ThresholdChoice(
+            lambda theta, options: BOUNDARIES[options.boundary](theta, options)
+        ),
+        "tracked": _ThresholdChoice(lambda theta, options: Tracked(theta, options.threshold_rate)),
     },
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class DeltaFlOptions(
-    LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions, DomainLossOptions
+    core.LocalTrainingOptions,
+    core.ServerOptimizerOptions,
+    core.ClientWeightingOptions,
+    core.HoldoutOptions,
 ):
     """Settings of Delta-FL.
 
@@ -198,105 +137,43 @@ class DeltaFlOptions(
         return tuple(THRESHOLDS[self.threshold].threshold(theta, self) for theta in self.conformity)
 
 
-def delta_fl(problem: Problem, options: DeltaFlOptions) -> Algorithm:
-    """Returns Delta-FL, of two exchanges with a survey and otherwise of one."""
-    model, p = problem.model, problem.num_domains
-    optimizer = options.build_server_optimizer()
-    thresholds = options.thresholds()
-    surveys = THRESHOLDS[options.threshold].surveys
-    split = options.example_split(problem.seed)
+class Level(NamedTuple):
+    """What the server remembers of a level.
 
-    def initialize() -> DeltaFlState:
-        def level(threshold: Threshold) -> Level:
-            start: TrainingState = initial_training_state(model, optimizer)
-            return Level(*start, () if surveys else as_tensors(threshold.initial()))
+    Attributes:
+        weights: w_t.
+        optimizer_state: State of the server optimizer.
+        threshold: eta for the next round; () where each round has a survey.
+    """
 
-        return DeltaFlState(tuple(map(level, thresholds)))
-
-    def etas(state: DeltaFlState, sums: Sums) -> list[Any]:
-        if not surveys:
-            return [level.threshold for level in state.levels]
-        # eta_t = Quantile(1 - theta, (F_k(w_t), alpha_k))
-        return [t.next(t.initial(), said) for t, said in zip(thresholds, sums[0].said)]
-
-    def prepare(state: DeltaFlState, sums: Sums) -> TailBroadcast:
-        pairs = zip(state.levels, etas(state, sums))
-        return TailBroadcast(tuple(LevelMessage(level.weights, eta) for level, eta in pairs))
-
-    def finish(state: DeltaFlState, sums: Sums) -> tuple[DeltaFlState, Report]:
-        summed: TailOutput = sums[-1]
-        said = sums[0].said if surveys else [output.said for output in summed.levels]
-        levels, norms, of_levels = [], [], OrderedDict()
-        for k, (threshold, level, eta) in enumerate(
-            zip(thresholds, state.levels, etas(state, sums))
-        ):
-            output = summed.levels[k]
-            # w_{t+1} = sum alpha_k w_k / sum alpha_k over the clients of the tail
-            update = average_and_apply(
-                optimizer, level.weights, level.optimizer_state, output.delta, output.weight
-            )
-            following = () if surveys else threshold.next(eta, said[k])
-            levels.append(Level(update.weights, update.optimizer_state, following))
-            norms.append(update.update_norm)
-            total = tf.cast(threshold.total(said[k]), tf.float32)
-            of_levels[_name(options.conformity[k])] = OrderedDict(
-                threshold=threshold.loss(eta),
-                kept_share=tf.math.divide_no_nan(output.weight, total),
-            )
-        report = training_report(model, summed.sums, summed.clients, norms[0], domain_weights={})
-        report["levels"] = of_levels
-        return DeltaFlState(tuple(levels)), report
-
-    def models(state: DeltaFlState) -> dict[str, ModelWeights]:
-        return {
-            MAIN_MODEL if len(state.levels) == 1 else _name(theta): level.weights
-            for theta, level in zip(options.conformity, state.levels)
-        }
-
-    def with_weights(state: DeltaFlState, weights: ModelWeights) -> DeltaFlState:
-        first, *others = state.levels
-        return DeltaFlState((first._replace(weights=weights), *others))
-
-    shared = (model, p)
-    training = Exchange(
-        name="training",
-        prepare=prepare,
-        client=TailClient(
-            *shared,
-            part_of(options, LocalTrainingOptions),
-            thresholds,
-            options.client_weighting,
-            states=not surveys,
-            split=split,
-        ),
-        bounds=functools.partial(_output_bounds, model, options, thresholds, not surveys),
-    )
-    survey = Exchange(
-        name="survey",
-        prepare=lambda state, sums: tuple(level.weights for level in state.levels),
-        client=SurveyClient(*shared, thresholds, options.client_weighting, split),
-        bounds=lambda limits: Survey(
-            tuple(t.bounds(options.largest_weight(limits), limits.max_loss) for t in thresholds)
-        ),
-        # A client decides whether it trains by what it has measured: one pass over its examples.
-        keeps=True,
-    )
-    return Algorithm(
-        name="delta_fl",
-        initialize=initialize,
-        exchanges=(survey, training) if surveys else (training,),
-        finish=finish,
-        models=models,
-        quantities=_quantities(model, options),
-        client_data_spec=model.client_data_spec(),
-        seed=problem.seed,
-        with_weights=with_weights,
-        in_one_exchange="--threshold=lagged or --threshold=tracked" if surveys else "",
-    )
+    weights: core.ModelWeights
+    optimizer_state: Any
+    threshold: Any
 
 
-def _name(theta: float) -> str:
-    return f"conformity_{theta:g}"
+class DeltaFlState(NamedTuple):
+    """What the server remembers: of each level by itself."""
+
+    levels: tuple[Level, ...]
+
+
+class Survey(NamedTuple):
+    """What a client sends before the training: a statistic of its loss for each level."""
+
+    said: tuple[Any, ...]
+
+
+class LevelMessage(NamedTuple):
+    """What the server broadcasts for a level: w_t and eta_t."""
+
+    weights: core.ModelWeights
+    threshold: Any
+
+
+class TailBroadcast(NamedTuple):
+    """What the server broadcasts."""
+
+    levels: tuple[LevelMessage, ...]
 
 
 class LevelOutput(NamedTuple):
@@ -305,7 +182,7 @@ class LevelOutput(NamedTuple):
     Attributes:
         delta: w_t - w_k times the client's weight, like the trainable weights.
         weight: alpha_k times the share of it that counts, float32 scalar.
-        said: A statement of its loss, where there is no survey.
+        said: A statistic of its loss; () after a survey.
     """
 
     delta: list[tf.Tensor]
@@ -317,263 +194,301 @@ class TailOutput(NamedTuple):
     """What a client sends.
 
     Attributes:
-        levels: Of each level.
+        levels: For each level.
         sums: Losses, counts and metric sums per domain at the first level's w_t.
-        clients: What became of the client.
+        clients: Outcome of the client.
     """
 
     levels: tuple[LevelOutput, ...]
-    sums: AnyDomainSums
-    clients: ClientCounts
+    sums: core.DomainSums
+    clients: core.ClientCounts
+
+    @property
+    def domain_sums(self) -> core.DomainSums:
+        """Losses, counts and metric sums per domain."""
+        return self.sums
+
+
+def survey_work(
+    broadcast: tuple[core.ModelWeights, ...],
+    clients: core.Clients,
+    *,
+    model: core.Model,
+    num_domains: int,
+    thresholds: tuple[Threshold, ...],
+    client_weighting: str,
+    holdout: core.Holdout,
+) -> core.ClientResult:
+    """Algorithm 2, line 4: sends the client's losses, and remembers what it measured."""
+    at_levels = tuple(
+        core.measure_domains(model, num_domains, weights, clients, holdout)[0]
+        for weights in broadcast
+    )
+
+    def said(threshold: Threshold, sums: core.DomainSums) -> Any:
+        def statistic(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
+            loss = _loss(sums)
+            weight = _whole_weight(client_weighting, sums)
+            return threshold.statement((), loss, weight), tf.math.is_finite(loss)
+
+        of_client, is_known = clients.map(statistic, sums)
+        return core.zero_unless(is_known & (clients.num_examples > 0), of_client)
+
+    return core.ClientResult(Survey(tuple(map(said, thresholds, at_levels))), at_levels)
+
+
+def tail_work(
+    broadcast: TailBroadcast,
+    clients: core.Clients,
+    *,
+    model: core.Model,
+    num_domains: int,
+    options: core.LocalTrainingOptions,
+    thresholds: tuple[Threshold, ...],
+    client_weighting: str,
+    is_surveyed: bool,
+    holdout: core.Holdout,
+) -> TailOutput:
+    """Algorithm 2, lines 6 to 8: trains, if the client's loss is in the tail.
+
+    Args:
+        broadcast: What the server broadcasts.
+        clients: The clients.
+        model: The model.
+        num_domains: p.
+        options: How clients train.
+        thresholds: Of each level.
+        client_weighting: Member of `core.CLIENT_WEIGHTINGS`.
+        is_surveyed: Whether clients remember their losses from `survey_work`; otherwise they
+            measure them here, and send statistics of them too.
+        holdout: Which examples losses are measured on, and which are trained on.
+    """
+    alpha = tf.ones([num_domains])
+
+    def level(
+        threshold: Threshold, message: LevelMessage, sums: core.DomainSums, training: core.Clients
+    ) -> tuple[LevelOutput, tf.Tensor]:
+        """Returns what each client sends for a level, and whether all of it was finite."""
+        weights, eta = message
+        # F_k(w_t) >= eta_t
+        share = threshold.share(eta, clients.map(_loss, sums))
+        n = clients.map(lambda s: core.client_weight(alpha, s.trained_counts), sums)
+        # w_k: n_local steps of SGD from w_t.
+        trained, _ = core.local_sgd(model, options, weights, training.only(share > 0), alpha, n)
+
+        def weighted(
+            trained: list[tf.Tensor], sums: core.DomainSums, share: tf.Tensor
+        ) -> tuple[LevelOutput, tf.Tensor]:
+            loss, whole = _loss(sums), _whole_weight(client_weighting, sums)
+            weight = share * tf.cast(whole, tf.float32)
+            delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
+            said = () if is_surveyed else threshold.statement(eta, loss, whole)
+            floats = [value for value in tf.nest.flatten(sums) if value.dtype.is_floating]
+            return LevelOutput(delta, weight, said), core.all_finite([loss, *delta, *floats])
+
+        output, is_finite = clients.map(weighted, trained, sums, share)
+        return core.zero_unless(is_finite & (clients.num_examples > 0), output), is_finite
+
+    if is_surveyed:
+        training = holdout.training(clients)
+        measured = [(sums, training) for sums in clients.state]
+    else:
+        measured = [
+            core.measure_domains(model, num_domains, weights, clients, holdout)
+            for weights, _ in broadcast.levels
+        ]
+    outputs, are_finite = zip(
+        *(
+            level(threshold, message, *of_level)
+            for threshold, message, of_level in zip(thresholds, broadcast.levels, measured)
+        )
+    )
+    trains = functools.reduce(tf.logical_or, [output.weight > 0 for output in outputs])
+    is_finite = functools.reduce(tf.logical_and, are_finite)
+    return TailOutput(
+        outputs,
+        core.zero_unless(are_finite[0], measured[0][0]),
+        core.count_clients(is_finite, trains, tf.equal(clients.num_examples, 0)),
+    )
+
+
+def _loss(sums: core.DomainSums) -> tf.Tensor:
+    """Returns F_k; of a client that measures nothing 0, and it has no weight."""
+    return sums.mean_loss(otherwise=tf.constant(0.0))
+
+
+def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
+    """Returns alpha_k, up to a factor of all clients, int64.
+
+    A client that measures nothing, such as one whose only example is trained on, has no place in
+    the tail, and none of the weight.
+    """
+    whole = core.CLIENT_WEIGHTINGS[client_weighting](tf.reduce_sum(sums.trained_counts))
+    measures = tf.cast(tf.reduce_sum(sums.counts) > 0, tf.int64)
+    return tf.cast(whole, tf.int64) * measures
+
+
+def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
+    """Returns Delta-FL, of two steps with a survey and otherwise of one."""
+    model, optimizer = problem.model, options.build_server_optimizer()
+    thresholds = options.thresholds()
+    surveys = THRESHOLDS[options.threshold].surveys
+    holdout = options.holdout(problem.seed)
+
+    def initialize() -> DeltaFlState:
+        def level(threshold: Threshold) -> Level:
+            start = core.initial_model(model, optimizer)
+            return Level(*start, () if surveys else core.as_tensors(threshold.initial()))
+
+        return DeltaFlState(tuple(map(level, thresholds)))
+
+    def etas(state: DeltaFlState, *sums: Any) -> list[Any]:
+        if not surveys:
+            return [level.threshold for level in state.levels]
+        # eta_t = Quantile(1 - theta, (F_k(w_t), alpha_k))
+        return [t.next(t.initial(), said) for t, said in zip(thresholds, sums[0].said)]
+
+    def broadcast(state: DeltaFlState, *sums: Any) -> TailBroadcast:
+        pairs = zip(state.levels, etas(state, *sums))
+        return TailBroadcast(tuple(LevelMessage(level.weights, eta) for level, eta in pairs))
+
+    def statistics(*sums: Any) -> list[Any]:
+        return sums[0].said if surveys else [output.said for output in sums[-1].levels]
+
+    def finish(state: DeltaFlState, *sums: Any) -> DeltaFlState:
+        def level(threshold: Threshold, before: Level, eta: Any, output: Any, said: Any) -> Level:
+            # w_{t+1} = sum alpha_k w_k / sum alpha_k over the clients of the tail
+            trained: Level = core.average_and_apply(optimizer, before, output.delta, output.weight)
+            return trained._replace(threshold=() if surveys else threshold.next(eta, said))
+
+        return DeltaFlState(
+            tuple(
+                map(
+                    level,
+                    thresholds,
+                    state.levels,
+                    etas(state, *sums),
+                    sums[-1].levels,
+                    statistics(*sums),
+                )
+            )
+        )
+
+    def models(state: DeltaFlState) -> core.Models:
+        return {
+            core.MAIN_MODEL if len(state.levels) == 1 else _name(theta): level.weights
+            for theta, level in zip(options.conformity, state.levels)
+        }
+
+    def with_weights(state: DeltaFlState, weights: core.ModelWeights) -> DeltaFlState:
+        first, *others = state.levels
+        return DeltaFlState((first._replace(weights=weights), *others))
+
+    def level_columns(k: int, threshold: Threshold) -> list[core.Column]:
+        def kept_share(r: core.RoundView) -> tf.Tensor:
+            total = tf.cast(threshold.total(statistics(*r.sums)[k]), tf.float32)
+            return tf.math.divide_no_nan(r.sums[-1].levels[k].weight, total)
+
+        name = _name(options.conformity[k])
+        suffix = "" if len(thresholds) == 1 else f"/{name}"
+        return [
+            core.Column(
+                core.Quantity(f"threshold{suffix}", "loss from which on clients train"),
+                lambda r: threshold.loss(etas(r.before, *r.sums)[k]),
+                ("levels", name, "threshold"),
+            ),
+            core.Column(
+                core.Quantity(
+                    f"kept_share{suffix}",
+                    "share of the cohort's weight that trains",
+                    unit=core.Unit.SHARE,
+                    is_drawn=True,
+                ),
+                kept_share,
+                ("levels", name, "kept_share"),
+            ),
+        ]
+
+    shared = {
+        "model": model,
+        "num_domains": problem.num_domains,
+        "thresholds": thresholds,
+        "client_weighting": options.client_weighting,
+        "holdout": holdout,
+    }
+    survey = core.CommunicationStep(
+        name="survey",
+        broadcast=lambda state: tuple(level.weights for level in state.levels),
+        client_work=core.HashablePartial(survey_work, **shared),
+        bounds=lambda limits: Survey(
+            tuple(t.bounds(options.largest_weight(limits), limits.max_loss) for t in thresholds)
+        ),
+        # A client decides whether it trains by what it has measured: one pass over its examples.
+        keeps_client_state=True,
+    )
+    training = core.CommunicationStep(
+        name="training",
+        broadcast=broadcast,
+        client_work=core.HashablePartial(
+            tail_work,
+            options=part_of(options, core.LocalTrainingOptions),
+            is_surveyed=surveys,
+            **shared,
+        ),
+        bounds=functools.partial(_output_bounds, model, options, thresholds, surveys),
+    )
+    columns = core.training_columns(
+        model,
+        holdout.is_active,
+        norm=lambda r: core.update_norm(r.before.levels[0].weights, r.after.levels[0].weights),
+    )
+    of_levels = [c for k, threshold in enumerate(thresholds) for c in level_columns(k, threshold)]
+    return core.Algorithm(
+        name="delta_fl",
+        problem=problem,
+        initialize=initialize,
+        steps=(survey, training) if surveys else (training,),
+        finish=finish,
+        columns=(*columns, *of_levels),
+        models=models,
+        with_weights=with_weights,
+        single_step_flags="--threshold=lagged or --threshold=tracked" if surveys else "",
+    )
+
+
+def _name(theta: float) -> str:
+    return f"conformity_{theta:g}"
 
 
 def _output_bounds(
-    model: Model,
+    model: core.Model,
     options: DeltaFlOptions,
     thresholds: tuple[Threshold, ...],
-    states: bool,
-    limits: ClientLimits,
+    surveys: bool,
+    limits: core.ClientLimits,
 ) -> TailOutput:
     heaviest = options.largest_weight(limits)
 
     def level(k: int, threshold: Threshold) -> LevelOutput:
         ratio, weight = f"update {k}", limits.beta(heaviest)
-        delta = Bound(weight * limits.max_delta, signed=True, ratio=ratio)
+        delta = core.Bound(weight * limits.max_delta, signed=True, ratio=ratio)
         return LevelOutput(
             delta=[delta for _ in model.initial_weights.trainable],
-            weight=Bound(weight, ratio=ratio, denominator=True),
-            said=threshold.bounds(heaviest, limits.max_loss) if states else (),
+            weight=core.Bound(weight, ratio=ratio, denominator=True),
+            said=() if surveys else threshold.bounds(heaviest, limits.max_loss),
         )
 
     return TailOutput(
         levels=tuple(level(k, threshold) for k, threshold in enumerate(thresholds)),
-        sums=measured_sums_bounds(model, limits, options.domain_loss_share > 0),
-        clients=client_counts_bounds(),
+        sums=core.domain_sums_bounds(model, limits, options.domain_loss_share > 0),
+        clients=core.client_counts_bounds(),
     )
 
 
-def _quantities(model: Model, options: DeltaFlOptions) -> "OrderedDict[str, Any]":
-    is_apart = options.domain_loss_share > 0
-    quantities = training_quantities(model, domain_weights={}, is_apart=is_apart)
-    of_levels = OrderedDict()
-    for theta in options.conformity:
-        suffix = "" if len(options.conformity) == 1 else f"/{_name(theta)}"
-        of_levels[_name(theta)] = OrderedDict(
-            threshold=Quantity(f"threshold{suffix}", "loss from which on clients train"),
-            kept_share=Quantity(
-                f"kept_share{suffix}",
-                "share of the cohort's weight that trains",
-                unit=Unit.SHARE,
-                is_drawn=True,
-            ),
-        )
-    quantities["levels"] = of_levels
-    return quantities
-
-
-ALGORITHM = AlgorithmSpec(
+ALGORITHM = core.AlgorithmSpec(
     label="Delta-FL",
     paper="Laguel et al. 2021, Algorithm 2",
     build=delta_fl,
     options=DeltaFlOptions,
-    traits=frozenset({Trait.DOMAIN_BLIND, Trait.COHORT_TWICE_IS_ONCE}),
+    traits=frozenset({core.Trait.DOMAIN_BLIND, core.Trait.COHORT_TWICE_IS_ONCE}),
 )
-
-
-class LevelMessage(NamedTuple):
-    """What the server broadcasts for a level: w_t and eta_t."""
-
-    weights: ModelWeights
-    threshold: Any
-
-
-class TailBroadcast(NamedTuple):
-    """What the server broadcasts."""
-
-    levels: tuple[LevelMessage, ...]
-
-
-class Survey(NamedTuple):
-    """What a client sends before the training: a statement of its loss for each level."""
-
-    said: tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class SurveyClient:
-    """Algorithm 2, line 4: what a client does before the training.
-
-    Attributes:
-        model: The model.
-        num_domains: p.
-        thresholds: Of each level.
-        client_weighting: Member of `CLIENT_WEIGHTINGS`.
-        split: Which examples losses are measured on.
-    """
-
-    model: Model
-    num_domains: int
-    thresholds: tuple[Threshold, ...]
-    client_weighting: str
-    split: ExampleSplit = ExampleSplit()
-
-    def __call__(
-        self,
-        broadcast: tuple[ModelWeights, ...],
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient,
-    ) -> AnswerAndKept:
-        """Returns what each client sends; it keeps what it has measured."""
-        del seed
-        at_levels = tuple(
-            measured(self.model, self.num_domains, self.split, weights, clients, per_client).sums
-            for weights in broadcast
-        )
-        said = tuple(
-            self._statement(threshold, sums, clients, per_client)
-            for threshold, sums in zip(self.thresholds, at_levels)
-        )
-        return AnswerAndKept(Survey(said), at_levels)
-
-    def _statement(
-        self,
-        threshold: Threshold,
-        sums: AnyDomainSums,
-        clients: ClientGroup,
-        per_client: PerClient,
-    ) -> Any:
-        def statement(sums: AnyDomainSums) -> tuple[Any, tf.Tensor]:
-            loss = _loss(sums)
-            said = threshold.statement((), loss, _whole_weight(self.client_weighting, sums))
-            return said, tf.math.is_finite(loss)
-
-        said, is_known = per_client(statement, sums)
-        return zeros_unless(is_known & (clients.num_examples > 0), said)
-
-
-@dataclasses.dataclass(frozen=True)
-class TailClient:
-    """Algorithm 2, lines 6 to 8: what a client does in the exchange in which it may train.
-
-    Attributes:
-        model: The model.
-        num_domains: p.
-        options: How clients train.
-        thresholds: Of each level.
-        client_weighting: Member of `CLIENT_WEIGHTINGS`.
-        states: Whether it measures its losses itself and sends statements of them, too; otherwise
-            it has kept what a `SurveyClient` measured.
-        split: Which examples losses are measured on, and which are trained on.
-    """
-
-    model: Model
-    num_domains: int
-    options: LocalTrainingOptions
-    thresholds: tuple[Threshold, ...]
-    client_weighting: str
-    states: bool
-    split: ExampleSplit = ExampleSplit()
-
-    def __call__(
-        self, broadcast: TailBroadcast, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
-    ) -> TailOutput:
-        """Returns what each client sends."""
-        at_levels = self._at_levels(broadcast, clients, per_client)
-        outputs, are_finite = zip(
-            *(
-                self._level(threshold, message, *at_level, seed, per_client)
-                for threshold, message, at_level in zip(
-                    self.thresholds, broadcast.levels, at_levels
-                )
-            )
-        )
-        sums = zeros_unless(are_finite[0], at_levels[0].sums)
-        is_empty = tf.equal(clients.num_examples, 0)
-        is_finite = functools.reduce(tf.logical_and, are_finite) | is_empty
-        trains = functools.reduce(tf.logical_or, [output.weight > 0 for output in outputs])
-
-        def one_if(condition: tf.Tensor) -> tf.Tensor:
-            return tf.cast(condition, tf.int64)
-
-        counts = ClientCounts(
-            contributed=one_if(is_finite & trains),
-            zero_weight=one_if(is_finite & ~trains & ~is_empty),
-            empty=one_if(is_empty),
-            non_finite=one_if(~is_finite),
-        )
-        return TailOutput(outputs, sums, counts)
-
-    def _at_levels(
-        self, broadcast: TailBroadcast, clients: ClientGroup, per_client: PerClient
-    ) -> list[Measured]:
-        if not self.states:
-            training = trained_on(self.split, clients)
-            return [Measured(sums, training) for sums in clients.kept]
-        return [
-            measured(self.model, self.num_domains, self.split, weights, clients, per_client)
-            for weights, _ in broadcast.levels
-        ]
-
-    def _level(
-        self,
-        threshold: Threshold,
-        message: LevelMessage,
-        sums: AnyDomainSums,
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient,
-    ) -> tuple[LevelOutput, tf.Tensor]:
-        """Returns what each client sends for a level, and whether all of it was finite."""
-        weights, eta = message
-        # F_k(w_t) >= eta_t
-        share = threshold.share(eta, per_client(_loss, sums))
-        training = _only(share > 0, clients, per_client)
-        alpha = tf.ones([self.num_domains])
-        n = per_client(lambda s: client_weight(alpha, s.trained), sums)
-        # w_k: n_local steps of SGD from w_t.
-        trained, _ = local_training(
-            self.model, self.options, weights, training, alpha, n, seed, per_client
-        )
-
-        def weighted(
-            trained: list[tf.Tensor], sums: AnyDomainSums, share: tf.Tensor
-        ) -> tuple[LevelOutput, tf.Tensor]:
-            loss, whole = _loss(sums), _whole_weight(self.client_weighting, sums)
-            weight = share * tf.cast(whole, tf.float32)
-            delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
-            said = threshold.statement(eta, loss, whole) if self.states else ()
-            is_finite = all_finite([loss, *delta, *_floats(sums)])
-            return LevelOutput(delta, weight, said), is_finite
-
-        output, is_finite = per_client(weighted, trained, sums, share)
-        return zeros_unless(is_finite & (clients.num_examples > 0), output), is_finite
-
-
-def _loss(sums: AnyDomainSums) -> tf.Tensor:
-    """Returns F_k; of a client that measures nothing 0, and it has no weight."""
-    return mean_loss(sums, otherwise=tf.constant(0.0))
-
-
-def _whole_weight(client_weighting: str, sums: AnyDomainSums) -> tf.Tensor:
-    """Returns alpha_k, up to a factor of all clients, int64.
-
-    A client that measures nothing, as one whose only example is trained on, has no place in the
-    tail, and none of the weight.
-    """
-    whole = CLIENT_WEIGHTINGS[client_weighting](tf.reduce_sum(sums.trained))
-    measures = tf.cast(tf.reduce_sum(sums.counts) > 0, tf.int64)
-    return tf.cast(whole, tf.int64) * measures
-
-
-def _floats(structure: Any) -> list[tf.Tensor]:
-    return [value for value in tf.nest.flatten(structure) if value.dtype.is_floating]
-
-
-def _only(kept: tf.Tensor, clients: ClientGroup, per_client: PerClient) -> ClientGroup:
-    """Returns clients of which those that are not kept have no examples, and so take no steps."""
-    num_examples = tf.where(kept, clients.num_examples, 0)
-    if per_client.fixed_shapes:
-        return clients._replace(num_examples=num_examples)
-    capacity = tf.minimum(clients.capacity, tf.reduce_max(num_examples))
-    return clients._replace(num_examples=num_examples, capacity=capacity)

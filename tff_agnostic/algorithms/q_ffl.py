@@ -8,50 +8,11 @@ overflows. That changes no update: Delta_k and h_k are both c^q times smaller.
 """
 
 import dataclasses
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
-from tff_agnostic.computations.algorithm import (
-    MAIN_MODEL,
-    Algorithm,
-    AlgorithmSpec,
-    Exchange,
-    Problem,
-    Report,
-    Sums,
-    Trait,
-)
-from tff_agnostic.computations.client_output import (
-    CLIENT_WEIGHTINGS,
-    ClientCounts,
-    ClientWeightingOptions,
-    client_counts_bounds,
-    client_weight,
-    no_clients,
-    only_sound,
-)
-from tff_agnostic.computations.clients import ClientGroup, PerClient
-from tff_agnostic.computations.domain_losses import (
-    AnyDomainSums,
-    DomainLossOptions,
-    ExampleSplit,
-    mean_loss,
-    measured,
-    measured_sums_bounds,
-)
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.server import (
-    ServerOptimizerOptions,
-    average_and_apply,
-    initial_training_state,
-    training_quantities,
-    training_report,
-)
-from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic import computations as core
 from tff_agnostic.settings import part_of, setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
@@ -66,7 +27,10 @@ _MAX_Q = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class QFflOptions(
-    LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions, DomainLossOptions
+    core.LocalTrainingOptions,
+    core.ServerOptimizerOptions,
+    core.ClientWeightingOptions,
+    core.HoldoutOptions,
 ):
     """Settings of q-FedAvg; the paper draws clients with probabilities p_k.
 
@@ -91,7 +55,7 @@ class QFflState(NamedTuple):
         unit_loss: c, the cohort's mean loss of the last round with examples; 1 at first.
     """
 
-    weights: ModelWeights
+    weights: core.ModelWeights
     optimizer_state: Any
     unit_loss: tf.Tensor
 
@@ -99,7 +63,7 @@ class QFflState(NamedTuple):
 class QFflBroadcast(NamedTuple):
     """What the server broadcasts: w^t and c."""
 
-    weights: ModelWeights
+    weights: core.ModelWeights
     unit_loss: tf.Tensor
 
 
@@ -110,66 +74,53 @@ class QFflOutput(NamedTuple):
         delta: Delta_k / L, like the trainable weights.
         h: h_k / L, float32 scalar.
         sums: Losses, counts and metric sums per domain at w^t.
-        clients: What became of the client.
+        clients: Outcome of the client.
     """
 
     delta: list[tf.Tensor]
     h: tf.Tensor
-    sums: AnyDomainSums
-    clients: ClientCounts
+    sums: core.DomainSums
+    clients: core.ClientCounts
+
+    @property
+    def domain_sums(self) -> core.DomainSums:
+        """Losses, counts and metric sums per domain."""
+        return self.sums
 
 
-@dataclasses.dataclass(frozen=True)
-class QFflClient:
-    """What a client does.
+def client_work(
+    broadcast: QFflBroadcast,
+    clients: core.Clients,
+    *,
+    model: core.Model,
+    num_domains: int,
+    options: core.LocalTrainingOptions,
+    q: float,
+    client_weighting: str,
+    holdout: core.Holdout,
+) -> QFflOutput:
+    """What a client does; it measures its domains for the report only."""
+    weights, unit_loss = broadcast
+    # F_k(w^t), over all of the client's examples that are measured, before it trains.
+    sums, training = core.measure_domains(model, num_domains, weights, clients, holdout)
+    alpha = tf.ones([num_domains])
+    n = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
+    # w_k: E epochs of SGD with step 1 / L from w^t.
+    trained, _ = core.local_sgd(model, options, weights, training, alpha, n)
 
-    Attributes:
-        model: The model.
-        num_domains: p, for the losses per domain that are reported.
-        options: How clients train.
-        q: The power.
-        client_weighting: Member of `CLIENT_WEIGHTINGS`.
-        split: Which examples are measured, and which are trained on.
-    """
+    def delta_and_h(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
+        # A client that measures nothing counts as one of the usual loss.
+        loss = sums.mean_loss(otherwise=unit_loss)
+        change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
+        lipschitz = 1.0 / options.client_learning_rate
+        weight = core.CLIENT_WEIGHTINGS[client_weighting](n)
+        return weighted_update(change, loss, unit_loss, weight, q, lipschitz)
 
-    model: Model
-    num_domains: int
-    options: LocalTrainingOptions
-    q: float
-    client_weighting: str
-    split: ExampleSplit = ExampleSplit()
-
-    def __call__(
-        self,
-        broadcast: QFflBroadcast,
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient,
-    ) -> QFflOutput:
-        """Returns what each client sends."""
-        weights, unit_loss = broadcast
-        # F_k(w^t), over all of the client's examples that are measured, before it trains.
-        sums, training = measured(
-            self.model, self.num_domains, self.split, weights, clients, per_client
-        )
-        alpha = tf.ones([self.num_domains])
-        n = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
-        # w_k: E epochs of SGD with step 1 / L from w^t.
-        trained, _ = local_training(
-            self.model, self.options, weights, training, alpha, n, seed, per_client
-        )
-
-        def delta_and_h(trained: list[tf.Tensor], sums: AnyDomainSums, n: tf.Tensor) -> Any:
-            # A client that measures nothing counts as one of the usual loss.
-            loss = mean_loss(sums, otherwise=unit_loss)
-            change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
-            lipschitz = 1.0 / self.options.client_learning_rate
-            weight = CLIENT_WEIGHTINGS[self.client_weighting](n)
-            return weighted_update(change, loss, unit_loss, weight, self.q, lipschitz)
-
-        delta, h = per_client(delta_and_h, trained, sums, n)
-        output = QFflOutput(delta, h, sums, no_clients(clients))
-        return only_sound(output, h, clients, per_client)
+    delta, h = clients.map(delta_and_h, trained, sums, n)
+    output: QFflOutput = core.zero_if_not_finite(
+        QFflOutput(delta, h, sums, core.UNCOUNTED), h, clients
+    )
+    return output
 
 
 def weighted_update(
@@ -201,81 +152,75 @@ def weighted_update(
     return delta, powered + curvature
 
 
-def q_ffl(problem: Problem, options: QFflOptions) -> Algorithm:
+def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
     """Returns q-FedAvg; with an SGD server of rate 1, w^{t+1} = w^t - sum Delta_k / sum h_k."""
-    model, p = problem.model, problem.num_domains
-    optimizer = options.build_server_optimizer()
-    split = options.example_split(problem.seed)
+    model, optimizer = problem.model, options.build_server_optimizer()
+    holdout = options.holdout(problem.seed)
 
     def initialize() -> QFflState:
-        return QFflState(*initial_training_state(model, optimizer), tf.constant(1.0))
+        return QFflState(*core.initial_model(model, optimizer), tf.constant(1.0))
 
-    def prepare(state: QFflState, sums: Sums) -> QFflBroadcast:
-        del sums
+    def broadcast(state: QFflState) -> QFflBroadcast:
         return QFflBroadcast(state.weights, state.unit_loss)
 
-    def finish(state: QFflState, sums: Sums) -> tuple[QFflState, Report]:
-        (summed,) = sums
-        update = average_and_apply(
-            optimizer, state.weights, state.optimizer_state, summed.delta, summed.h
-        )
-        of_cohort = mean_loss(summed.sums, otherwise=state.unit_loss)
+    def finish(state: QFflState, summed: QFflOutput) -> QFflState:
+        trained = core.average_and_apply(optimizer, state, summed.delta, summed.h)
+        of_cohort = summed.sums.mean_loss(otherwise=state.unit_loss)
         unit_loss = tf.where(of_cohort > 0, of_cohort, state.unit_loss)
-        report = training_report(
-            model, summed.sums, summed.clients, update.update_norm, domain_weights={}
-        )
-        report["finalizer"]["unit_loss"] = state.unit_loss
-        return QFflState(update.weights, update.optimizer_state, unit_loss), report
+        next_state: QFflState = trained._replace(unit_loss=unit_loss)
+        return next_state
 
-    def bounds(limits: ClientLimits) -> QFflOutput:
+    def bounds(limits: core.ClientLimits) -> QFflOutput:
         heaviest = limits.beta(options.largest_weight(limits) * _MAX_LOSS_RATIO**options.q)
-        delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
+        delta = core.Bound(heaviest * limits.max_delta, signed=True, ratio="update")
         return QFflOutput(
             delta=[delta for _ in model.initial_weights.trainable],
-            h=Bound(
+            h=core.Bound(
                 heaviest * (1.0 + options.q * _MAX_CURVATURE), ratio="update", denominator=True
             ),
-            sums=measured_sums_bounds(model, limits, split.is_apart),
-            clients=client_counts_bounds(),
+            sums=core.domain_sums_bounds(model, limits, holdout.is_active),
+            clients=core.client_counts_bounds(),
         )
 
-    quantities = training_quantities(model, domain_weights={}, is_apart=split.is_apart)
-    quantities["finalizer"]["unit_loss"] = Quantity("unit_loss", "unit of losses, c")
-    training = Exchange(
+    training = core.CommunicationStep(
         name="training",
-        prepare=prepare,
-        client=QFflClient(
-            model,
-            p,
-            part_of(options, LocalTrainingOptions),
-            options.q,
-            options.client_weighting,
-            split,
+        broadcast=broadcast,
+        client_work=core.HashablePartial(
+            client_work,
+            model=model,
+            num_domains=problem.num_domains,
+            options=part_of(options, core.LocalTrainingOptions),
+            q=options.q,
+            client_weighting=options.client_weighting,
+            holdout=holdout,
         ),
         bounds=bounds,
     )
-    return Algorithm(
+    unit_loss = core.Quantity("unit_loss", "unit of losses, c")
+    return core.Algorithm(
         name="q_ffl",
+        problem=problem,
         initialize=initialize,
-        exchanges=(training,),
+        steps=(training,),
         finish=finish,
-        models=lambda state: {MAIN_MODEL: state.weights},
-        quantities=OrderedDict(quantities),
-        client_data_spec=model.client_data_spec(),
-        seed=problem.seed,
+        columns=core.training_columns(
+            model,
+            holdout.is_active,
+            finalizer=[core.Column(unit_loss, lambda r: r.before.unit_loss)],
+        ),
     )
 
 
-ALGORITHM = AlgorithmSpec(
+ALGORITHM = core.AlgorithmSpec(
     label="q-FFL",
     paper="Li et al. 2020, Algorithm 2 (q-FedAvg)",
     build=q_ffl,
     options=QFflOptions,
     traits=frozenset(
         {
-            Trait.DOMAIN_BLIND,
-            Trait.COHORT_TWICE_IS_ONCE,
-            Trait.LEARNS_FROM_EVERY_DOMAIN,
+            core.Trait.DOMAIN_BLIND,
+            core.Trait.COHORT_TWICE_IS_ONCE,
+            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
 )

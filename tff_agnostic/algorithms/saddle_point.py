@@ -8,7 +8,7 @@ from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.computations.domain_losses import AnyDomainSums, mean_domain_losses
+from tff_agnostic.computations import DomainSums
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
@@ -30,7 +30,7 @@ WeightsGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 LambdaGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 # (sums of the round, examples of each domain that a round is expected to measure) -> L.
-DomainLosses = Callable[[AnyDomainSums, tf.Tensor], tf.Tensor]
+DomainLosses = Callable[[DomainSums, tf.Tensor], tf.Tensor]
 
 
 def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -47,11 +47,6 @@ def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
 
 
-def _all(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    del seed
-    return values
-
-
 def _drawn_by_lambda(lambda_: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     # K ~ lambda: as if lambda were the vertex of domain K.
     return tf.one_hot(draw(lambda_, seed), lambda_.shape[0])
@@ -63,28 +58,24 @@ def _one_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return losses * p * tf.one_hot(draw(tf.ones([p]) / p, seed), p)
 
 
-def _over_expected(sums: AnyDomainSums, expected: tf.Tensor) -> tf.Tensor:
-    return sums.losses / expected
-
-
-def _over_counted(sums: AnyDomainSums, expected: tf.Tensor) -> tf.Tensor:
-    del expected
-    return mean_domain_losses(sums)
-
-
 WEIGHTS_GRADIENTS: Registry[WeightsGradient] = Registry(
-    "gradient of the weights", {"per_domain": _all, "weighted": _drawn_by_lambda}
+    "gradient of the weights",
+    {"per_domain": lambda lambda_, seed: lambda_, "weighted": _drawn_by_lambda},
 )
 LAMBDA_GRADIENTS: Registry[LambdaGradient] = Registry(
-    "gradient of lambda", {"every_domain": _all, "one_domain": _one_loss}
+    "gradient of lambda", {"every_domain": lambda losses, seed: losses, "one_domain": _one_loss}
 )
 DOMAIN_LOSSES: Registry[DomainLosses] = Registry(
-    "estimate of domain losses", {"unbiased": _over_expected, "ratio": _over_counted}
+    "estimate of domain losses",
+    {
+        "unbiased": lambda sums, expected: sums.losses / expected,
+        "ratio": lambda sums, expected: sums.mean_losses(),
+    },
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class DomainLossesOptions(Settings):
+class LossEstimatorOptions(Settings):
     """How losses of domains are estimated.
 
     Attributes:

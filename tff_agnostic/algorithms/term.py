@@ -9,50 +9,11 @@ which is the mean of the F_k by the weights of the round before.
 """
 
 import dataclasses
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
-from tff_agnostic.computations.algorithm import (
-    MAIN_MODEL,
-    Algorithm,
-    AlgorithmSpec,
-    Exchange,
-    Problem,
-    Report,
-    Sums,
-    Trait,
-)
-from tff_agnostic.computations.client_output import (
-    CLIENT_WEIGHTINGS,
-    ClientCounts,
-    ClientWeightingOptions,
-    client_counts_bounds,
-    client_weight,
-    no_clients,
-    only_sound,
-)
-from tff_agnostic.computations.clients import ClientGroup, PerClient
-from tff_agnostic.computations.domain_losses import (
-    AnyDomainSums,
-    DomainLossOptions,
-    ExampleSplit,
-    mean_loss,
-    measured,
-    measured_sums_bounds,
-)
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
-from tff_agnostic.computations.server import (
-    ServerOptimizerOptions,
-    average_and_apply,
-    initial_training_state,
-    training_quantities,
-    training_report,
-)
-from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.report_fields import Quantity, Unit
+from tff_agnostic import computations as core
 from tff_agnostic.settings import part_of, setting
 
 # In secure sums a client that weighs more than this for each example is scaled down as a whole.
@@ -64,7 +25,10 @@ LOWEST, HIGHEST = -16.0, 50.0
 
 @dataclasses.dataclass(frozen=True)
 class TermOptions(
-    LocalTrainingOptions, ServerOptimizerOptions, ClientWeightingOptions, DomainLossOptions
+    core.LocalTrainingOptions,
+    core.ServerOptimizerOptions,
+    core.ClientWeightingOptions,
+    core.HoldoutOptions,
 ):
     """Settings of TERM.
 
@@ -90,7 +54,7 @@ class TermState(NamedTuple):
         mean_loss: The mean loss of the last round's examples.
     """
 
-    weights: ModelWeights
+    weights: core.ModelWeights
     optimizer_state: Any
     tilt: tf.Tensor
     center: tf.Tensor
@@ -100,7 +64,7 @@ class TermState(NamedTuple):
 class TermBroadcast(NamedTuple):
     """What the server broadcasts: w^t, t and c, and the F_k of clients that cannot measure it."""
 
-    weights: ModelWeights
+    weights: core.ModelWeights
     tilt: tf.Tensor
     center: tf.Tensor
     mean_loss: tf.Tensor
@@ -115,151 +79,120 @@ class TermOutput(NamedTuple):
         weighted_loss: F_k times the weight.
         capped: 1 if the exponent is beyond what weights can be, int64 scalar.
         sums: Losses, counts and metric sums per domain at w^t.
-        clients: What became of the client.
+        clients: Outcome of the client.
     """
 
     delta: list[tf.Tensor]
     weight: tf.Tensor
     weighted_loss: tf.Tensor
     capped: tf.Tensor
-    sums: AnyDomainSums
-    clients: ClientCounts
+    sums: core.DomainSums
+    clients: core.ClientCounts
+
+    @property
+    def domain_sums(self) -> core.DomainSums:
+        """Losses, counts and metric sums per domain."""
+        return self.sums
 
 
-@dataclasses.dataclass(frozen=True)
-class TermClient:
-    """What a client does.
+def client_work(
+    broadcast: TermBroadcast,
+    clients: core.Clients,
+    *,
+    model: core.Model,
+    num_domains: int,
+    options: core.LocalTrainingOptions,
+    client_weighting: str,
+    holdout: core.Holdout,
+) -> TermOutput:
+    """What a client does; it measures its domains for the report only."""
+    weights, tilt, center, usual_loss = broadcast
+    # F_k(w^t), over all of the client's examples that are measured, before it trains.
+    sums, training = core.measure_domains(model, num_domains, weights, clients, holdout)
+    alpha = tf.ones([num_domains])
+    n = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
+    trained, _ = core.local_sgd(model, options, weights, training, alpha, n)
 
-    Attributes:
-        model: The model.
-        num_domains: p, for the losses per domain that are reported.
-        options: How clients train.
-        client_weighting: Member of `CLIENT_WEIGHTINGS`.
-        split: Which examples are measured, and which are trained on.
-    """
+    def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
+        loss = sums.mean_loss(otherwise=usual_loss)
+        # p_k exp(t (F_k - c))
+        factor, is_capped = tilted(loss, center, tilt)
+        weight = core.CLIENT_WEIGHTINGS[client_weighting](n) * factor
+        delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
+        return delta, weight, weight * loss, tf.cast(is_capped, tf.int64)
 
-    model: Model
-    num_domains: int
-    options: LocalTrainingOptions
-    client_weighting: str
-    split: ExampleSplit = ExampleSplit()
-
-    def __call__(
-        self,
-        broadcast: TermBroadcast,
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient,
-    ) -> TermOutput:
-        """Returns what each client sends."""
-        weights, tilt, center, usual_loss = broadcast
-        # F_k(w^t), over all of the client's examples that are measured, before it trains.
-        sums, training = measured(
-            self.model, self.num_domains, self.split, weights, clients, per_client
-        )
-        alpha = tf.ones([self.num_domains])
-        n = per_client(lambda n_k: client_weight(alpha, n_k), sums.trained)
-        trained, _ = local_training(
-            self.model, self.options, weights, training, alpha, n, seed, per_client
-        )
-
-        def weighted(trained: list[tf.Tensor], sums: AnyDomainSums, n: tf.Tensor) -> Any:
-            loss = mean_loss(sums, otherwise=usual_loss)
-            factor, is_capped = tilted(loss, center, tilt)
-            weight = CLIENT_WEIGHTINGS[self.client_weighting](n) * factor
-            delta = [weight * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
-            return delta, weight, weight * loss, tf.cast(is_capped, tf.int64)
-
-        delta, weight, weighted_loss, capped = per_client(weighted, trained, sums, n)
-        output = TermOutput(delta, weight, weighted_loss, capped, sums, no_clients(clients))
-        return only_sound(output, weight, clients, per_client)
+    delta, weight, weighted_loss, capped = clients.map(weighted, trained, sums, n)
+    sent = TermOutput(delta, weight, weighted_loss, capped, sums, core.UNCOUNTED)
+    output: TermOutput = core.zero_if_not_finite(sent, weight, clients)
+    return output
 
 
-def term(problem: Problem, options: TermOptions) -> Algorithm:
+def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
     """Returns TERM over clients; the first round with examples is one of FedAvg."""
-    model, p = problem.model, problem.num_domains
-    optimizer = options.build_server_optimizer()
-    split = options.example_split(problem.seed)
+    model, optimizer = problem.model, options.build_server_optimizer()
+    holdout = options.holdout(problem.seed)
 
     def initialize() -> TermState:
-        return TermState(*initial_training_state(model, optimizer), *[tf.constant(0.0)] * 3)
+        return TermState(*core.initial_model(model, optimizer), *[tf.constant(0.0)] * 3)
 
-    def prepare(state: TermState, sums: Sums) -> TermBroadcast:
-        del sums
+    def broadcast(state: TermState) -> TermBroadcast:
         return TermBroadcast(state.weights, state.tilt, state.center, state.mean_loss)
 
-    def finish(state: TermState, sums: Sums) -> tuple[TermState, Report]:
-        (summed,) = sums
+    def finish(state: TermState, summed: TermOutput) -> TermState:
         # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k)
-        update = average_and_apply(
-            optimizer, state.weights, state.optimizer_state, summed.delta, summed.weight
-        )
-        of_cohort = mean_loss(summed.sums, otherwise=state.mean_loss)
+        trained = core.average_and_apply(optimizer, state, summed.delta, summed.weight)
+        of_cohort = summed.sums.mean_loss(otherwise=state.mean_loss)
         center = next_center(summed.weight, summed.weighted_loss, of_cohort)
         is_measured = tf.reduce_sum(summed.sums.counts) > 0
-        tilt, center = (
-            tf.where(is_measured, new, old)
-            for new, old in ((options.tilt, state.tilt), (center, state.center))
+        next_state: TermState = trained._replace(
+            tilt=tf.where(is_measured, options.tilt, state.tilt),
+            center=tf.where(is_measured, center, state.center),
+            mean_loss=of_cohort,
         )
-        report = training_report(
-            model, summed.sums, summed.clients, update.update_norm, domain_weights={}
-        )
-        report["finalizer"].update(center=state.center, capped=summed.capped)
-        return (
-            TermState(update.weights, update.optimizer_state, tilt, center, of_cohort),
-            report,
-        )
+        return next_state
 
-    def bounds(limits: ClientLimits) -> TermOutput:
+    def bounds(limits: core.ClientLimits) -> TermOutput:
         heaviest = limits.beta(options.largest_weight(limits) * _MAX_TILT)
-        delta = Bound(heaviest * limits.max_delta, signed=True, ratio="update")
+        delta = core.Bound(heaviest * limits.max_delta, signed=True, ratio="update")
         return TermOutput(
             delta=[delta for _ in model.initial_weights.trainable],
-            weight=Bound(heaviest, ratio="update", denominator=True),
-            weighted_loss=Bound(heaviest * limits.max_loss, ratio="update"),
-            capped=Bound(1, integer=True),
-            sums=measured_sums_bounds(model, limits, split.is_apart),
-            clients=client_counts_bounds(),
+            weight=core.Bound(heaviest, ratio="update", denominator=True),
+            weighted_loss=core.Bound(heaviest * limits.max_loss, ratio="update"),
+            capped=core.Bound(1, integer=True),
+            sums=core.domain_sums_bounds(model, limits, holdout.is_active),
+            clients=core.client_counts_bounds(),
         )
 
-    quantities = training_quantities(model, domain_weights={}, is_apart=split.is_apart)
-    quantities["finalizer"].update(
-        center=Quantity("center", "loss c from which exponents are counted"),
-        capped=Quantity("capped", "clients beyond the largest weight", unit=Unit.CLIENTS),
-    )
-    training = Exchange(
+    training = core.CommunicationStep(
         name="training",
-        prepare=prepare,
-        client=TermClient(
-            model, p, part_of(options, LocalTrainingOptions), options.client_weighting, split
+        broadcast=broadcast,
+        client_work=core.HashablePartial(
+            client_work,
+            model=model,
+            num_domains=problem.num_domains,
+            options=part_of(options, core.LocalTrainingOptions),
+            client_weighting=options.client_weighting,
+            holdout=holdout,
         ),
         bounds=bounds,
     )
-    return Algorithm(
+    center = core.Quantity("center", "loss c from which exponents are counted")
+    capped = core.Quantity("capped", "clients beyond the largest weight", unit=core.Unit.CLIENTS)
+    return core.Algorithm(
         name="term",
+        problem=problem,
         initialize=initialize,
-        exchanges=(training,),
+        steps=(training,),
         finish=finish,
-        models=lambda state: {MAIN_MODEL: state.weights},
-        quantities=OrderedDict(quantities),
-        client_data_spec=model.client_data_spec(),
-        seed=problem.seed,
+        columns=core.training_columns(
+            model,
+            holdout.is_active,
+            finalizer=[
+                core.Column(center, lambda r: r.before.center),
+                core.Column(capped, lambda r: r.sums[0].capped),
+            ],
+        ),
     )
-
-
-ALGORITHM = AlgorithmSpec(
-    label="TERM",
-    paper="Li et al. 2021, over clients",
-    build=term,
-    options=TermOptions,
-    traits=frozenset(
-        {
-            Trait.DOMAIN_BLIND,
-            Trait.COHORT_TWICE_IS_ONCE,
-            Trait.LEARNS_FROM_EVERY_DOMAIN,
-        }
-    ),
-)
 
 
 def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -289,3 +222,18 @@ def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, usual_loss: tf.Tens
     """
     tilted_loss = tf.math.divide_no_nan(weighted_loss, weight)
     return tf.where(weight > 0, tilted_loss, usual_loss)
+
+
+ALGORITHM = core.AlgorithmSpec(
+    label="TERM",
+    paper="Li et al. 2021, over clients",
+    build=term,
+    options=TermOptions,
+    traits=frozenset(
+        {
+            core.Trait.DOMAIN_BLIND,
+            core.Trait.COHORT_TWICE_IS_ONCE,
+            core.Trait.LEARNS_FROM_EVERY_DOMAIN,
+        }
+    ),
+)

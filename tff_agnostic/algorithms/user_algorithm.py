@@ -14,14 +14,12 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic import computations as core
 from tff_agnostic.algorithms import ALGORITHMS
-from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec, Exchange, Problem, Sums
-from tff_agnostic.computations.clients import group_of_one, one_client
-from tff_agnostic.computations.round import check_bounds, check_keeps, check_state
+from tff_agnostic.computations.clients import arrays_of_client
+from tff_agnostic.computations.round import check_bounds, check_state, client_result
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import Quantities, paired
 from tff_agnostic.settings import Settings, settings_in
 from tff_agnostic.user_code import UserFile
 
@@ -39,7 +37,7 @@ def is_user_file(name: str) -> bool:
     return name.endswith(_SUFFIX)
 
 
-def algorithm_named(name: str) -> AlgorithmSpec:
+def algorithm_named(name: str) -> core.AlgorithmSpec:
     """Returns a registered algorithm by its name, or a user's by the path of its file.
 
     Raises:
@@ -53,7 +51,7 @@ def algorithm_label(name: str) -> str:
     return Path(name).stem if is_user_file(name) else name
 
 
-def load_user_algorithm(path: Path) -> AlgorithmSpec:
+def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
     """Returns the algorithm that a Python file defines.
 
     A file that has not changed is executed once, so that its settings are of one class.
@@ -112,7 +110,7 @@ def _of(path: Path) -> "_Loaded":
 @dataclasses.dataclass
 class _Loaded:
     file: UserFile
-    spec: AlgorithmSpec
+    spec: core.AlgorithmSpec
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -120,15 +118,15 @@ class _Loaded:
 def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
     del mtime_ns, size
     file = UserFile(path)
-    spec: AlgorithmSpec = file.value(
-        _DEFINITION, "an AlgorithmSpec", lambda value: isinstance(value, AlgorithmSpec)
+    spec: core.AlgorithmSpec = file.value(
+        _DEFINITION, "an AlgorithmSpec", lambda value: isinstance(value, core.AlgorithmSpec)
     )
     with file.running("options"):
         _check_options(spec.options)
         if not isinstance(spec.label, str):
             raise UserError(f"label: expected a text, found {_shown(spec.label)}")
 
-    def build(problem: Problem, options: Any) -> Algorithm:
+    def build(problem: core.Problem, options: Any) -> core.Algorithm:
         with file.running("build"):
             algorithm = checked_algorithm(spec.build(problem, options), problem, file)
         trace_round(algorithm)
@@ -198,7 +196,7 @@ class _OfUser:
         return result
 
 
-def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algorithm:
+def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> core.Algorithm:
     """Returns a user's algorithm whose functions are checked and tell their errors.
 
     Args:
@@ -209,24 +207,22 @@ def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algor
     Raises:
         UserError: If it is no algorithm.
     """
-    if not isinstance(algorithm, Algorithm):
+    if not isinstance(algorithm, core.Algorithm):
         raise UserError(f"build: expected an Algorithm, found {type(algorithm).__name__}")
-    _check_exchanges(algorithm.exchanges)
-    _check_client_data_spec(algorithm.client_data_spec)
-    for name, kind in (("name", str), ("seed", int)):
-        value = getattr(algorithm, name)
-        if not isinstance(value, kind):
-            raise UserError(f"build: expected {name} to be {kind.__name__}, found {value!r:.60}")
-    if not isinstance(algorithm.quantities, Mapping):
-        found = type(algorithm.quantities).__name__
-        raise UserError(f"build: expected a mapping as quantities, found {found}")
+    if not isinstance(algorithm.name, str):
+        raise UserError(f"build: expected name to be str, found {algorithm.name!r:.60}")
+    if not isinstance(algorithm.problem, core.Problem):
+        found = type(algorithm.problem).__name__
+        raise UserError(
+            f"build: expected problem to be the Problem that it was given, found {found}"
+        )
+    _check_steps(algorithm.steps)
+    _check_columns(algorithm.columns)
 
-    def finished(result: Any, state: Any, sums: Any) -> None:
+    def finished(result: Any, state: Any, *sums: Any) -> None:
         del sums
         with file.running("finish"):
-            _check_pair(result)
-            check_state(state, result[0])
-            _check_report(algorithm.quantities, result[1], problem.num_domains)
+            check_state(state, result)
 
     def has_models(result: Any, state: Any) -> None:
         del state
@@ -236,37 +232,51 @@ def checked_algorithm(algorithm: Any, problem: Problem, file: UserFile) -> Algor
     def of_user(what: str, function: Any, check: Optional[Check] = None) -> _OfUser:
         return _OfUser(file, what, function, check)
 
-    def exchange(of_algorithm: Exchange) -> Exchange:
+    def step(of_algorithm: core.CommunicationStep) -> core.CommunicationStep:
         name = of_algorithm.name
-        bounds = of_user(f"bounds of exchange {name!r}", of_algorithm.bounds)
+        bounds = of_user(f"bounds of step {name!r}", of_algorithm.bounds)
 
-        def answered(answer: Any, *arguments: Any) -> None:
+        def worked(result: Any, *arguments: Any) -> None:
             del arguments
-            bounds_of_answer = bounds(ClientLimits())
-            with file.running(f"exchange {name!r}"):
-                if of_algorithm.keeps:
-                    check_keeps(name, answer)
-                    answer = answer.answer
-                check_bounds(name, answer, bounds_of_answer)
+            bounds_of_output = bounds(core.ClientLimits())
+            with file.running(f"step {name!r}"):
+                output, _ = client_result(of_algorithm, result)
+                check_bounds(name, output, bounds_of_output)
 
         return dataclasses.replace(
             of_algorithm,
-            prepare=of_user(f"prepare of exchange {name!r}", of_algorithm.prepare),
-            client=of_user(f"client of exchange {name!r}", of_algorithm.client, answered),
+            broadcast=of_user(f"broadcast of step {name!r}", of_algorithm.broadcast),
+            client_work=of_user(f"client_work of step {name!r}", of_algorithm.client_work, worked),
             bounds=bounds,
+        )
+
+    def column(of_algorithm: core.Column) -> core.Column:
+        name = of_algorithm.field.name
+        shape = [problem.num_domains] if of_algorithm.field.per_domain else []
+
+        def computed(value: Any, view: core.RoundView) -> None:
+            del view
+            with file.running(f"column {name!r}"):
+                found = tf.convert_to_tensor(value).shape
+                if not found.is_compatible_with(shape):
+                    raise UserError(f"column {name!r}: expected shape {shape}, found {found}")
+
+        return of_algorithm._replace(
+            value=of_user(f"column {name!r}", of_algorithm.value, computed)
         )
 
     return dataclasses.replace(
         algorithm,
         initialize=of_user("initialize", algorithm.initialize),
-        exchanges=tuple(map(exchange, algorithm.exchanges)),
+        steps=tuple(map(step, algorithm.steps)),
         finish=of_user("finish", algorithm.finish, finished),
+        columns=tuple(map(column, algorithm.columns)),
         models=of_user("models", algorithm.models, has_models),
         with_weights=of_user("with_weights", algorithm.with_weights),
     )
 
 
-def trace_round(algorithm: Algorithm) -> None:
+def trace_round(algorithm: core.Algorithm) -> None:
     """Traces a round with a single client, for the errors that its functions raise.
 
     Raises:
@@ -275,17 +285,17 @@ def trace_round(algorithm: Algorithm) -> None:
 
     def round_(examples: Any) -> Any:
         state = algorithm.initialize()
-        sums: Sums = ()
-        kept: Any = ()
-        for exchange in algorithm.exchanges:
-            broadcast = exchange.prepare(state, sums)
-            seed = tf.constant(0, tf.int64)
-            clients = group_of_one(examples, kept)
-            answer = exchange.client(broadcast, clients, seed, one_client)
-            if exchange.keeps:
-                answer, kept = answer
-            sums += (answer,)
-        next_state, _ = algorithm.finish(state, sums)
+        sums: tuple[Any, ...] = ()
+        client_state: Any = ()
+        for step in algorithm.steps:
+            broadcast = step.broadcast(state, *sums)
+            clients = core.Clients.of(arrays_of_client(examples, client_state))
+            seeded = clients.seeded(tf.zeros([2], tf.int32))
+            result = client_result(step, step.client_work(broadcast, seeded))
+            client_state = result.state if step.keeps_client_state else client_state
+            sums += (result.output,)
+        next_state = algorithm.finish(state, *sums)
+        algorithm.report(core.RoundView(state, sums, next_state))
         algorithm.models(next_state)
         return algorithm.main_model(next_state)
 
@@ -294,42 +304,41 @@ def trace_round(algorithm: Algorithm) -> None:
         tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
 
 
-def _check_client_data_spec(spec: Any) -> None:
-    is_right = isinstance(spec, Mapping) and "domain_id" in spec
-    if not is_right or not all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(spec)):
-        raise UserError(
-            "build: expected as client_data_spec what problem.model.client_data_spec() returns, "
-            f"found {type(spec).__name__ if not isinstance(spec, Mapping) else dict(spec)!r:.100}"
-        )
-
-
-def _check_exchanges(exchanges: Any) -> None:
-    if not isinstance(exchanges, (tuple, list)) or not exchanges:
-        found = "none" if exchanges in ((), []) else type(exchanges).__name__
-        raise UserError(f"build: expected a tuple of at least one exchange, found {found}")
+def _check_steps(steps: Any) -> None:
+    if not isinstance(steps, (tuple, list)) or not steps:
+        found = "none" if steps in ((), []) else type(steps).__name__
+        raise UserError(f"build: expected steps to be a tuple of at least one, found {found}")
     names = set()
-    for exchange in exchanges:
-        if not isinstance(exchange, Exchange):
-            found = type(exchange).__name__
-            raise UserError(f"build: expected a tuple of exchanges, found {found} in it")
-        if exchange.name in names:
-            raise UserError(
-                f"build: expected exchanges of different names, found two of {exchange.name!r}"
-            )
-        names.add(exchange.name)
+    for step in steps:
+        if not isinstance(step, core.CommunicationStep):
+            found = type(step).__name__
+            raise UserError(f"build: expected a CommunicationStep in steps, found {found}")
+        if step.name in names:
+            raise UserError(f"build: expected steps of different names, found two of {step.name!r}")
+        names.add(step.name)
         try:
-            hash(exchange.client)
+            hash(step.client_work)
         except TypeError as e:
             raise UserError(
-                f"build: expected a function or a frozen dataclass of hashable fields as client "
-                f"of exchange {exchange.name!r}, found {e}"
+                f"build: expected a function or a HashablePartial with hashable arguments as "
+                f"client_work of step {step.name!r}, found {e}"
             ) from e
 
 
-def _check_pair(result: Any) -> None:
-    if not (isinstance(result, tuple) and len(result) == 2):
-        found = type(result).__name__
-        raise UserError(f"finish: expected a pair (state, report), found {found}")
+def _check_columns(columns: Any) -> None:
+    if not isinstance(columns, (tuple, list)):
+        raise UserError(f"build: expected columns to be a tuple, found {type(columns).__name__}")
+    names = set()
+    for column in columns:
+        if not isinstance(column, core.Column) or not isinstance(column.field, core.Quantity):
+            raise UserError(
+                f"build: expected a Column of a Quantity in columns, found {column!r:.60}"
+            )
+        if column.field.name in names:
+            raise UserError(
+                f"build: expected columns of different names, found two of {column.field.name!r}"
+            )
+        names.add(column.field.name)
 
 
 def _check_models(models: Any) -> None:
@@ -342,20 +351,4 @@ def _check_models(models: Any) -> None:
         if not (hasattr(weights, "trainable") and hasattr(weights, "non_trainable")):
             raise UserError(
                 f"models: expected ModelWeights under {name!r}, found {type(weights).__name__}"
-            )
-
-
-def _check_report(quantities: Quantities, report: Any, num_domains: int) -> None:
-    if not isinstance(report, Mapping):
-        raise UserError(f"finish: expected a mapping as report, found {type(report).__name__}")
-    try:
-        pairs = list(paired(quantities, report))
-    except ValueError as e:
-        raise UserError(f"finish: {e}") from e
-    for quantity, value in pairs:
-        expected = [num_domains] if quantity.per_domain else []
-        shape = tf.convert_to_tensor(value).shape
-        if not shape.is_compatible_with(expected):
-            raise UserError(
-                f"finish: expected {quantity.name} of shape {expected} in the report, found {shape}"
             )

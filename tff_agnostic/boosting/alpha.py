@@ -4,13 +4,13 @@ Source: Hamer, Mohri, Suresh 2020, figures 1 and 2.
 """
 
 import dataclasses
-from collections import OrderedDict
-from collections.abc import Mapping
+import functools
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic import computations as core
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import (
@@ -20,38 +20,14 @@ from tff_agnostic.boosting.sampling import (
     Drawn,
     Sent,
 )
-from tff_agnostic.computations.algorithm import MAIN_MODEL, Exchange, Sums
-from tff_agnostic.computations.client_output import (
-    TrainingOutput,
-    client_weight,
-    training_output_bounds,
-    update_outputs,
-)
-from tff_agnostic.computations.clients import ClientGroup, PerClient, batch_positions
-from tff_agnostic.computations.domain_losses import (
-    DomainSums,
-    add_by_domain,
-    measure_examples,
-    zero_sums,
-)
 from tff_agnostic.domain_weights.ascent import exponentiated_gradient, projected_gradient
+from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import Quantity
 from tff_agnostic.settings import Settings, setting
 from tff_agnostic.stateless_random import fold_in
 
-# Describes what a round says of its predictors.
-PREDICTOR_QUANTITIES: Mapping[str, Quantity] = OrderedDict(
-    sampled=Quantity("predictors/sampled", "predictors that were sampled"),
-    bytes_sent=Quantity(
-        "predictors/bytes_sent", "bytes that each client is sent, room that was not used included"
-    ),
-    bytes_of_ensemble=Quantity(
-        "predictors/bytes_of_ensemble", "bytes that it would be sent of the whole ensemble"
-    ),
-)
 _FLOAT_BYTES = 4
 # (alpha, direction of ascent, step size) -> alpha: a step in a mirror map, and its projection.
 MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Registry(
@@ -302,20 +278,33 @@ class AlphaSteps:
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 
-    def report(
-        self, alpha: tf.Tensor, step: tf.Tensor, num_domains: int
-    ) -> "OrderedDict[str, Any]":
-        """Returns what a round says of its predictors; of the first of its repetitions.
-
-        Bytes are those of all repetitions.
-        """
+    def columns(self, num_domains: int) -> tuple[core.Column, ...]:
+        """Returns what a round reports of its predictors: of the first repetition, bytes of all."""
         model, repetitions = self.model, self.options.repetitions
         # The predictors; of each alpha~, alpha, gamma and whether it was sampled; and the scales.
         sent = model.message_bytes(self.room) + (4 * self.room + num_domains) * _FLOAT_BYTES
-        return OrderedDict(
-            sampled=tf.cast(tf.reduce_sum(self.drawn(alpha, step).is_sampled), tf.int64),
-            bytes_sent=tf.constant(repetitions * sent, tf.int64),
-            bytes_of_ensemble=tf.constant(repetitions * model.num_bytes, tf.int64),
+
+        def sampled(r: core.RoundView) -> tf.Tensor:
+            (alpha,) = r.before.weights.trainable
+            drawn = self.drawn(alpha, r.before.steps)
+            return tf.cast(tf.reduce_sum(drawn.is_sampled), tf.int64)
+
+        def column(key: str, label: str, value: Callable[[core.RoundView], Any]) -> core.Column:
+            field = core.Quantity(f"predictors/{key}", label)
+            return core.Column(field, value, ("predictors", key))
+
+        return (
+            column("sampled", "predictors that were sampled", sampled),
+            column(
+                "bytes_sent",
+                "bytes that each client is sent, room that was not used included",
+                lambda r: tf.constant(repetitions * sent, tf.int64),
+            ),
+            column(
+                "bytes_of_ensemble",
+                "bytes that it would be sent of the whole ensemble",
+                lambda r: tf.constant(repetitions * model.num_bytes, tf.int64),
+            ),
         )
 
 
@@ -328,41 +317,87 @@ def alpha_steps(model: EnsembleModel, options: BoostOptions, seed: int) -> Alpha
     return AlphaSteps(model, options, options.checked_budget(model), seed)
 
 
-def last_and_mean(weights: ModelWeights, mean_alpha: Any) -> dict[str, ModelWeights]:
-    """Returns the models of a state: the ensemble of the last alpha, and that of the mean."""
-    return {MAIN_MODEL: weights, "mean": ModelWeights([mean_alpha], weights.non_trainable)}
-
-
-def repeated_exchange(
+def boost_algorithm(
+    name: str,
+    problem: core.Problem,
     alphas: AlphaSteps,
-    num_domains: int,
-    prepare: Callable[[Any, Sums], BoostBroadcast],
-    max_beta: Callable[[ClientLimits], float],
-) -> tuple[Exchange, ...]:
-    """Returns the exchange of each repetition of a round, of several by names of their own.
+    initialize: Callable[[], Any],
+    repetition: Callable[[Any, core.TrainingOutput], Any],
+    scale: Callable[[Any], tf.Tensor],
+    max_weight: Optional[float] = None,
+    domain_weights: Sequence[core.Column] = (),
+    lambda_set: Optional[LambdaSet] = None,
+) -> core.Algorithm:
+    """Returns an algorithm that learns alpha; a round has a step for each repetition.
+
+    States have `weights`, `mean_alpha`, `taken` and `steps`; see `fed_boost.FedBoostState`.
 
     Args:
-        alphas: What is sent, and to which ensemble it belongs.
-        num_domains: p.
-        prepare: Makes what is sent of the state and the repetitions before.
-        max_beta: The bound of a client's weight, where its limits state none.
+        name: Of the algorithm.
+        problem: What is learned, with an ensemble as its model.
+        alphas: Moves alpha.
+        initialize: () -> state.
+        repetition: (state, sum of a repetition) -> state.
+        scale: state -> what an example of each domain counts, float32 [p].
+        max_weight: Bound of a client's weight; see `core.training_bounds`.
+        domain_weights: What is reported of the weights of domains.
+        lambda_set: See `core.Algorithm`.
     """
-    model, options = alphas.model, alphas.options
-    exchange = Exchange(
-        name="training",
-        prepare=prepare,
-        client=BoostClient(model, num_domains, options.gradient_estimator, alphas.room),
-        bounds=lambda limits: training_output_bounds(model, limits, max_beta(limits)),
-        bytes_per_example=model.message_bytes_per_example(alphas.room),
+    model, options, p = alphas.model, alphas.options, problem.num_domains
+
+    def after(state: Any, *sums: core.TrainingOutput) -> Any:
+        return functools.reduce(repetition, sums, state)
+
+    def broadcast(state: Any, *sums: core.TrainingOutput) -> BoostBroadcast:
+        now = after(state, *sums)
+        return alphas.broadcast(now.weights, scale(now), now.steps)
+
+    def models(state: Any) -> core.Models:
+        mean = ModelWeights([state.mean_alpha], state.weights.non_trainable)
+        return {core.MAIN_MODEL: state.weights, "mean": mean}
+
+    def step(step_name: str) -> core.CommunicationStep:
+        return core.CommunicationStep(
+            name=step_name,
+            broadcast=broadcast,
+            client_work=core.HashablePartial(
+                client_work,
+                model=model,
+                num_domains=p,
+                estimator=options.gradient_estimator,
+                room=alphas.room,
+            ),
+            bounds=core.training_bounds(model, max_weight),
+            bytes_per_example=model.message_bytes_per_example(alphas.room),
+        )
+
+    def norm(r: core.RoundView) -> tf.Tensor:
+        return tf.norm(r.after.weights.trainable[0] - r.before.weights.trainable[0])
+
+    repetitions = options.repetitions
+    names = ["training"]
+    if repetitions > 1:
+        names = [f"repetition_{r + 1}" for r in range(repetitions)]
+    return core.Algorithm(
+        name=name,
+        problem=problem,
+        initialize=initialize,
+        steps=tuple(map(step, names)),
+        finish=after,
+        columns=(
+            *core.training_columns(
+                model, domain_weights=domain_weights, norm=norm, output=lambda r: r.sums[0]
+            ),
+            *alphas.columns(p),
+        ),
+        models=models,
+        with_weights=_start_from,
+        lambda_set=lambda_set,
+        single_step_flags="" if repetitions == 1 else "--repetitions=1",
     )
-    if options.repetitions == 1:
-        return (exchange,)
-    names = [f"repetition_{r + 1}" for r in range(options.repetitions)]
-    return tuple(dataclasses.replace(exchange, name=name) for name in names)
 
 
-def start_from(state: Any, weights: ModelWeights) -> Any:
-    """Returns a state of either algorithm that begins with other weights, and their mean."""
+def _start_from(state: Any, weights: ModelWeights) -> Any:
     return state._replace(
         weights=weights, mean_alpha=weights.trainable[0], taken=tf.zeros_like(state.taken)
     )
@@ -370,70 +405,58 @@ def start_from(state: Any, weights: ModelWeights) -> Any:
 
 class _Pass(NamedTuple):
     gradient: tf.Tensor
-    sums: DomainSums
+    sums: core.DomainSums
 
 
-@dataclasses.dataclass(frozen=True)
-class BoostClient:
+def client_work(
+    broadcast: BoostBroadcast,
+    clients: core.Clients,
+    *,
+    model: EnsembleModel,
+    num_domains: int,
+    estimator: str,
+    room: int,
+) -> core.TrainingOutput:
     """Figures 1 and 2, line 3: grad L_j at alpha~, by the weights of the predictors that came.
 
-    Attributes:
+    Args:
+        broadcast: What the server sends.
+        clients: The clients.
         model: The ensemble.
         num_domains: p.
         estimator: Member of `GRADIENT_ESTIMATORS`.
         room: How many predictors a message has: what is traced for one number serves no other.
+
+    Returns:
+        In `weighted_delta` each client's scaled gradient, float32 [room].
     """
+    del room
+    (alpha,), stacks = broadcast.weights.trainable, broadcast.weights.non_trainable
+    members, loss = model.members, MIXTURE_LOSSES[model.mixture_loss]
+    estimate = GRADIENT_ESTIMATORS[estimator]
+    assert members is not None
 
-    model: EnsembleModel
-    num_domains: int
-    estimator: str
-    room: int
+    def of_client(examples: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
+        outputs = members.outputs(stacks, examples["x"])
+        losses, gradients = loss.at(outputs, alpha, examples["y"])
+        norms = tf.zeros([1, 1])
+        if estimate.uses_norms:
+            norms = outputs.per_example(outputs.squared_norms(), examples["y"])
+        estimates = estimate.estimate(gradients, norms, broadcast.sent)
+        step = tf.linalg.matvec(estimates, scale, transpose_a=True)
+        predictions = members.predictions(outputs, alpha, examples["x"])
+        return gradient + step, core.example_measures(model, examples, losses, predictions)
 
-    def __call__(
-        self,
-        broadcast: BoostBroadcast,
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient,
-    ) -> TrainingOutput:
-        """Returns what each client sends: in `weighted_delta` its scaled gradient, float32 [C]."""
-        del seed
-        found = self._passed(broadcast, clients, per_client)
-        beta = per_client(lambda n_j: client_weight(broadcast.scale, n_j), found.sums.counts)
-        return update_outputs([found.gradient], beta, found.sums, clients, per_client)
+    def add_batch(batch: core.Batch, so_far: _Pass) -> _Pass:
+        examples = clients.take(batch.positions)
+        scale = tf.gather(broadcast.scale, examples["domain_id"])
+        scale *= tf.cast(batch.is_present, tf.float32)
+        gradient, measures = clients.map(of_client, examples, scale, so_far.gradient)
+        sums = core.add_to_domains(so_far.sums, examples["domain_id"], batch.is_present, measures)
+        return _Pass(gradient, sums)
 
-    def _passed(
-        self, broadcast: BoostBroadcast, clients: ClientGroup, per_client: PerClient
-    ) -> _Pass:
-        (alpha,), stacks = broadcast.weights.trainable, broadcast.weights.non_trainable
-        members, loss = self.model.members, MIXTURE_LOSSES[self.model.mixture_loss]
-        estimator = GRADIENT_ESTIMATORS[self.estimator]
-        assert members is not None
-        batch_size = members.examples_at_once
-
-        def of_client(batch: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
-            outputs = members.outputs(stacks, batch["x"])
-            losses, gradients = loss.at(outputs, alpha, batch["y"])
-            norms = tf.zeros([1, 1])
-            if estimator.uses_norms:
-                norms = outputs.per_example(outputs.squared_norms(), batch["y"])
-            estimates = estimator.estimate(gradients, norms, broadcast.sent)
-            step = tf.linalg.matvec(estimates, scale, transpose_a=True)
-            predictions = members.predictions(outputs, alpha, batch["x"])
-            return gradient + step, measure_examples(self.model, batch, losses, predictions)
-
-        def add_batch(start: tf.Tensor, so_far: _Pass) -> tuple[tf.Tensor, _Pass]:
-            positions = batch_positions(start, batch_size, clients.capacity, per_client)
-            counted, batch = clients.has(positions), clients.take(positions)
-            scale = tf.gather(broadcast.scale, batch["domain_id"]) * tf.cast(counted, tf.float32)
-            gradient, measured = per_client(of_client, batch, scale, so_far.gradient)
-            sums = add_by_domain(so_far.sums, batch["domain_id"], counted, measured)
-            return start + batch_size, _Pass(gradient, sums)
-
-        zeros = per_client(lambda _: tf.zeros_like(alpha), clients.num_examples)
-        _, found = tf.while_loop(
-            lambda start, _: start < clients.capacity,
-            add_batch,
-            (tf.constant(0), _Pass(zeros, zero_sums(self.model, self.num_domains, clients))),
-        )
-        return found
+    zeros = clients.map(lambda _: tf.zeros_like(alpha), clients.num_examples)
+    initial = _Pass(zeros, core.zero_sums(model, num_domains, clients))
+    found: _Pass = clients.fold_batches(members.examples_at_once, add_batch, initial)
+    beta = clients.map(lambda n_j: core.client_weight(broadcast.scale, n_j), found.sums.counts)
+    return core.update_output([found.gradient], beta, found.sums, clients)

@@ -1,24 +1,132 @@
-"""What algorithms are made of: exchanges and their parts, aggregations, and their TFF form."""
+"""The names that an algorithm is written with, from one import, and its form in TFF."""
 
-from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
+from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
-from tff_agnostic.computations.algorithm import Algorithm, AnswerAndKept, Exchange, RunState
+from tff_agnostic.computations.algorithm import (
+    MAIN_MODEL,
+    Algorithm,
+    AlgorithmSpec,
+    ClientResult,
+    Column,
+    CommunicationStep,
+    HashablePartial,
+    Models,
+    Problem,
+    RoundView,
+    RunState,
+    Trait,
+)
+from tff_agnostic.computations.client_output import (
+    CLIENT_WEIGHTINGS,
+    UNCOUNTED,
+    ClientCounts,
+    ClientWeightingOptions,
+    TrainingBroadcast,
+    TrainingOutput,
+    all_finite,
+    client_counts_bounds,
+    client_weight,
+    count_clients,
+    training_bounds,
+    training_output,
+    update_output,
+    zero_if_not_finite,
+    zero_unless,
+)
+from tff_agnostic.computations.clients import Batch, Clients
+from tff_agnostic.computations.domain_losses import (
+    DomainSums,
+    Holdout,
+    HoldoutOptions,
+    add_to_domains,
+    domain_counts,
+    domain_sums_bounds,
+    example_measures,
+    measure_domains,
+    zero_sums,
+)
+from tff_agnostic.computations.local_training import (
+    LocalTrainingOptions,
+    gradient_pass,
+    local_sgd,
+)
+from tff_agnostic.computations.server import (
+    ServerOptimizerOptions,
+    TrainingState,
+    as_tensors,
+    average_and_apply,
+    initial_model,
+    training_columns,
+    update_norm,
+)
 from tff_agnostic.computations.tff_process import build_evaluation, build_learning_process
 from tff_agnostic.computations.verification import security_report
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.report_fields import Quantity, Role, Unit
 
 __all__ = [
     "AGGREGATIONS",
+    "CLIENT_WEIGHTINGS",
+    "MAIN_MODEL",
+    "Aggregation",
     "Algorithm",
-    "AnswerAndKept",
+    "AlgorithmSpec",
+    "Batch",
     "Bound",
+    "ClientCounts",
     "ClientLimits",
-    "Exchange",
+    "ClientResult",
+    "ClientWeightingOptions",
+    "Clients",
+    "Column",
+    "CommunicationStep",
+    "DomainSums",
+    "HashablePartial",
+    "Holdout",
+    "HoldoutOptions",
+    "LocalTrainingOptions",
+    "Model",
+    "ModelWeights",
+    "Models",
     "PlainSum",
+    "Problem",
+    "Quantity",
+    "Role",
+    "RoundView",
     "RunState",
     "SecureSum",
     "SecureSumOptions",
+    "ServerOptimizerOptions",
+    "TrainingBroadcast",
+    "TrainingOutput",
+    "TrainingState",
+    "Trait",
+    "UNCOUNTED",
+    "Unit",
+    "add_to_domains",
+    "all_finite",
+    "as_tensors",
+    "average_and_apply",
     "build_evaluation",
     "build_learning_process",
+    "client_counts_bounds",
+    "client_weight",
+    "count_clients",
+    "domain_counts",
+    "domain_sums_bounds",
+    "example_measures",
+    "gradient_pass",
+    "initial_model",
+    "local_sgd",
+    "measure_domains",
     "security_report",
+    "training_bounds",
+    "training_columns",
+    "training_output",
+    "update_norm",
+    "update_output",
+    "zero_if_not_finite",
+    "zero_sums",
+    "zero_unless",
 ]

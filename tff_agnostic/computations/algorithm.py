@@ -1,24 +1,23 @@
-"""What a federated algorithm is: problem, communication steps, algorithm, registry entry, traits.
+"""What a federated algorithm is: problem, communication steps, columns, registry entry, traits.
 
-What an algorithm is made of: exchanges between server and clients, and what becomes of the sums.
-
-A round is one exchange, or several: the server prepares a broadcast, every client answers with a
-named tuple, and the server sees nothing but the sum of the answers. All functions are pure
-TensorFlow without variables, so that every runtime can take them, and a compiler take them apart.
+A round has one communication step or several. In each the server broadcasts, every client answers
+with a named tuple, and the server sees the sum of these answers and nothing else. All functions are
+pure TensorFlow without variables, so that every runtime can trace them and a compiler can take them
+apart.
 """
 
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
-from tff_agnostic.computations.clients import ClientGroup, PerClient
+from tff_agnostic.computations.clients import Clients
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.report_fields import Quantities
+from tff_agnostic.report_fields import Quantities, Quantity, nested
 from tff_agnostic.settings import Settings
 
 MAIN_MODEL = "model"
@@ -29,71 +28,135 @@ Models = Mapping[str, ModelWeights]
 # Nested mappings of what a round reports; leaves are scalars or vectors [p].
 Report = Mapping[str, Any]
 
-# The sum over the cohort of what clients answered, in each exchange of a round so far.
+# The sums over the cohort of the round's steps so far.
 Sums = tuple[Any, ...]
 
 
-class ClientFunction(Protocol):
-    """What clients do in an exchange.
-
-    Functions that are equal are traced once, and serve each other's runs: a frozen dataclass that
-    holds what it depends on.
-    """
-
-    def __call__(
-        self, broadcast: Any, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient, /
-    ) -> Any:
-        """Returns what each client answers.
-
-        Args:
-            broadcast: What the server prepared, the same for every client.
-            clients: One client, or many in step; see `clients`.
-            seed: Seed of each client in this round, int64, in the shape of `clients.num_examples`.
-            per_client: How functions of one client are applied to each of them.
-
-        Returns:
-            A named tuple whose leaves are float32 or int64; in step, with a leading axis of
-            clients. Every leaf is only ever summed over the cohort. In an exchange that keeps
-            something, such a tuple in an `AnswerAndKept`.
-        """
-
-
-class AnswerAndKept(NamedTuple):
-    """What clients return in an exchange of which they keep something.
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is learned.
 
     Attributes:
-        answer: What they send; see `ClientFunction`.
-        kept: What stays with each of them, and is its `ClientGroup.kept` in the later exchanges of
-            the round: any structure of tensors; in step, each with a leading axis of clients.
+        model: The model.
+        domain_names: Names of the p domains; their order gives the domain ids.
+        seed: Of the run; local shuffling and dropout derive from it.
+        expected_counts: Examples of each domain that a round is expected to have, from the totals
+            over the training clients; None if they are not known.
     """
 
-    answer: Any
-    kept: Any
+    model: Model
+    domain_names: tuple[str, ...]
+    seed: int = 0
+    expected_counts: Optional[tuple[float, ...]] = None
+
+    @property
+    def num_domains(self) -> int:
+        """The number of domains p."""
+        return len(self.domain_names)
+
+    @classmethod
+    def of_numbered_domains(cls, model: Model, num_domains: int, seed: int = 0) -> "Problem":
+        """Returns a problem whose domains are called "0", "1" and so on."""
+        return cls(model, tuple(map(str, range(num_domains))), seed)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class HashablePartial:
+    """A function with some of its keyword arguments; equal if function and arguments are equal.
+
+    Client work is traced once for all that is equal, across the trials of a comparison too. What it
+    depends on is therefore given here and not captured in a closure. All of it has to be hashable:
+    numbers, strings, tuples, models, frozen dataclasses.
+
+    Args:
+        function: A function of a module, which other processes can import.
+        **static: Its keyword arguments.
+    """
+
+    function: Callable[..., Any]
+    static: tuple[tuple[str, Any], ...]
+
+    def __init__(self, function: Callable[..., Any], /, **static: Any) -> None:
+        object.__setattr__(self, "function", function)
+        object.__setattr__(self, "static", tuple(static.items()))
+
+    def __call__(self, *args: Any) -> Any:
+        """Returns `function(*args, **static)`."""
+        return self.function(*args, **dict(self.static))
+
+
+class ClientResult(NamedTuple):
+    """What a client sends in a step, and what it remembers for the later steps of the round.
+
+    Attributes:
+        output: What goes into the sum: a named tuple whose leaves are float32 or int64.
+        state: What stays on the client and is its `Clients.state` in the later steps: any structure
+            of tensors; () if it remembers nothing.
+    """
+
+    output: Any
+    state: Any = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class CommunicationStep:
     """One broadcast and one sum.
 
     Attributes:
-        name: What it is for, such as "training"; different from the round's other ones.
-        prepare: (state, sums of the round's earlier exchanges) -> what is broadcast.
-        client: What clients do.
-        bounds: What one client may answer, from the limits of an aggregation: a `Bound` for every
-            leaf of the answer, in its structure.
-        keeps: Whether clients keep something for the later exchanges of the round, in place of what
-            they had kept before; `client` then returns an `AnswerAndKept`.
-        bytes_per_example: What a client computes with for each of its examples, if it only looks
-            that up in what is broadcast, such as tables; None if it computes with all of that, as
-            with the weights of a model. Runtimes choose by it how clients run.
+        name: What it is for, such as "training"; the round's other steps have other names.
+        broadcast: (state, sums of the round's earlier steps, each an argument) -> what clients
+            receive.
+        client_work: (broadcast, `Clients`) -> what each client sends, a named tuple whose leaves
+            are float32 or int64; vectorised, each with a leading axis of clients. Only sums over
+            the cohort reach the server. It is hashable; see `HashablePartial`.
+        bounds: What one client may send, from the limits of an aggregation: a `Bound` for every
+            leaf, in the structure of what it sends.
+        keeps_client_state: Whether clients remember something for the later steps of the round, in
+            place of what they had; `client_work` then returns a `ClientResult`.
+        bytes_per_example: What a client reads of the broadcast for each example, if it only gathers
+            from tables in it; None if it computes with all of it, as with a model's weights.
+            Runtimes choose by it whether clients are vectorised.
     """
 
     name: str
-    prepare: Callable[[Any, Sums], Any]
-    client: ClientFunction
+    broadcast: Callable[..., Any]
+    client_work: Callable[[Any, Clients], Any]
     bounds: Callable[[ClientLimits], Any]
-    keeps: bool = False
+    keeps_client_state: bool = False
     bytes_per_example: Optional[int] = None
+
+
+class RoundView(NamedTuple):
+    """A finished round, for what is reported of it.
+
+    Attributes:
+        before: State of the algorithm before the round.
+        sums: The sum of each step.
+        after: State after the round.
+    """
+
+    before: Any
+    sums: Sums
+    after: Any
+
+
+class Column(NamedTuple):
+    """A number, or a vector [p], that every round reports.
+
+    Attributes:
+        field: What it is.
+        value: Computes it on the server.
+        path: Keys under which the nested report has it; its name alone if empty.
+    """
+
+    field: Quantity
+    value: Callable[[RoundView], Any]
+    path: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Where the report has it."""
+        return self.path or (self.field.name,)
 
 
 def _replace_weights(state: Any, weights: ModelWeights) -> Any:
@@ -106,32 +169,43 @@ class Algorithm:
 
     Attributes:
         name: Name in the registry, or of the user's file.
+        problem: What is learned.
         initialize: () -> state before the first round.
-        exchanges: What happens between server and clients in a round, in this order.
-        finish: (state, sums of all exchanges) -> (state, report), on the server.
+        steps: The communication steps of a round, in this order.
+        finish: (state, the sum of each step as an argument) -> the next state, on the server.
+        columns: What a round reports, in the order in which metrics.csv has it.
         models: state -> the models that are evaluated and saved, the main one first. It works on
             NumPy arrays as on tensors.
-        quantities: What `finish` reports, described in the structure of the report.
-        client_data_spec: Specs of one client's examples.
-        seed: Seed of the run; local shuffling and dropout derive from it.
         with_weights: (state, weights) -> state with other weights of the main model.
-        lambda_set: The mixtures of domains of which it minimises the worst; None if it has no such
-            set.
-        in_one_exchange: Which settings give it one exchange a round, as flags; "" if it has one, or
-            no settings do.
+        lambda_set: The mixtures of domains whose worst the algorithm minimises; None if it has no
+            such set.
+        single_step_flags: Flags that give it one step a round; "" if it has one, or no flags do.
     """
 
     name: str
+    problem: Problem
     initialize: Callable[[], Any]
-    exchanges: tuple[Exchange, ...]
-    finish: Callable[[Any, Sums], tuple[Any, Report]]
-    models: Callable[[Any], Models]
-    quantities: Quantities
-    client_data_spec: Mapping[str, Any]
-    seed: int = 0
+    steps: tuple[CommunicationStep, ...]
+    finish: Callable[..., Any]
+    columns: tuple[Column, ...] = ()
+    models: Callable[[Any], Models] = lambda state: {MAIN_MODEL: state.weights}
     with_weights: Callable[[Any, ModelWeights], Any] = _replace_weights
     lambda_set: Optional[LambdaSet] = None
-    in_one_exchange: str = ""
+    single_step_flags: str = ""
+
+    @property
+    def client_data_spec(self) -> Mapping[str, Any]:
+        """Tensor specs of one client's examples."""
+        return self.problem.model.client_data_spec()
+
+    @property
+    def quantities(self) -> Quantities:
+        """Describes `report`, in its structure."""
+        return nested((column.keys, column.field) for column in self.columns)
+
+    def report(self, view: RoundView) -> Report:
+        """Returns what a round reports."""
+        return nested((column.keys, column.value(view)) for column in self.columns)
 
     def main_model(self, state: Any) -> ModelWeights:
         """Returns the weights of the main model of a state."""
@@ -152,7 +226,7 @@ class RunState(NamedTuple):
 
     Attributes:
         algorithm: The state of the algorithm.
-        aggregations: The state of the aggregation of each exchange.
+        aggregations: The state of the aggregation of each step.
         round_num: Number of rounds completed, int32 scalar.
     """
 
@@ -169,34 +243,6 @@ class Trait(enum.Enum):
     PARTITION_BLIND = "where clients take one full step, it does not matter who holds an example"
     COHORT_TWICE_IS_ONCE = "a cohort that holds every client twice gives the same model"
     LEARNS_FROM_EVERY_DOMAIN = "examples of every single domain move the model"
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What is to be learned, as far as an algorithm is concerned.
-
-    Attributes:
-        model: The model.
-        domain_names: Names of the p domains; their order gives the domain ids.
-        seed: Of the run.
-        expected_counts: Examples of each domain that a round is expected to have, from the totals
-            over the training clients; None if nobody knows.
-    """
-
-    model: Model
-    domain_names: tuple[str, ...]
-    seed: int = 0
-    expected_counts: Optional[tuple[float, ...]] = None
-
-    @property
-    def num_domains(self) -> int:
-        """The number of domains p."""
-        return len(self.domain_names)
-
-    @classmethod
-    def of_numbered_domains(cls, model: Model, num_domains: int, seed: int = 0) -> "Problem":
-        """Returns a problem whose domains are called "0", "1" and so on."""
-        return cls(model, tuple(map(str, range(num_domains))), seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,34 +1,45 @@
-"""What a client sends after training, its bounds, and zeros in place of what is not finite.
-
-The parts of CLIENT of Algorithm 1 (Ro et al. 2021) are in `domain_losses` and `local_training`;
-here an answer is made of them.
-"""
+"""What a client sends after its training, its bounds, and zeros in place of what is not finite."""
 
 import dataclasses
 from collections import OrderedDict
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
-from tff_agnostic.computations.clients import ClientGroup, PerClient
+from tff_agnostic.computations.clients import Clients
 from tff_agnostic.computations.domain_losses import (
-    AnyDomainSums,
+    NO_HOLDOUT,
     DomainSums,
-    DomainSumsApart,
+    Holdout,
     MetricSums,
-    measured_sums_bounds,
+    domain_sums_bounds,
 )
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
+# The field `clients` of an output before `zero_if_not_finite` fills it.
+UNCOUNTED: Any = ()
+
 # n_k -> p_k, up to a factor of all clients.
 CLIENT_WEIGHTINGS = Registry("client weighting", {"examples": lambda n: n, "equal": tf.ones_like})
 
 
+class TrainingBroadcast(NamedTuple):
+    """What the server broadcasts to clients that train.
+
+    Attributes:
+        weights: w_{t-1}.
+        alpha: Scale of each domain, float32 [p].
+    """
+
+    weights: ModelWeights
+    alpha: tf.Tensor
+
+
 class ClientCounts(NamedTuple):
-    """What became of a client: exactly one field is 1, the others are 0; int64 scalars.
+    """Outcome of one client: exactly one field is 1, the others are 0; int64 scalars.
 
     Attributes:
         contributed: Its update has a positive weight.
@@ -49,10 +60,13 @@ class TrainingOutput(NamedTuple):
     Attributes:
         weighted_delta: beta^k (w - w^k), like the trainable weights.
         beta: Weight of the client, float32 scalar.
-        domain_losses: Sum of the losses at w of each domain's examples, float32 [p].
+        domain_losses: Sum of the losses at w of each domain's examples, float32 [p]. With a holdout
+            these, and counts and metrics, are of the examples that are kept out of training.
         domain_counts: Number of examples of each domain, int64 [p].
         metric_sums: For each metric its numerator and denominator per domain, float32 [p] each.
-        clients: What became of the client.
+        clients: Outcome of the client.
+        trained_counts: Number of examples of each domain that are trained on, int64 [p]; () without
+            a holdout.
     """
 
     weighted_delta: list[tf.Tensor]
@@ -61,107 +75,63 @@ class TrainingOutput(NamedTuple):
     domain_counts: tf.Tensor
     metric_sums: "OrderedDict[str, MetricSums]"
     clients: ClientCounts
+    trained_counts: Any = ()
+
+    @property
+    def domain_sums(self) -> DomainSums:
+        """The part about domains."""
+        return DomainSums(
+            self.domain_losses, self.domain_counts, self.metric_sums, self.trained_counts
+        )
 
 
-class TrainingOutputApart(NamedTuple):
-    """What a client sends that measures other examples than it trains on; see `TrainingOutput`.
-
-    Attributes:
-        domain_losses: Of the examples that are kept out of training, as are counts and metrics.
-        trained_counts: Number of examples of each domain that are trained on, int64 [p].
-    """
-
-    weighted_delta: list[tf.Tensor]
-    beta: tf.Tensor
-    domain_losses: tf.Tensor
-    domain_counts: tf.Tensor
-    metric_sums: "OrderedDict[str, MetricSums]"
-    clients: ClientCounts
-    trained_counts: tf.Tensor
-
-
-AnyTrainingOutput = Union[TrainingOutput, TrainingOutputApart]
-
-
-def domain_sums(summed: AnyTrainingOutput) -> AnyDomainSums:
-    """Returns the part of a round's sums that is about domains."""
-    sums = DomainSums(summed.domain_losses, summed.domain_counts, summed.metric_sums)
-    if isinstance(summed, TrainingOutputApart):
-        return DomainSumsApart(*sums, summed.trained_counts)
-    return sums
-
-
-def client_counts_bounds() -> ClientCounts:
-    """Returns the bounds of `ClientCounts`."""
-    one = Bound(1, integer=True, one_of="clients")
-    return ClientCounts(*[one] * len(ClientCounts._fields))
-
-
-def update_bounds(
-    model: Model,
-    limits: ClientLimits,
-    max_beta: float,
-    expected_beta: Optional[float] = None,
-    ratio: str = "update",
-) -> tuple[list[Bound], Bound]:
-    """Returns the bounds of a client's weighted delta and of its weight, which form a ratio.
-
-    Args:
-        model: The model.
-        limits: Of one client.
-        max_beta: Bound of its weight.
-        expected_beta: What the weights of a round are expected to add up to, if that is known.
-        ratio: Name of the ratio.
-    """
-    delta = Bound(max_beta * limits.max_delta, signed=True, ratio=ratio)
-    beta = Bound(max_beta, ratio=ratio, denominator=True, public_sum=expected_beta)
-    return [delta for _ in model.initial_weights.trainable], beta
-
-
-def training_output_bounds(
-    model: Model,
-    limits: ClientLimits,
-    default_max_beta: float,
-    is_apart: bool = False,
-    expected_beta: Optional[float] = None,
-) -> AnyTrainingOutput:
-    """Returns the bound of every value of `TrainingOutput`, in its structure.
-
-    Args:
-        model: The model.
-        limits: Of one client.
-        default_max_beta: Bound of its weight, where the limits state none.
-        is_apart: Whether it is `TrainingOutputApart`.
-        expected_beta: What the weights of a round are expected to add up to, if that is known.
-    """
-    max_beta = limits.beta(default_max_beta)
-    weighted_delta, beta = update_bounds(model, limits, max_beta, expected_beta)
-    sums = measured_sums_bounds(model, limits, is_apart)
-    return training_output(weighted_delta, beta, sums, client_counts_bounds())
-
-
-class TrainingBroadcast(NamedTuple):
-    """What the server broadcasts to clients that train.
-
-    Attributes:
-        weights: w_{t-1}.
-        alpha: Scale of each domain, float32 [p].
-    """
-
-    weights: ModelWeights
-    alpha: tf.Tensor
+def client_weight(alpha: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """CLIENT line 6: beta^k = sum_i alpha_i N_i^k, float32 scalar."""
+    return tf.reduce_sum(alpha * tf.cast(counts, tf.float32))
 
 
 def training_output(
-    weighted_delta: Any, beta: Any, sums: AnyDomainSums, clients: ClientCounts
-) -> AnyTrainingOutput:
-    """Returns what a client sends, or the bounds of it, in the structure of what it measures."""
-    output = TrainingOutput(
-        weighted_delta, beta, sums.losses, sums.counts, sums.metric_sums, clients
+    weights: ModelWeights,
+    trained: list[tf.Tensor],
+    beta: tf.Tensor,
+    sums: DomainSums,
+    clients: Clients,
+) -> TrainingOutput:
+    """CLIENT line 13: returns what each client that trained sends.
+
+    A client without examples, or whose update, weight or losses are not finite, adds nothing to any
+    sum but to the count of such clients.
+
+    Args:
+        weights: w, where training started.
+        trained: w^k.
+        beta: beta^k.
+        sums: Losses, counts and metric sums of each domain.
+        clients: The clients.
+    """
+
+    def weighted_delta(trained: list[tf.Tensor], beta: tf.Tensor) -> list[tf.Tensor]:
+        # beta^k (w - w^k)
+        return [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
+
+    return update_output(clients.map(weighted_delta, trained, beta), beta, sums, clients)
+
+
+def update_output(
+    weighted_delta: list[tf.Tensor], beta: tf.Tensor, sums: DomainSums, clients: Clients
+) -> TrainingOutput:
+    """Returns what each client sends whose weighted update is known; see `training_output`."""
+    output = _training_output(weighted_delta, beta, sums, UNCOUNTED)
+    sound: TrainingOutput = zero_if_not_finite(output, beta, clients)
+    return sound
+
+
+def _training_output(
+    weighted_delta: Any, beta: Any, sums: DomainSums, clients: Any
+) -> TrainingOutput:
+    return TrainingOutput(
+        weighted_delta, beta, sums.losses, sums.counts, sums.metric_sums, clients, sums.trained
     )
-    if isinstance(sums, DomainSumsApart):
-        return TrainingOutputApart(*output, sums.trained)
-    return output
 
 
 def all_finite(structure: Any) -> tf.Tensor:
@@ -170,83 +140,40 @@ def all_finite(structure: Any) -> tf.Tensor:
     return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
 
 
-def client_weight(alpha: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """CLIENT line 6: beta^k = sum_i alpha_i N_i^k, float32 scalar."""
-    return tf.reduce_sum(alpha * tf.cast(counts, tf.float32))
-
-
-def training_outputs(
-    weights: ModelWeights,
-    trained: list[tf.Tensor],
-    beta: tf.Tensor,
-    sums: AnyDomainSums,
-    clients: ClientGroup,
-    per_client: PerClient,
-) -> Any:
-    """CLIENT line 13: what each client returns, or zeros if any of it is not finite.
-
-    It is a `TrainingOutput`, or a `TrainingOutputApart` if the sums are such.
-    """
-
-    def weighted(trained: list[tf.Tensor], beta: tf.Tensor) -> list[tf.Tensor]:
-        return [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
-
-    return update_outputs(per_client(weighted, trained, beta), beta, sums, clients, per_client)
-
-
-def update_outputs(
-    weighted_delta: list[tf.Tensor],
-    beta: tf.Tensor,
-    sums: AnyDomainSums,
-    clients: ClientGroup,
-    per_client: PerClient,
-) -> Any:
-    """Returns the same of updates that are weighted already.
-
-    Args:
-        weighted_delta: What each client adds to the sum, like the trainable weights.
-        beta: Weight of each client.
-        sums: What it has measured.
-        clients: The clients.
-        per_client: How functions of one client are applied.
-    """
-    output = training_output(weighted_delta, beta, sums, no_clients(clients))
-    return only_sound(output, beta, clients, per_client)
-
-
-def only_sound(output: Any, weight: tf.Tensor, clients: ClientGroup, per_client: PerClient) -> Any:
-    """Returns answers in which clients that could spoil a sum add nothing but their count.
+def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
+    """Returns outputs in which clients that could spoil a sum add nothing but their count.
 
     A client without examples, or with a value that is not finite, sends zeros.
 
     Args:
-        output: A named tuple with a field `clients` of `ClientCounts`, which is filled.
+        output: A named tuple with a field `clients`, `UNCOUNTED`, which gets the `ClientCounts`.
         weight: Weight of each client; where it is positive, the client contributes.
         clients: The clients.
-        per_client: How functions of one client are applied.
     """
-    is_finite = per_client(all_finite, [v for v in tf.nest.flatten(output) if v.dtype.is_floating])
+    is_finite = clients.map(all_finite, [v for v in tf.nest.flatten(output) if v.dtype.is_floating])
     is_empty = tf.equal(clients.num_examples, 0)
+    counts = count_clients(is_finite, weight > 0, is_empty)
+    kept = zero_unless(is_finite & ~is_empty, output)
+    return kept._replace(clients=counts)
+
+
+def count_clients(is_finite: tf.Tensor, has_weight: tf.Tensor, is_empty: tf.Tensor) -> ClientCounts:
+    """Returns the outcome of each client, from booleans; one without examples is finite."""
     is_finite |= is_empty
-    is_kept = is_finite & ~is_empty
-    kept = zeros_unless(is_kept, output)
-    has_weight = weight > 0
 
     def one_if(condition: tf.Tensor) -> tf.Tensor:
         return tf.cast(condition, tf.int64)
 
-    return kept._replace(
-        clients=ClientCounts(
-            contributed=one_if(is_kept & has_weight),
-            zero_weight=one_if(is_kept & ~has_weight),
-            empty=one_if(is_empty),
-            non_finite=one_if(~is_finite),
-        )
+    return ClientCounts(
+        contributed=one_if(is_finite & ~is_empty & has_weight),
+        zero_weight=one_if(is_finite & ~is_empty & ~has_weight),
+        empty=one_if(is_empty),
+        non_finite=one_if(~is_finite),
     )
 
 
-def zeros_unless(is_kept: tf.Tensor, output: Any) -> Any:
-    """Returns an answer with zeros in place of all values of clients that are not kept."""
+def zero_unless(is_kept: tf.Tensor, output: Any) -> Any:
+    """Returns an output with zeros in place of all values of clients that are not kept."""
 
     def masked(value: tf.Tensor) -> tf.Tensor:
         shape = [-1] * is_kept.shape.rank + [1] * (value.shape.rank - is_kept.shape.rank)
@@ -260,10 +187,38 @@ def zeros_unless(is_kept: tf.Tensor, output: Any) -> Any:
     )
 
 
-def no_clients(clients: ClientGroup) -> ClientCounts:
-    """Returns counts of zero, in the shape of the clients, for `only_sound` to fill."""
-    zeros = tf.cast(tf.zeros_like(clients.num_examples), tf.int64)
-    return ClientCounts(zeros, zeros, zeros, zeros)
+def training_bounds(
+    model: Model,
+    max_weight: Optional[float] = None,
+    expected_weight: Optional[float] = None,
+    holdout: Holdout = NO_HOLDOUT,
+) -> Callable[[ClientLimits], TrainingOutput]:
+    """Returns the function of a client's limits that bounds every value of a `TrainingOutput`.
+
+    Args:
+        model: The model.
+        max_weight: Bound of a client's weight, where the limits state none; its largest number of
+            examples if None.
+        expected_weight: What the weights of a round are expected to add up to, if that is known.
+        holdout: Which examples clients keep out of training.
+    """
+
+    def bounds(limits: ClientLimits) -> TrainingOutput:
+        most = limits.beta(float(limits.max_examples) if max_weight is None else max_weight)
+        # The two form a ratio, the average.
+        delta = Bound(most * limits.max_delta, signed=True, ratio="update")
+        beta = Bound(most, ratio="update", denominator=True, public_sum=expected_weight)
+        deltas = [delta for _ in model.initial_weights.trainable]
+        sums = domain_sums_bounds(model, limits, holdout.is_active)
+        return _training_output(deltas, beta, sums, client_counts_bounds())
+
+    return bounds
+
+
+def client_counts_bounds() -> ClientCounts:
+    """Returns the bounds of `ClientCounts`."""
+    one = Bound(1, integer=True, one_of="clients")
+    return ClientCounts(*[one] * len(ClientCounts._fields))
 
 
 @dataclasses.dataclass(frozen=True)

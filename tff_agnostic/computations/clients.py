@@ -1,18 +1,8 @@
-"""`Clients`: one client or a vectorised batch of them, with seeds, batches and local state.
+"""`Clients`: a single client or a vectorised batch of them. Client code is written once, for both.
 
-One client, or many in step: what algorithms are written against.
-
-A runtime may run small models for a group of clients at once. Loops over batches stay outside, and
-what happens to each client inside a step goes through a `PerClient`: a plain call for one client, a
-vectorised one for a group.
-
-Vectorising without work for what is known: the ranks of the tensors that an operation combines.
-
-TensorFlow's vectoriser (`pfor`) gives every operand of an elementwise operation as many axes as the
-largest operand of that operation has, with a dozen operations that compute its new shape when the
-step runs: for operands of equal rank too, and for operations of one operand. Where the ranks are
-known, which they are in the models here, no more than the missing axes need be inserted. Values are
-the same; a model's step is traced in half the time and has fewer operations.
+A runtime may vectorise small models: it runs a batch of clients at once. Loops over examples then
+stay outside, and what happens to each client inside a loop goes through `Clients.map`, a plain call
+for one client and a vectorised one for several.
 """
 
 import dataclasses
@@ -32,38 +22,135 @@ from tff_agnostic.models.model import Examples
 from tff_agnostic.stateless_random import fold_in, hash_multipliers, known_multipliers, random_order
 
 
-class ClientGroup(NamedTuple):
-    """Clients whose examples lie one after the other in the same arrays.
+class ClientMap(Protocol):
+    """Applies a function of one client to every client."""
+
+    @property
+    def is_vectorised(self) -> bool:
+        """Whether there is a leading axis of clients; otherwise there is one client, and none."""
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether every batch of a loop has the same size, which XLA needs."""
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Returns `fn` of each client's arguments; see `Clients.map`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _OneClient:
+    fixed_shapes: bool = False
+    is_vectorised = False
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args)
+
+
+class _VectorisedClients:
+    fixed_shapes = False
+    is_vectorised = True
+
+    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        _insert_only_missing_axes()
+        num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
+        return pfor(
+            lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
+            num_clients,
+        )
+
+
+one_client: ClientMap = _OneClient()
+one_client_in_fixed_shapes: ClientMap = _OneClient(fixed_shapes=True)
+vectorised_clients: ClientMap = _VectorisedClients()
+
+
+class ClientArrays(NamedTuple):
+    """The arguments of traced client work: clients whose examples lie one after another.
 
     Attributes:
-        examples: "x", "y" and "domain_id" of all clients; in a group one row more, of no client.
-        first_row: Row of each client's first example, int32: a scalar for one client, [G] for a
-            group of G.
+        examples: "x", "y" and "domain_id" of all clients; vectorised one row more, of no client.
+        first_row: Row of each client's first example, int32: a scalar for one client, [G] for G
+            vectorised ones.
         num_examples: Number of examples of each client, in the same shape.
         capacity: The largest number of examples, int32 scalar, or a larger one.
+        state: What each client remembers of the round's earlier steps; () if that is nothing.
+        place: The `Place` of each client in its cohort; () if no aggregation needs it.
+    """
+
+    examples: Examples
+    first_row: Any
+    num_examples: Any
+    capacity: Any
+    state: Any = ()
+    place: Any = ()
+
+
+class Batch(NamedTuple):
+    """The same positions among the examples of every client.
+
+    Attributes:
+        start: The first one, int32 scalar.
+        positions: All of them, int32 [b].
+        is_present: Whether each client has an example there, boolean [b] or [G, b].
+    """
+
+    start: tf.Tensor
+    positions: tf.Tensor
+    is_present: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """A single client or a vectorised batch of G clients, while their work is traced.
+
+    Attributes:
+        examples: See `ClientArrays`.
+        first_row: See `ClientArrays`.
+        num_examples: Number of examples of each client, int32 scalar or [G].
+        capacity: The largest number of examples, int32 scalar, or a larger one.
+        state: What each client remembers of the round's earlier steps.
+        place: See `ClientArrays`.
+        map_: How functions of one client are applied; see `map`.
+        seed: Seed of each client in this round, int64, in the shape of `num_examples`; () before
+            the round has given one.
         order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
             there in their order.
-        kept: What each client has kept of the round's earlier exchanges; () if it has kept nothing.
-        place: The `Place` of each client in its cohort; () if nobody asks for it.
     """
 
     examples: Examples
     first_row: tf.Tensor
     num_examples: tf.Tensor
     capacity: tf.Tensor
-    order: Any = ()
-    kept: Any = ()
+    state: Any = ()
     place: Any = ()
+    map_: ClientMap = one_client
+    seed: Any = ()
+    order: Any = ()
+
+    @classmethod
+    def of(cls, arrays: ClientArrays, map_: ClientMap = one_client) -> "Clients":
+        """Returns the clients of these arrays."""
+        return cls(*arrays, map_=map_)
+
+    def map(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Returns `fn` of each client's arguments.
+
+        Args:
+            fn: A function of one client's tensors. What it captures is shared by all clients.
+            *args: Structures of tensors, at least one; vectorised, each has a leading axis of
+                clients, and so has the result.
+        """
+        return self.map_(fn, *args)
 
     def take(self, positions: tf.Tensor) -> Examples:
         """Returns examples of each client.
 
         Args:
-            positions: Which, int32 [b] for the same of every client, or [G, b] in a group. In place
-                of those past a client's last example that one is returned: no other row is read.
+            positions: Which, int32 [b] for the same of every client, or [G, b]. In place of
+                positions past a client's last example, that one is returned: no other row is read.
 
         Returns:
-            Columns [b, ...], in a group [G, b, ...].
+            Columns [b, ...], vectorised [G, b, ...].
         """
         last = tf.maximum(self.num_examples, 1) - 1
         places = tf.minimum(positions, last[..., tf.newaxis])
@@ -76,14 +163,66 @@ class ClientGroup(NamedTuple):
         """Returns whether each client has an example at positions [b]; boolean [b] or [G, b]."""
         return positions < self.num_examples[..., tf.newaxis]
 
-    def limited(self, max_examples: Optional[int]) -> "ClientGroup":
+    def fold_batches(self, batch_size: int, step: Callable[[Batch, Any], Any], initial: Any) -> Any:
+        """Returns what a loop over the batches of all clients leaves.
+
+        Args:
+            batch_size: Examples of each client in a batch. The last one is shorter, or in fixed
+                shapes goes on past the last example.
+            step: (batch, state) -> state.
+            initial: The state before the first batch.
+        """
+
+        def next_batch(start: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
+            if self.map_.fixed_shapes:
+                positions = start + tf.range(tf.minimum(batch_size, self.capacity))
+            else:
+                positions = tf.range(start, tf.minimum(start + batch_size, self.capacity))
+            return start + batch_size, step(Batch(start, positions, self.has(positions)), state)
+
+        _, final = tf.while_loop(
+            lambda start, _: start < self.capacity, next_batch, (tf.constant(0), initial)
+        )
+        return final
+
+    def limited(self, max_examples: Optional[int]) -> "Clients":
         """Returns the same clients with no more than their first `max_examples`; all if None."""
         if max_examples is None:
             return self
-        return self._replace(
+        return dataclasses.replace(
+            self,
             num_examples=tf.minimum(self.num_examples, max_examples),
             capacity=tf.minimum(self.capacity, max_examples),
         )
+
+    def only(self, is_chosen: tf.Tensor) -> "Clients":
+        """Returns the clients, of which those that are not chosen have no examples.
+
+        Args:
+            is_chosen: Boolean scalar or [G].
+        """
+        num_examples = tf.where(is_chosen, self.num_examples, 0)
+        capacity = self.capacity
+        if not self.map_.fixed_shapes:
+            # Loops end with the last example of those that are chosen.
+            capacity = tf.minimum(capacity, tf.reduce_max(num_examples))
+        return dataclasses.replace(self, num_examples=num_examples, capacity=capacity)
+
+    def seeded(self, round_seed: tf.Tensor) -> "Clients":
+        """Returns the clients with their seeds in a round; see `client_seeds`."""
+        return dataclasses.replace(self, seed=client_seeds(round_seed, self))
+
+    def example_order(self, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
+        """Returns the order in which clients take their examples, int32 [c], vectorised [G, c].
+
+        Args:
+            seed: Of each client, int64.
+            shuffle: Whether it is a random one; otherwise it is theirs.
+        """
+        if shuffle:
+            return random_order(seed, self.num_examples, self.capacity)
+        shape = tf.concat([tf.shape(self.num_examples), [self.capacity]], axis=0)
+        return tf.broadcast_to(tf.range(self.capacity), shape)
 
     def end_rows(self) -> tf.Tensor:
         """Rows of each client's first and last example, int32 [G, 2].
@@ -97,7 +236,7 @@ class ClientGroup(NamedTuple):
         return rows[: has_rows * tf.shape(rows)[0]]
 
 
-def client_seeds(round_seed: tf.Tensor, clients: ClientGroup) -> tf.Tensor:
+def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
     """Returns the seed of each client in a round, int64, in the shape of `clients.num_examples`.
 
     It depends on the number of the client's examples and on the first and the last of them.
@@ -121,20 +260,6 @@ def client_seeds(round_seed: tf.Tensor, clients: ClientGroup) -> tf.Tensor:
             multipliers = tf.constant(known_multipliers(2 * width))[:num_bits]
         seed = fold_in(seed, tf.reduce_sum(bits * multipliers, axis=1))
     return tf.reshape(seed, tf.shape(clients.num_examples))
-
-
-def example_order(clients: ClientGroup, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
-    """Returns the order in which clients take their examples, int32 [c], in a group [G, c].
-
-    Args:
-        clients: The clients.
-        seed: Of each client, int64.
-        shuffle: Whether it is a random one; otherwise it is theirs.
-    """
-    if shuffle:
-        return random_order(seed, clients.num_examples, clients.capacity)
-    shape = tf.concat([tf.shape(clients.num_examples), [clients.capacity]], axis=0)
-    return tf.broadcast_to(tf.range(clients.capacity), shape)
 
 
 def _as_integers(column: tf.Tensor) -> tf.Tensor:
@@ -184,55 +309,39 @@ def place_of(client: Examples, number: int) -> Place:
     return Place(np.int32(number), np.int32(silent))
 
 
-class PerClient(Protocol):
-    """Applies a function of one client to every client."""
-
-    @property
-    def in_step(self) -> bool:
-        """Whether there is a leading axis of clients; otherwise there is one client, and none."""
-
-    @property
-    def fixed_shapes(self) -> bool:
-        """Whether every batch of a loop has the same size, which XLA needs."""
-
-    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Returns `fn` of each client's arguments.
-
-        Args:
-            fn: A function of one client's tensors. What it captures is shared by all clients.
-            *args: Structures of tensors; in step, each with a leading axis of clients, which what
-                is returned has too.
-        """
+def arrays_of_client(examples: Examples, state: Any = (), place: Any = ()) -> ClientArrays:
+    """Returns one client, without an axis of clients."""
+    num_examples = tf.shape(examples["domain_id"])[0]
+    return ClientArrays(examples, tf.constant(0), num_examples, num_examples, state, place)
 
 
-@dataclasses.dataclass(frozen=True)
-class _OneClient:
-    fixed_shapes: bool = False
-    in_step = False
+def arrays_of_clients(
+    clients: Sequence[Examples], state: Any = (), place: Any = ()
+) -> ClientArrays:
+    """Returns NumPy arrays of clients that are vectorised.
 
-    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return fn(*args)
+    Args:
+        clients: At least one client; columns of all of them have the same shapes and dtypes.
+        state: What they remember, with a leading axis of clients.
+        place: Their `Place`; () if no aggregation needs it.
+    """
+    sizes = np.array([len(client["domain_id"]) for client in clients], np.int32)
+
+    def laid_end_to_end(*columns: np.ndarray) -> np.ndarray:
+        of_no_client = np.zeros([1, *columns[0].shape[1:]], columns[0].dtype)
+        return np.concatenate([*columns, of_no_client])
+
+    return ClientArrays(
+        examples=tf.nest.map_structure(laid_end_to_end, *clients),
+        first_row=np.cumsum(sizes, dtype=np.int32) - sizes,
+        num_examples=sizes,
+        capacity=sizes.max(),
+        state=state,
+        place=place,
+    )
 
 
-class _ClientsInStep:
-    in_step = True
-    fixed_shapes = False
-
-    def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        insert_only_missing_axes()
-        num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
-        return pfor(
-            lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
-            num_clients,
-        )
-
-
-one_client: PerClient = _OneClient()
-
-one_client_in_fixed_shapes: PerClient = _OneClient(fixed_shapes=True)
-
-
-def _rank_in_step(operand: Any) -> Any:
+def _rank_with_clients(operand: Any) -> Any:
     """Returns the rank that an operand has with an axis of clients; None if it is unknown."""
     rank = operand.t.shape.rank
     return rank if rank is None or operand.is_stacked else rank + 1
@@ -246,10 +355,15 @@ def _with_axes(values: tf.Tensor, number: int) -> tf.Tensor:
 
 
 @functools.cache
-def insert_only_missing_axes() -> None:
+def _insert_only_missing_axes() -> None:
     """Makes TensorFlow's vectoriser insert the axes that are missing where ranks are known.
 
-    Where a rank is unknown it does what it did. Calls after the first do nothing.
+    `pfor` (seen in TensorFlow 2.14) gives every operand of an elementwise operation as many axes as
+    the largest operand has, with a dozen operations that compute its new shape when the step runs:
+    for operands of equal rank too, and for operations of one operand. Where the ranks are known,
+    which they are in the models here, only the missing axes need be inserted. Values are the same;
+    a model's step is traced in half the time and has fewer operations. Where a rank is unknown
+    nothing changes. Calls after the first do nothing.
     """
     # The package has a function of the same name as this module of it.
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
@@ -257,7 +371,7 @@ def insert_only_missing_axes() -> None:
     with_computed_shapes = operands_class.expanddim_inputs_for_broadcast
 
     def expanddim_inputs_for_broadcast(operands: Any) -> None:
-        ranks = [_rank_in_step(operand) for operand in operands.inputs]
+        ranks = [_rank_with_clients(operand) for operand in operands.inputs]
         if None in ranks:
             with_computed_shapes(operands)
             return
@@ -266,52 +380,3 @@ def insert_only_missing_axes() -> None:
                 operands.inputs[i] = vectoriser.wrap(_with_axes(operand.t, max(ranks) - rank), True)
 
     operands_class.expanddim_inputs_for_broadcast = expanddim_inputs_for_broadcast
-
-
-clients_in_step: PerClient = _ClientsInStep()
-
-
-def batch_positions(
-    start: tf.Tensor, batch_size: int, capacity: tf.Tensor, per_client: PerClient
-) -> tf.Tensor:
-    """Returns the positions of a batch among each client's examples, int32 [b].
-
-    Args:
-        start: Of the batch, int32 scalar.
-        batch_size: Of all batches but the last.
-        capacity: The largest number of examples.
-        per_client: Whether the last batch is shorter, or goes on past the last example.
-    """
-    if per_client.fixed_shapes:
-        return start + tf.range(tf.minimum(batch_size, capacity))
-    return tf.range(start, tf.minimum(start + batch_size, capacity))
-
-
-def group_of_one(examples: Examples, kept: Any = (), place: Any = ()) -> ClientGroup:
-    """Returns one client as a group without an axis of clients, for `one_client`."""
-    num_examples = tf.shape(examples["domain_id"])[0]
-    return ClientGroup(examples, tf.constant(0), num_examples, num_examples, kept=kept, place=place)
-
-
-def group_of_many(clients: Sequence[Examples], kept: Any = (), place: Any = ()) -> ClientGroup:
-    """Returns NumPy arrays of a group with an axis of clients, for `clients_in_step`.
-
-    Args:
-        clients: At least one client; columns of all of them have the same shapes and dtypes.
-        kept: What they have kept, with a leading axis of clients.
-        place: Their `Place`; () if nobody asks for it.
-    """
-    sizes = np.array([len(client["domain_id"]) for client in clients], np.int32)
-
-    def laid_end_to_end(*columns: np.ndarray) -> np.ndarray:
-        of_no_client = np.zeros([1, *columns[0].shape[1:]], columns[0].dtype)
-        return np.concatenate([*columns, of_no_client])
-
-    return ClientGroup(
-        examples=tf.nest.map_structure(laid_end_to_end, *clients),
-        first_row=np.cumsum(sizes, dtype=np.int32) - sizes,
-        num_examples=sizes,
-        capacity=sizes.max(),
-        kept=kept,
-        place=place,
-    )

@@ -1,27 +1,20 @@
 """Losses, counts and metric sums per domain, on the training examples or on held-out ones.
 
-Losses of domains from examples that clients keep out of their local training.
-
-The domain pass of Ro et al. 2021 measures examples that are trained on: the losses of a domain with
-few of them fall by heart, and lambda leaves it although it is not served well. Here each client
-keeps a share of its examples apart, the same ones in every round, and measures those only.
+The domain pass of Ro et al. 2021 (Algorithm 1, CLIENT lines 2 to 6) measures examples that are
+trained on. The model memorises a small domain's examples: the domain's training loss falls, and
+lambda moves away while the domain is still served badly. With a `Holdout` each client keeps a share
+of its examples out of training, the same ones in every round, and measures those instead.
 """
 
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
-from tff_agnostic.computations.clients import (
-    ClientGroup,
-    PerClient,
-    batch_positions,
-    client_seeds,
-    one_client,
-)
+from tff_agnostic.computations.clients import Batch, Clients, client_seeds
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.settings import Settings, setting
 from tff_agnostic.stateless_random import UNIFORM_BITS, random_order, uniform_bits
@@ -33,31 +26,6 @@ _NO_ROUND = -1
 _ROUNDING = -1
 
 
-class DomainSums(NamedTuple):
-    """Sums over the examples of each domain at given weights; see `TrainingOutput`."""
-
-    losses: tf.Tensor
-    counts: tf.Tensor
-    metric_sums: "OrderedDict[str, MetricSums]"
-
-    @property
-    def trained(self) -> tf.Tensor:
-        """Number of examples of each domain that are trained on: those that are measured."""
-        return self.counts
-
-
-class DomainSumsApart(NamedTuple):
-    """Sums over examples that are kept out of training, and the number of those that are not."""
-
-    losses: tf.Tensor
-    counts: tf.Tensor
-    metric_sums: "OrderedDict[str, MetricSums]"
-    trained: tf.Tensor
-
-
-AnyDomainSums = Union[DomainSums, DomainSumsApart]
-
-
 class MetricSums(NamedTuple):
     """Numerator and denominator of a metric per domain, float32 [p]."""
 
@@ -65,7 +33,61 @@ class MetricSums(NamedTuple):
     denominator: tf.Tensor
 
 
-def domain_counts(num_domains: int, clients: ClientGroup) -> tf.Tensor:
+class DomainSums(NamedTuple):
+    """Sums over the examples of each domain at given weights.
+
+    Attributes:
+        losses: L^k: sum of the losses of each domain's examples, float32 [p].
+        counts: Number of these examples, int64 [p].
+        metric_sums: Numerator and denominator of each metric per domain.
+        trained: Where held-out examples are measured, the number of examples of each domain that
+            are trained on, int64 [p]; () where those are the same.
+    """
+
+    losses: tf.Tensor
+    counts: tf.Tensor
+    metric_sums: "OrderedDict[str, MetricSums]"
+    trained: Any = ()
+
+    @property
+    def trained_counts(self) -> tf.Tensor:
+        """N^k: number of examples of each domain that are trained on, int64 [p]."""
+        return self.trained if self.is_held_out else self.counts
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the examples that are measured are kept out of training."""
+        return bool(tf.nest.flatten(self.trained))
+
+    def trained_and_measured(self) -> tuple[tf.Tensor, Optional[tf.Tensor]]:
+        """Returns the examples of each domain that are trained on, and that are measured.
+
+        Both are float32 [p]; the latter are None where they are the same.
+        """
+        measured = tf.cast(self.counts, tf.float32)
+        if not self.is_held_out:
+            return measured, None
+        return tf.cast(self.trained, tf.float32), measured
+
+    def mean_losses(self) -> tf.Tensor:
+        """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round.
+
+        The line as printed is 0/0 there; the text of section 4 sets L to zero.
+        """
+        return tf.math.divide_no_nan(self.losses, tf.cast(self.counts, tf.float32))
+
+    def mean_loss(self, otherwise: tf.Tensor) -> tf.Tensor:
+        """Returns the mean over the measured examples of one client, F_k, or of a cohort.
+
+        Args:
+            otherwise: What the loss counts as where nothing is measured, float32 scalar.
+        """
+        count = tf.cast(tf.reduce_sum(self.counts), tf.float32)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(self.losses), count)
+        return tf.where(count > 0, mean, otherwise)
+
+
+def domain_counts(num_domains: int, clients: Clients) -> tf.Tensor:
     """Returns N^k: the number of each client's examples of each domain, int64 [p] or [G, p]."""
     positions = tf.range(clients.capacity)
     ids, counted = clients.take(positions)["domain_id"], clients.has(positions)
@@ -73,16 +95,8 @@ def domain_counts(num_domains: int, clients: ClientGroup) -> tf.Tensor:
     return add_at(tf.zeros(shape, tf.int64), ids, tf.cast(counted, tf.int64))
 
 
-def mean_domain_losses(sums: AnyDomainSums) -> tf.Tensor:
-    """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round.
-
-    The line as printed is 0/0 there; the text of section 4 sets L to zero.
-    """
-    return tf.math.divide_no_nan(sums.losses, tf.cast(sums.counts, tf.float32))
-
-
-def domain_sums_bounds(model: Model, limits: ClientLimits) -> DomainSums:
-    """Returns the bound of every value of `DomainSums`, in its structure."""
+def domain_sums_bounds(model: Model, limits: ClientLimits, is_held_out: bool = False) -> DomainSums:
+    """Returns the bound of every value of a client's `DomainSums`, in its structure."""
     n = limits.max_examples
 
     def metric_bounds(name: str, numerator: float, denominator: float) -> MetricSums:
@@ -99,24 +113,15 @@ def domain_sums_bounds(model: Model, limits: ClientLimits) -> DomainSums:
             (m.name, metric_bounds(m.name, m.max_numerator, m.max_denominator))
             for m in model.metrics
         ),
+        trained=Bound(n, integer=True, denominator=True) if is_held_out else (),
     )
 
 
-def measured_sums_bounds(model: Model, limits: ClientLimits, is_apart: bool) -> AnyDomainSums:
-    """Returns the same of what clients measure, of `DomainSumsApart` if they do it apart."""
-    sums = domain_sums_bounds(model, limits)
-    if not is_apart:
-        return sums
-    trained = Bound(limits.max_examples, integer=True, denominator=True)
-    return DomainSumsApart(*sums, trained=trained)
-
-
-def domain_pass(
+def domain_sums(
     model: Model,
     num_domains: int,
     weights: ModelWeights,
-    clients: ClientGroup,
-    per_client: PerClient = one_client,
+    clients: Clients,
     batch_size: int = _BATCH_SIZE,
 ) -> DomainSums:
     """CLIENT lines 2 to 6: losses, counts and metric sums of each domain at `weights`.
@@ -127,31 +132,23 @@ def domain_pass(
         model: The model.
         num_domains: p.
         weights: w, the same for every client.
-        clients: One client, or many in step.
-        per_client: How functions of one client are applied.
+        clients: Whose examples are measured.
         batch_size: Examples of a client per step; bounds the memory only.
     """
 
-    def add_batch(start: tf.Tensor, sums: DomainSums) -> tuple[tf.Tensor, DomainSums]:
-        positions = batch_positions(start, batch_size, clients.capacity, per_client)
-        batch = clients.take(positions)
+    def add_batch(batch: Batch, sums: DomainSums) -> DomainSums:
+        examples = clients.take(batch.positions)
 
-        def of_client(batch: Examples) -> ExampleMeasures:
+        def of_client(examples: Examples) -> ExampleMeasures:
             losses, predictions = model.example_losses(
-                weights, batch, training=False, seed=tf.zeros([2], tf.int32)
+                weights, examples, training=False, seed=tf.zeros([2], tf.int32)
             )
-            return measure_examples(model, batch, losses, predictions)
+            return example_measures(model, examples, losses, predictions)
 
-        counted = clients.has(positions)
-        next_sums = add_by_domain(sums, batch["domain_id"], counted, per_client(of_client, batch))
-        return start + batch_size, next_sums
+        measures = clients.map(of_client, examples)
+        return add_to_domains(sums, examples["domain_id"], batch.is_present, measures)
 
-    _, sums = tf.while_loop(
-        lambda start, _: start < clients.capacity,
-        add_batch,
-        (tf.constant(0), zero_sums(model, num_domains, clients)),
-    )
-    return sums
+    return clients.fold_batches(batch_size, add_batch, zero_sums(model, num_domains, clients))
 
 
 class ExampleMeasures(NamedTuple):
@@ -166,7 +163,7 @@ class ExampleMeasures(NamedTuple):
     metrics: "OrderedDict[str, MetricSums]"
 
 
-def measure_examples(
+def example_measures(
     model: Model, batch: Examples, losses: tf.Tensor, predictions: tf.Tensor
 ) -> ExampleMeasures:
     """Returns the measures of one client's batch, from its losses and predictions."""
@@ -179,8 +176,8 @@ def measure_examples(
     )
 
 
-def zero_sums(model: Model, num_domains: int, clients: ClientGroup) -> DomainSums:
-    """Returns each client's sums over no examples: values [p], in a group [G, p]."""
+def zero_sums(model: Model, num_domains: int, clients: Clients) -> DomainSums:
+    """Returns each client's sums over no examples: values [p], vectorised [G, p]."""
     shape = tf.concat([tf.shape(clients.num_examples), [num_domains]], axis=0)
     zeros = tf.zeros(shape)
     return DomainSums(
@@ -190,14 +187,14 @@ def zero_sums(model: Model, num_domains: int, clients: ClientGroup) -> DomainSum
     )
 
 
-def add_by_domain(
+def add_to_domains(
     sums: DomainSums, domain_id: tf.Tensor, counted: tf.Tensor, batch: ExampleMeasures
 ) -> DomainSums:
     """Adds the measures of a batch to the sums of each client.
 
     Args:
-        sums: Values [p], in a group [G, p].
-        domain_id: int32 [b], in a group [G, b].
+        sums: Values [p], vectorised [G, p].
+        domain_id: int32 [b], vectorised [G, b].
         counted: Which examples count, boolean in the same shape.
         batch: Measures in the same shape.
     """
@@ -216,7 +213,7 @@ def add_by_domain(
 
 
 def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Adds values [b] to the entries of their domains in a total [p]; in a group [G, b], [G, p].
+    """Adds values [b] to the entries of their domains in a total [p]; vectorised [G, b], [G, p].
 
     What it touches is as much as there are examples, however many domains there are.
     """
@@ -231,7 +228,7 @@ def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tens
 
 
 @dataclasses.dataclass(frozen=True)
-class ExampleSplit:
+class Holdout:
     """Which of its examples a client keeps out of its training; a function of the client alone.
 
     A client of n examples keeps out `share` n of them, rounded up or down by chance so that it is
@@ -241,7 +238,7 @@ class ExampleSplit:
     positive.)
 
     Attributes:
-        share: In [0, 1); 0 keeps nothing apart.
+        share: In [0, 1); 0 keeps nothing out, and all examples are measured.
         seed: Of the run.
     """
 
@@ -249,11 +246,11 @@ class ExampleSplit:
     seed: int = 0
 
     @property
-    def is_apart(self) -> bool:
+    def is_active(self) -> bool:
         """Whether other examples are measured than those that are trained on."""
         return self.share > 0
 
-    def __call__(self, clients: ClientGroup) -> tuple[ClientGroup, ClientGroup]:
+    def split(self, clients: Clients) -> tuple[Clients, Clients]:
         """Returns each client's examples that are kept out, and those that it trains on.
 
         The latter are in the order that they had.
@@ -265,26 +262,32 @@ class ExampleSplit:
         num_trained = num_examples - num_kept_out
         least = tf.minimum(self._share_of(capacity), _all_but_one(capacity))
         drawn = random_order(seed, num_examples, capacity)
-        kept_out = clients._replace(
+        kept_out = dataclasses.replace(
+            clients,
             num_examples=num_kept_out,
-            # Rounded up; these bounds are known where shapes have to be, of XLA.
+            # Rounded up; these bounds are known where XLA has to know shapes.
             capacity=tf.minimum(least + 1, _all_but_one(capacity)),
             order=drawn,
         )
-        trained = clients._replace(
+        trained = dataclasses.replace(
+            clients,
             num_examples=num_trained,
             capacity=capacity - least,
             order=_without_first(drawn, num_kept_out, num_examples),
         )
         return kept_out, trained
 
-    def trained_of(self, counts: Optional[Sequence[float]]) -> Optional[tuple[float, ...]]:
+    def training(self, clients: Clients) -> Clients:
+        """Returns the clients with the examples that they train on."""
+        return self.split(clients)[1] if self.is_active else clients
+
+    def trained_part(self, counts: Optional[Sequence[float]]) -> Optional[tuple[float, ...]]:
         """Returns how many of these numbers of examples are expected to be trained on."""
         return None if counts is None else tuple((1.0 - self.share) * n for n in counts)
 
-    def measured_of(self, counts: Sequence[float]) -> tuple[float, ...]:
+    def measured_part(self, counts: Sequence[float]) -> tuple[float, ...]:
         """Returns how many of them are expected to be measured: without a share all."""
-        return tuple((self.share if self.is_apart else 1.0) * n for n in counts)
+        return tuple((self.share if self.is_active else 1.0) * n for n in counts)
 
     def _share_of(self, numbers: tf.Tensor, bits: int = 0) -> tf.Tensor:
         # In integers, which no compiler rounds otherwise.
@@ -308,7 +311,7 @@ def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tens
 
 
 @dataclasses.dataclass(frozen=True)
-class DomainLossOptions(Settings):
+class HoldoutOptions(Settings):
     """On which examples losses are measured; part of the settings of algorithms that need them.
 
     Attributes:
@@ -323,64 +326,31 @@ class DomainLossOptions(Settings):
         below=1.0,
     )
 
-    def example_split(self, seed: int) -> ExampleSplit:
-        """Returns the split of a run; without a share the same for all seeds."""
-        return ExampleSplit(self.domain_loss_share, seed) if self.domain_loss_share else _NO_SPLIT
+    def holdout(self, seed: int) -> Holdout:
+        """Returns the holdout of a run; without a share the same for all seeds."""
+        return Holdout(self.domain_loss_share, seed) if self.domain_loss_share else NO_HOLDOUT
 
 
-_NO_SPLIT = ExampleSplit()
+NO_HOLDOUT = Holdout()
 
 
-class Measured(NamedTuple):
-    """Clients before their training.
-
-    Attributes:
-        sums: Losses, counts and metric sums of each domain, over the examples that are measured,
-            with the number of those that are trained on.
-        training: The clients with the examples that they train on.
-    """
-
-    sums: AnyDomainSums
-    training: ClientGroup
-
-
-def measured(
-    model: Model,
-    num_domains: int,
-    split: ExampleSplit,
-    weights: ModelWeights,
-    clients: ClientGroup,
-    per_client: PerClient,
-) -> Measured:
+def measure_domains(
+    model: Model, num_domains: int, weights: ModelWeights, clients: Clients, holdout: Holdout
+) -> tuple[DomainSums, Clients]:
     """CLIENT lines 2 to 6 of Algorithm 1, on the examples that are kept out, or on all.
 
     Args:
         model: The model.
         num_domains: p.
-        split: Which examples are kept out.
         weights: w, the same for every client.
-        clients: One client, or many in step.
-        per_client: How functions of one client are applied.
+        clients: The clients before their training.
+        holdout: Which examples are kept out.
+
+    Returns:
+        The sums over the examples that are measured, and the clients with those that they train on.
     """
-    if not split.is_apart:
-        return Measured(domain_pass(model, num_domains, weights, clients, per_client), clients)
-    kept_out, training = split(clients)
-    sums = domain_pass(model, num_domains, weights, kept_out, per_client)
-    return Measured(DomainSumsApart(*sums, domain_counts(num_domains, training)), training)
-
-
-def trained_on(split: ExampleSplit, clients: ClientGroup) -> ClientGroup:
-    """Returns the clients with the examples that they train on, as `measured` does."""
-    return split(clients)[1] if split.is_apart else clients
-
-
-def mean_loss(sums: AnyDomainSums, otherwise: tf.Tensor) -> tf.Tensor:
-    """Returns the mean over the measured examples of one client, F_k, or of a cohort.
-
-    Args:
-        sums: Of the client, or summed over the cohort.
-        otherwise: What the loss counts as where nothing is measured, float32 scalar.
-    """
-    count = tf.cast(tf.reduce_sum(sums.counts), tf.float32)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(sums.losses), count)
-    return tf.where(count > 0, mean, otherwise)
+    if not holdout.is_active:
+        return domain_sums(model, num_domains, weights, clients), clients
+    kept_out, training = holdout.split(clients)
+    sums = domain_sums(model, num_domains, weights, kept_out)
+    return sums._replace(trained=domain_counts(num_domains, training)), training

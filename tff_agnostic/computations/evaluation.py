@@ -1,19 +1,14 @@
 """Federated evaluation per domain and over clients; of one model, a family, or outcome counts.
 
-Federated evaluation: per domain, over all examples, and as a distribution over clients.
-
-The server learns sums only; the distribution over clients comes from summed histograms, and how a
+The server learns sums only. The distribution over clients comes from summed histograms, and how a
 measure depends on the size of a client from sums over the clients of about the same size.
 
-How often each outcome is among the examples of each domain, as a federated measurement.
+A family has several models (Laguel et al. 2021). The paper leaves open how a client finds its
+level. Here it measures every model on a share of its own examples and takes the one with the
+smallest loss. The rest of its examples is measured with that model, with each model of the family,
+and with the one that turns out best.
 
-What unigram models are made of; the server learns sums over clients.
-
-What it is worth that each client chooses its model from a family (Laguel et al. 2021).
-
-How a client finds its level the paper leaves open. Here it measures every model on a share of its
-own examples and takes the one with the smallest loss; what it then has is measured on the rest of
-its examples, beside each model of the family, and beside what the best choice would have been.
+Outcome counts, how often each outcome is among the examples of each domain, make unigram models.
 """
 
 import dataclasses
@@ -24,15 +19,15 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
-from tff_agnostic.computations.algorithm import Exchange
+from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.client_output import all_finite
-from tff_agnostic.computations.clients import ClientGroup, PerClient, one_client
+from tff_agnostic.computations.clients import Clients
 from tff_agnostic.computations.domain_losses import (
     DomainSums,
-    ExampleSplit,
+    Holdout,
     MetricSums,
     add_at,
-    domain_pass,
+    domain_sums,
     domain_sums_bounds,
 )
 from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
@@ -103,46 +98,28 @@ def grid_of(metric: Optional[Metric]) -> Grid:
     return LinearGrid(metric.upper, metric.num_bins)
 
 
-@dataclasses.dataclass(frozen=True)
-class EvaluateClients:
-    """The clients' side of an evaluation: measures the weights that are broadcast.
-
-    Attributes:
-        model: The model.
-        num_domains: p.
-    """
-
-    model: Model
-    num_domains: int
-
-    def __call__(
-        self,
-        weights: ModelWeights,
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient = one_client,
-    ) -> EvaluationOutput:
-        """Returns what each client contributes; nothing in it is random."""
-        del seed
-        sums = domain_pass(self.model, self.num_domains, weights, clients, per_client)
-        return per_client(
-            lambda sums, n: evaluation_output(self.model, sums, tf.equal(n, 0)),
-            sums,
-            clients.num_examples,
-        )
+def evaluate_clients(
+    weights: ModelWeights, clients: Clients, *, model: Model, num_domains: int
+) -> EvaluationOutput:
+    """Client work: measures the weights that are broadcast; nothing in it is random."""
+    sums = domain_sums(model, num_domains, weights, clients)
+    output: EvaluationOutput = clients.map(
+        lambda sums, n: evaluation_output(model, sums, tf.equal(n, 0)), sums, clients.num_examples
+    )
+    return output
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A federated evaluation, of one model or of several: one exchange, and no state after it.
+    """A federated evaluation, of one model or of several: one step, and no state after it.
 
     Attributes:
-        exchange: What is broadcast is its state: what is measured.
+        step: It broadcasts its state, which is what is measured.
         measured_spec: Spec of that, a structure of `tf.TensorSpec`.
         client_data_spec: Of a client's examples.
     """
 
-    exchange: Exchange
+    step: CommunicationStep
     measured_spec: Any
     client_data_spec: Any
 
@@ -150,10 +127,10 @@ class Measurement:
 def measurement_of_model(model: Model, num_domains: int) -> Measurement:
     """Returns the evaluation of one model's weights; its sums are an `EvaluationOutput`."""
     return Measurement(
-        Exchange(
+        CommunicationStep(
             name="evaluation",
-            prepare=lambda weights, sums: weights,
-            client=EvaluateClients(model, num_domains),
+            broadcast=lambda weights: weights,
+            client_work=HashablePartial(evaluate_clients, model=model, num_domains=num_domains),
             bounds=lambda limits: evaluation_bounds(model, limits),
             bytes_per_example=model.bytes_per_example,
         ),
@@ -248,36 +225,22 @@ class OutcomeCounts(NamedTuple):
     clients: tf.Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class CountOutcomes:
-    """What a client does: counts the labels of its examples.
+def count_outcomes(
+    nothing: tf.Tensor, clients: Clients, *, num_domains: int, num_outcomes: int
+) -> OutcomeCounts:
+    """Client work: counts the labels of each client's examples, which are in [0, outcomes)."""
+    del nothing
+    positions = tf.range(clients.capacity)
+    batch, counted = clients.take(positions), clients.has(positions)
+    places = batch["domain_id"] * num_outcomes + tf.cast(batch["y"], tf.int32)
+    shape = tf.concat([tf.shape(clients.num_examples), [num_domains * num_outcomes]], axis=0)
+    counts = add_at(tf.zeros(shape, tf.int64), places, tf.cast(counted, tf.int64))
 
-    Attributes:
-        num_domains: p.
-        num_outcomes: Labels are in [0, outcomes).
-    """
+    def has_domain(counts: tf.Tensor) -> tf.Tensor:
+        of_domain = tf.reduce_sum(tf.reshape(counts, [num_domains, -1]), axis=1)
+        return tf.cast(of_domain > 0, tf.int64)
 
-    num_domains: int
-    num_outcomes: int
-
-    def __call__(
-        self, measured: tf.Tensor, clients: ClientGroup, seed: tf.Tensor, per_client: PerClient
-    ) -> OutcomeCounts:
-        """Returns what each client sends."""
-        del measured, seed
-        positions = tf.range(clients.capacity)
-        batch, counted = clients.take(positions), clients.has(positions)
-        places = batch["domain_id"] * self.num_outcomes + tf.cast(batch["y"], tf.int32)
-        shape = tf.concat(
-            [tf.shape(clients.num_examples), [self.num_domains * self.num_outcomes]], axis=0
-        )
-        counts = add_at(tf.zeros(shape, tf.int64), places, tf.cast(counted, tf.int64))
-
-        def has_domain(counts: tf.Tensor) -> tf.Tensor:
-            of_domain = tf.reduce_sum(tf.reshape(counts, [self.num_domains, -1]), axis=1)
-            return tf.cast(of_domain > 0, tf.int64)
-
-        return OutcomeCounts(counts, per_client(has_domain, counts))
+    return OutcomeCounts(counts, clients.map(has_domain, counts))
 
 
 def measurement_of_outcomes(model: Model, num_domains: int, num_outcomes: int) -> Measurement:
@@ -287,10 +250,12 @@ def measurement_of_outcomes(model: Model, num_domains: int, num_outcomes: int) -
         return OutcomeCounts(Bound(limits.max_examples, integer=True), Bound(1, integer=True))
 
     return Measurement(
-        Exchange(
+        CommunicationStep(
             name="counts",
-            prepare=lambda nothing, sums: nothing,
-            client=CountOutcomes(num_domains, num_outcomes),
+            broadcast=lambda nothing: nothing,
+            client_work=HashablePartial(
+                count_outcomes, num_domains=num_domains, num_outcomes=num_outcomes
+            ),
             bounds=bounds,
         ),
         tf.TensorSpec([], tf.int32),
@@ -320,89 +285,96 @@ class ChoiceOutput(NamedTuple):
     clients: "OrderedDict[str, tf.Tensor]"
 
 
-@dataclasses.dataclass(frozen=True)
-class ChoosingClients:
-    """The clients' side: measures r models, and chooses one.
+def choose_models(
+    family: tuple[ModelWeights, ...],
+    clients: Clients,
+    *,
+    model: Model,
+    num_domains: int,
+    holdout: Holdout,
+) -> ChoiceOutput:
+    """Client work: measures r models, and chooses one; nothing in it is random but the split.
 
-    Attributes:
+    Args:
+        family: The weights of each model.
+        clients: The clients.
         model: The model.
         num_domains: p.
-        split: Which examples a client chooses by.
+        holdout: Which examples a client chooses by: those that are kept out.
     """
+    to_choose_by, rest = holdout.split(clients)
+    losses, sums = [], []
+    for weights in family:
+        by = domain_sums(model, num_domains, weights, to_choose_by)
+        losses.append(tf.reduce_sum(by.losses, axis=-1))
+        sums.append(domain_sums(model, num_domains, weights, rest))
+    output: ChoiceOutput = clients.map(
+        lambda *measured: _choose(model, *measured),
+        losses,
+        sums,
+        to_choose_by.num_examples,
+        rest.num_examples,
+    )
+    return output
 
-    model: Model
-    num_domains: int
-    split: ExampleSplit
 
-    def __call__(
-        self,
-        family: tuple[ModelWeights, ...],
-        clients: ClientGroup,
-        seed: tf.Tensor,
-        per_client: PerClient = one_client,
-    ) -> ChoiceOutput:
-        """Returns what each client contributes; nothing in it is random but the split."""
-        del seed
-        to_choose_by, rest = self.split(clients)
-        losses, sums = [], []
-        for weights in family:
-            by = domain_pass(self.model, self.num_domains, weights, to_choose_by, per_client)
-            losses.append(tf.reduce_sum(by.losses, axis=-1))
-            sums.append(domain_pass(self.model, self.num_domains, weights, rest, per_client))
-        return per_client(self._choose, losses, sums, to_choose_by.num_examples, rest.num_examples)
+def _choose(
+    model: Model,
+    losses: list[tf.Tensor],
+    sums: list[DomainSums],
+    num_chosen_by: tf.Tensor,
+    num_rest: tf.Tensor,
+) -> ChoiceOutput:
+    # All models are measured on the same examples: the smallest sum has the smallest mean. Of equal
+    # ones it is the first, the main model.
+    choice = _first_best(tf.stack(losses), higher_is_better=False)
+    is_finite = all_finite([losses, [[s.losses, s.metric_sums] for s in sums]])
+    has_examples = (num_chosen_by > 0) & (num_rest > 0)
+    chooses = is_finite & has_examples
+    stacked = tf.nest.map_structure(lambda *values: tf.stack(values), *sums)
+    chosen = tf.nest.map_structure(lambda values: tf.gather(values, choice), stacked)
 
-    def _choose(
-        self, losses: list[tf.Tensor], sums: list[DomainSums], num_chosen_by: Any, num_rest: Any
-    ) -> ChoiceOutput:
-        # All models are measured on the same examples: the smallest sum has the smallest mean. Of
-        # equal ones it is the first, the main model.
-        choice = _first_best(tf.stack(losses), higher_is_better=False)
-        is_finite = all_finite([losses, [[s.losses, s.metric_sums] for s in sums]])
-        has_examples = (num_chosen_by > 0) & (num_rest > 0)
-        chooses = is_finite & has_examples
-        stacked = tf.nest.map_structure(lambda *values: tf.stack(values), *sums)
-        chosen = tf.nest.map_structure(lambda values: tf.gather(values, choice), stacked)
-
-        def output(of: DomainSums) -> EvaluationOutput:
-            found = evaluation_output(self.model, of, tf.equal(num_rest, 0))
-            return tf.nest.map_structure(
-                lambda value: tf.where(chooses, value, tf.zeros_like(value)), found
-            )
-
-        return ChoiceOutput(
-            models=tuple(map(output, sums)),
-            chosen=output(chosen),
-            in_hindsight=output(self._in_hindsight(stacked)),
-            num_choices=tf.one_hot(choice, len(sums), dtype=tf.int64) * tf.cast(chooses, tf.int64),
-            clients=OrderedDict(
-                chose=tf.cast(chooses, tf.int64),
-                too_few=tf.cast(~has_examples, tf.int64),
-                non_finite=tf.cast(has_examples & ~is_finite, tf.int64),
-            ),
+    def output(of: DomainSums) -> EvaluationOutput:
+        found = evaluation_output(model, of, tf.equal(num_rest, 0))
+        return tf.nest.map_structure(
+            lambda value: tf.where(chooses, value, tf.zeros_like(value)), found
         )
 
-    def _in_hindsight(self, stacked: DomainSums) -> DomainSums:
-        """Returns, of sums [r, p], those of the model with the best value of each measure."""
-        counts = tf.cast(stacked.counts, tf.float32)
+    return ChoiceOutput(
+        models=tuple(map(output, sums)),
+        chosen=output(chosen),
+        in_hindsight=output(_in_hindsight(model, stacked)),
+        num_choices=tf.one_hot(choice, len(sums), dtype=tf.int64) * tf.cast(chooses, tf.int64),
+        clients=OrderedDict(
+            chose=tf.cast(chooses, tf.int64),
+            too_few=tf.cast(~has_examples, tf.int64),
+            non_finite=tf.cast(has_examples & ~is_finite, tf.int64),
+        ),
+    )
 
-        def best(measure: str, ratio: MetricSums) -> MetricSums:
-            values = tf.math.divide_no_nan(
-                tf.reduce_sum(ratio.numerator, axis=1), tf.reduce_sum(ratio.denominator, axis=1)
-            )
-            row = _first_best(values, measures_of(self.model)[measure].higher_is_better)
-            return MetricSums(*(tf.gather(values, row) for values in ratio))
 
-        return DomainSums(
-            losses=best("loss", MetricSums(stacked.losses, counts)).numerator,
-            counts=stacked.counts[0],
-            metric_sums=OrderedDict(
-                (name, best(name, ratio)) for name, ratio in stacked.metric_sums.items()
-            ),
+def _in_hindsight(model: Model, stacked: DomainSums) -> DomainSums:
+    """Returns, of sums [r, p], those of the model with the best value of each measure."""
+    counts = tf.cast(stacked.counts, tf.float32)
+
+    def best(measure: str, ratio: MetricSums) -> MetricSums:
+        values = tf.math.divide_no_nan(
+            tf.reduce_sum(ratio.numerator, axis=1), tf.reduce_sum(ratio.denominator, axis=1)
         )
+        row = _first_best(values, measures_of(model)[measure].higher_is_better)
+        return MetricSums(*(tf.gather(values, row) for values in ratio))
+
+    return DomainSums(
+        losses=best("loss", MetricSums(stacked.losses, counts)).numerator,
+        counts=stacked.counts[0],
+        metric_sums=OrderedDict(
+            (name, best(name, ratio)) for name, ratio in stacked.metric_sums.items()
+        ),
+    )
 
 
 def measurement_of_choice(
-    model: Model, num_domains: int, num_models: int, split: ExampleSplit
+    model: Model, num_domains: int, num_models: int, holdout: Holdout
 ) -> Measurement:
     """Returns the evaluation of a family, a tuple of weights; its sums are a `ChoiceOutput`.
 
@@ -410,7 +382,7 @@ def measurement_of_choice(
         model: The model.
         num_domains: p.
         num_models: r.
-        split: Which of its examples a client chooses by: those that are kept out.
+        holdout: Which of its examples a client chooses by: those that are kept out.
     """
     one = Bound(1, integer=True)
 
@@ -420,10 +392,12 @@ def measurement_of_choice(
         return ChoiceOutput((evaluation,) * num_models, evaluation, evaluation, one, clients)
 
     return Measurement(
-        Exchange(
+        CommunicationStep(
             name="choice",
-            prepare=lambda family, sums: family,
-            client=ChoosingClients(model, num_domains, split),
+            broadcast=lambda family: family,
+            client_work=HashablePartial(
+                choose_models, model=model, num_domains=num_domains, holdout=holdout
+            ),
             bounds=bounds,
         ),
         (weights_spec(model),) * num_models,

@@ -1,22 +1,16 @@
 """Local SGD, and one full gradient, over the examples of each client."""
 
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tff_agnostic.computations.clients import (
-    ClientGroup,
-    PerClient,
-    batch_positions,
-    example_order,
-    one_client,
-)
+from tff_agnostic.computations.clients import Batch, ClientMap, Clients
 from tff_agnostic.computations.domain_losses import (
     DomainSums,
-    add_by_domain,
+    add_to_domains,
     domain_counts,
-    measure_examples,
+    example_measures,
     zero_sums,
 )
 from tff_agnostic.models.model import Examples, Model, ModelWeights
@@ -26,21 +20,13 @@ from tff_agnostic.stateless_random import fold_in, stateless_seed
 
 _BATCH_SIZE = 256
 
-
-def _by_client(beta: tf.Tensor, batch_weight: tf.Tensor) -> tf.Tensor:
-    del batch_weight
-    return beta
-
-
-def _by_batch(beta: tf.Tensor, batch_weight: tf.Tensor) -> tf.Tensor:
-    del beta
-    return batch_weight
-
-
 # (beta^k, sum of alpha over the batch) -> divisor of the batch's weighted loss. "client" is line 10
 # as printed: one epoch is about one step on the client's mean loss. "batch" is the mean over the
 # batch, as in McMahan et al. 2017: as many such steps as there are batches.
-NORMALIZERS = Registry("batch normalizer", {"client": _by_client, "batch": _by_batch})
+NORMALIZERS: Registry[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = Registry(
+    "batch normalizer",
+    {"client": lambda beta, batch_weight: beta, "batch": lambda beta, batch_weight: batch_weight},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,109 +64,109 @@ class LocalTrainingOptions(Settings):
     shuffle: bool = setting(True, "Whether clients shuffle their examples before each epoch.")
 
 
-def local_training(
+class LocalTraining(NamedTuple):
+    """What a client has after its training.
+
+    Attributes:
+        trained: w^k, the trained weights.
+        sums: `DomainSums` of its examples as the first epoch met them, each with the weights before
+            its batch's step; () unless they were asked for.
+    """
+
+    trained: list[tf.Tensor]
+    sums: Any
+
+
+def local_sgd(
     model: Model,
     options: LocalTrainingOptions,
     weights: ModelWeights,
-    clients: ClientGroup,
+    clients: Clients,
     alpha: tf.Tensor,
     beta: tf.Tensor,
-    seed: tf.Tensor,
-    per_client: PerClient = one_client,
     measured_domains: Optional[int] = None,
     proximal: float = 0.0,
-) -> "LocalTraining":
+) -> LocalTraining:
     """CLIENT lines 7 to 12: E epochs of SGD from `weights`.
 
     Args:
         model: The model.
         options: How to train.
         weights: w, where training starts, the same for every client.
-        clients: One client, or many in step.
+        clients: The clients with the examples that they train on.
         alpha: Scale of each domain, float32 [p].
         beta: Weight of each client, float32; 0 leaves the weights as they are.
-        seed: Seed of each client in this round, int64.
-        per_client: How functions of one client are applied.
         measured_domains: p, to measure losses and metrics per domain in the first epoch.
-        proximal: mu of a term mu / 2 ||w^k - w||^2 of the client's objective, of which each batch
-            has its share (FedProx, Li et al. 2020): all of it where a batch's loss is divided by
-            the batch's own weight.
+        proximal: mu of a term mu / 2 ||w^k - w||^2 of the client's objective; each batch has its
+            share of the term (FedProx, Li et al. 2020), and all of it where a batch's loss is
+            divided by the batch's own weight.
     """
     normalize = NORMALIZERS[options.batch_normalizer]
 
-    def train_batch(epoch: tf.Tensor, start: tf.Tensor, order: tf.Tensor, state: Any) -> Any:
-        positions = batch_positions(start, options.batch_size, clients.capacity, per_client)
-        present = clients.has(positions)
-        last = clients.capacity - 1
-        batch = clients.take(tf.gather(order, tf.minimum(positions, last), axis=-1))
-        # alpha_i of each example's domain i. Past a client's last example it is 0, and so is the
-        # gradient.
-        scale = tf.gather(alpha, batch["domain_id"]) * tf.cast(present, tf.float32)
-        batch_seed = fold_in(fold_in(seed, epoch), start)
-
-        def sgd_step(
-            batch: Examples,
-            scale: tf.Tensor,
-            beta: tf.Tensor,
-            seed: tf.Tensor,
-            trained: list[tf.Tensor],
-        ) -> tuple[list[tf.Tensor], Any]:
-            with tf.GradientTape() as tape:
-                tape.watch(trained)
-                losses, predictions = model.example_losses(
-                    ModelWeights(trained, weights.non_trainable),
-                    batch,
-                    training=True,
-                    seed=stateless_seed(seed),
-                )
-                batch_weight = tf.reduce_sum(scale)
-                divisor = normalize(beta, batch_weight)
-                objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
-                # Scaled here, the gradients come out as steps: no further pass over the weights.
-                objective *= options.client_learning_rate * model.loss_scale
-            steps = tape.gradient(
-                objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    def sgd_step(
+        batch: Examples,
+        scale: tf.Tensor,
+        beta: tf.Tensor,
+        seed: tf.Tensor,
+        trained: list[tf.Tensor],
+    ) -> tuple[list[tf.Tensor], Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(trained)
+            losses, predictions = model.example_losses(
+                ModelWeights(trained, weights.non_trainable),
+                batch,
+                training=True,
+                seed=stateless_seed(seed),
+            )
+            batch_weight = tf.reduce_sum(scale)
+            divisor = normalize(beta, batch_weight)
+            objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
+            # Scaled here, the gradients come out as steps: no further pass over the weights.
+            objective *= options.client_learning_rate * model.loss_scale
+        steps = tape.gradient(
+            objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        next_trained = [
+            _minus(w, step, model.loss_scale, clients.map_) for w, step in zip(trained, steps)
+        ]
+        if proximal:
+            # Of the term's gradient, mu (w^k - w): none where a client has no examples left.
+            pull = (
+                options.client_learning_rate
+                * proximal
+                * tf.math.divide_no_nan(batch_weight, divisor)
             )
             next_trained = [
-                _minus(w, step, model.loss_scale, per_client) for w, step in zip(trained, steps)
+                after - pull * (before - tf.convert_to_tensor(anchor))
+                for after, before, anchor in zip(next_trained, trained, weights.trainable)
             ]
-            if proximal:
-                # Of the term's gradient, mu (w^k - w): none where a client has no examples left.
-                pull = (
-                    options.client_learning_rate
-                    * proximal
-                    * tf.math.divide_no_nan(batch_weight, divisor)
-                )
-                next_trained = [
-                    after - pull * (before - tf.convert_to_tensor(anchor))
-                    for after, before, anchor in zip(next_trained, trained, weights.trainable)
-                ]
-            is_measured = measured_domains is not None
-            return next_trained, (
-                measure_examples(model, batch, losses, predictions) if is_measured else ()
-            )
-
-        trained, measured = per_client(sgd_step, batch, scale, beta, batch_seed, state.trained)
-        sums = state.sums
-        if measured_domains is not None:
-            counted = present & tf.equal(epoch, 0)
-            sums = add_by_domain(sums, batch["domain_id"], counted, measured)
-        return LocalTraining(trained, sums)
-
-    def train_epoch(epoch: tf.Tensor, state: Any) -> tuple:
-        order = example_order(clients, fold_in(seed, epoch), options.shuffle)
-        _, state = tf.while_loop(
-            lambda start, _: start < clients.capacity,
-            lambda start, state: (
-                start + options.batch_size,
-                train_batch(epoch, start, order, state),
-            ),
-            (tf.constant(0), state),
+        is_measured = measured_domains is not None
+        return next_trained, (
+            example_measures(model, batch, losses, predictions) if is_measured else ()
         )
-        return epoch + 1, state
+
+    def train_epoch(epoch: tf.Tensor, state: LocalTraining) -> tuple[tf.Tensor, LocalTraining]:
+        order = clients.example_order(fold_in(clients.seed, epoch), options.shuffle)
+
+        def train_batch(batch: Batch, state: LocalTraining) -> LocalTraining:
+            last = clients.capacity - 1
+            examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
+            # alpha_i of each example's domain i. Past a client's last example it is 0, and so is
+            # the gradient.
+            scale = tf.gather(alpha, examples["domain_id"])
+            scale *= tf.cast(batch.is_present, tf.float32)
+            seed = fold_in(fold_in(clients.seed, epoch), batch.start)
+            trained, measures = clients.map(sgd_step, examples, scale, beta, seed, state.trained)
+            sums = state.sums
+            if measured_domains is not None:
+                counted = batch.is_present & tf.equal(epoch, 0)
+                sums = add_to_domains(sums, examples["domain_id"], counted, measures)
+            return LocalTraining(trained, sums)
+
+        return epoch + 1, clients.fold_batches(options.batch_size, train_batch, state)
 
     initial = LocalTraining(
-        per_client(
+        clients.map(
             lambda _: [tf.convert_to_tensor(w) for w in weights.trainable], clients.num_examples
         ),
         () if measured_domains is None else zero_sums(model, measured_domains, clients),
@@ -191,21 +177,8 @@ def local_training(
     return final
 
 
-class LocalTraining(NamedTuple):
-    """What a client has after its training.
-
-    Attributes:
-        trained: w^k, the trained weights.
-        sums: `DomainSums` of its examples as the first epoch met them, each with the weights before
-            its batch's step; empty unless they were asked for.
-    """
-
-    trained: list[tf.Tensor]
-    sums: Any
-
-
-def _minus(weight: tf.Tensor, step: Any, loss_scale: float, per_client: PerClient) -> tf.Tensor:
-    if isinstance(step, tf.IndexedSlices) and not (per_client.in_step or per_client.fixed_shapes):
+def _minus(weight: tf.Tensor, step: Any, loss_scale: float, map_: ClientMap) -> tf.Tensor:
+    if isinstance(step, tf.IndexedSlices) and not (map_.is_vectorised or map_.fixed_shapes):
         # The rows of an embedding that a batch has: the others need not even be read.
         return minus_rows(weight, step.indices, _unscaled(step.values, loss_scale))
     return weight - _unscaled(tf.convert_to_tensor(step), loss_scale)
@@ -244,88 +217,79 @@ def gradient_pass(
     model: Model,
     num_domains: int,
     weights: ModelWeights,
-    clients: ClientGroup,
+    clients: Clients,
     alpha: tf.Tensor,
-    seed: tf.Tensor,
-    per_client: PerClient = one_client,
     sample_size: Optional[int] = None,
     batch_size: int = _BATCH_SIZE,
 ) -> GradientPass:
     """Returns each client's gradient at `weights`, and what was measured on the way.
 
-    The model is in training mode: dropout is active in both, from `seed`.
+    The model is in training mode: dropout is active in both, from the clients' seeds.
 
     Args:
         model: The model.
         num_domains: p.
         weights: w, the same for every client.
-        clients: One client, or many in step.
+        clients: The clients with the examples that they train on.
         alpha: Scale of each domain, float32 [p].
-        seed: Seed of each client in this round, int64.
-        per_client: How functions of one client are applied.
         sample_size: Examples of a client that are drawn, without replacement; all if None. Sums and
             gradients are then those of the sample times n_k over its size, so that their means over
             all draws are those of all examples; counts remain those of all examples.
         batch_size: Examples of a client per step; bounds the memory only.
     """
     used = clients.limited(sample_size)
-    order = example_order(clients, seed, shuffle=sample_size is not None)
+    order = clients.example_order(clients.seed, shuffle=sample_size is not None)
     inflation = tf.math.divide_no_nan(
         tf.cast(clients.num_examples, tf.float32), tf.cast(used.num_examples, tf.float32)
     )
 
-    def add_batch(start: tf.Tensor, so_far: GradientPass) -> tuple[tf.Tensor, GradientPass]:
-        positions = batch_positions(start, batch_size, used.capacity, per_client)
-        counted = used.has(positions)
-        last = tf.maximum(used.capacity - 1, 0)
-        batch = clients.take(tf.gather(order, tf.minimum(positions, last), axis=-1))
-        scale = tf.gather(alpha, batch["domain_id"]) * tf.cast(counted, tf.float32)
-
-        def of_client(
-            batch: Examples, scale: tf.Tensor, seed: tf.Tensor, gradient: list[tf.Tensor]
-        ) -> Any:
-            trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
-            with tf.GradientTape() as tape:
-                tape.watch(trainable)
-                losses, predictions = model.example_losses(
-                    ModelWeights(trainable, weights.non_trainable),
-                    batch,
-                    training=True,
-                    seed=stateless_seed(seed),
-                )
-                objective = tf.reduce_sum(scale * losses) * model.loss_scale
-            steps = tape.gradient(
-                objective, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    def of_client(
+        batch: Examples, scale: tf.Tensor, seed: tf.Tensor, gradient: list[tf.Tensor]
+    ) -> Any:
+        trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
+        with tf.GradientTape() as tape:
+            tape.watch(trainable)
+            losses, predictions = model.example_losses(
+                ModelWeights(trainable, weights.non_trainable),
+                batch,
+                training=True,
+                seed=stateless_seed(seed),
             )
-            total = [
-                g + tf.convert_to_tensor(step) / model.loss_scale
-                for g, step in zip(gradient, steps)
-            ]
-            return total, measure_examples(model, batch, losses, predictions)
-
-        gradient, measured = per_client(
-            of_client, batch, scale, fold_in(seed, start), so_far.gradient
+            objective = tf.reduce_sum(scale * losses) * model.loss_scale
+        steps = tape.gradient(
+            objective, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        sums = add_by_domain(so_far.sums, batch["domain_id"], counted, measured)
-        return start + batch_size, GradientPass(gradient, sums)
+        total = [
+            g + tf.convert_to_tensor(step) / model.loss_scale for g, step in zip(gradient, steps)
+        ]
+        return total, example_measures(model, batch, losses, predictions)
 
-    zeros = per_client(
+    def add_batch(batch: Batch, so_far: GradientPass) -> GradientPass:
+        last = tf.maximum(used.capacity - 1, 0)
+        examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
+        scale = tf.gather(alpha, examples["domain_id"]) * tf.cast(batch.is_present, tf.float32)
+        seed = fold_in(clients.seed, batch.start)
+        gradient, measures = clients.map(of_client, examples, scale, seed, so_far.gradient)
+        sums = add_to_domains(so_far.sums, examples["domain_id"], batch.is_present, measures)
+        return GradientPass(gradient, sums)
+
+    zeros = clients.map(
         lambda _: [tf.zeros_like(tf.convert_to_tensor(w)) for w in weights.trainable],
         clients.num_examples,
     )
-    _, found = tf.while_loop(
-        lambda start, _: start < used.capacity,
-        add_batch,
-        (tf.constant(0), GradientPass(zeros, zero_sums(model, num_domains, clients))),
-    )
+    initial = GradientPass(zeros, zero_sums(model, num_domains, clients))
+    found: GradientPass = used.fold_batches(batch_size, add_batch, initial)
     if sample_size is None:
         return found
 
     def inflated(values: Any, factor: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda value: value * factor, values)
 
-    gradient = per_client(inflated, found.gradient, inflation)
-    losses = per_client(inflated, found.sums.losses, inflation)
-    metric_sums = per_client(inflated, found.sums.metric_sums, inflation)
-    counts = domain_counts(num_domains, clients)
-    return GradientPass(gradient, DomainSums(losses, counts, metric_sums))
+    return GradientPass(
+        clients.map(inflated, found.gradient, inflation),
+        DomainSums(
+            losses=clients.map(inflated, found.sums.losses, inflation),
+            counts=domain_counts(num_domains, clients),
+            metric_sums=clients.map(inflated, found.sums.metric_sums, inflation),
+        ),
+    )

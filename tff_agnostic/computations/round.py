@@ -1,30 +1,30 @@
-"""A round: broadcast, client work, encode, sum, decode, finish.
+"""A round: broadcast, client work, encode, sum, decode, finish; the one loop over its steps.
 
-This is the one place where an exchange meets its aggregation.
-
-Trainings, surveys and evaluations are all exchanges, and every runtime takes its functions from
-here: what the server does before and after each sum, and what a client does in between.
+This is the one place where a communication step meets its aggregation. Trainings, surveys and
+evaluations are all made of such steps, and every runtime takes its functions from here: what the
+server does before and after each sum, and what a client does in between.
 """
 
 import dataclasses
+import functools
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientFacts
 from tff_agnostic.computations.algorithm import (
     Algorithm,
-    AnswerAndKept,
-    Exchange,
+    ClientResult,
+    CommunicationStep,
     Report,
+    RoundView,
     RunState,
     Sums,
 )
 from tff_agnostic.computations.client_output import all_finite
-from tff_agnostic.computations.clients import ClientGroup, PerClient, client_seeds
+from tff_agnostic.computations.clients import Clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.report_fields import Quantities, Quantity
 
@@ -35,10 +35,10 @@ _DTYPES = (tf.float32, tf.int64)
 
 
 class Message(NamedTuple):
-    """What the server sends to every client in an exchange.
+    """What the server sends to every client in a step.
 
     Attributes:
-        broadcast: What the exchange prepared.
+        broadcast: What the algorithm broadcasts.
         aggregation: What the aggregation needs of its state.
         seed: Of the round: (seed of the run, number of the round), int32 [2].
     """
@@ -48,43 +48,30 @@ class Message(NamedTuple):
     seed: tf.Tensor
 
 
-class Submission(NamedTuple):
-    """What clients are done with in an exchange: of one client, or of many in step or summed.
-
-    Attributes:
-        submitted: What goes into the sum, or the sum.
-        kept: What stays with the clients for the later exchanges of the round, of many with a
-            leading axis of clients; () if the exchange keeps nothing.
-    """
-
-    submitted: Any
-    kept: Any
-
-
 @dataclasses.dataclass(frozen=True)
-class AggregatedExchange:
-    """An exchange with the aggregation that carries it.
+class RoundStep:
+    """A communication step with the aggregation that sums it.
 
     Attributes:
-        exchange: What is exchanged.
-        aggregation: How it is summed.
+        step: What is broadcast, and what clients do.
+        aggregation: How clients are summed.
     """
 
-    exchange: Exchange
+    step: CommunicationStep
     aggregation: Aggregation
 
     @property
     def key(self) -> Any:
-        """What clients do depends on this alone: equal keys, equal work."""
+        """All that client work depends on: equal keys, equal work."""
         bounds = tuple(tf.nest.flatten(self.bounds))
-        return self.exchange.name, self.exchange.client, self.aggregation, bounds
+        return self.step.name, self.step.client_work, self.aggregation, bounds
 
     @property
     def bounds(self) -> Any:
-        """Bounds of a client's answer, in its structure."""
-        return self.exchange.bounds(self.aggregation.limits)
+        """Bounds of what a client sends, in its structure."""
+        return self.step.bounds(self.aggregation.limits)
 
-    def on_clients(self) -> "AggregatedExchange":
+    def on_clients(self) -> "RoundStep":
         """Returns it as clients have it: without what only the server may know."""
         return dataclasses.replace(self, aggregation=self.aggregation.on_clients())
 
@@ -94,37 +81,30 @@ class AggregatedExchange:
 
     def message(self, aggregation_state: Any, broadcast: Any, seed: tf.Tensor) -> Message:
         """On the server: returns what every client is sent."""
-        params = self.aggregation.client_params(aggregation_state)
-        return Message(broadcast, params, seed)
+        return Message(broadcast, self.aggregation.client_params(aggregation_state), seed)
 
-    def client_work(
-        self, message: Message, clients: ClientGroup, per_client: PerClient
-    ) -> "Submission":
-        """On clients: returns what each of them submits to the sum, and what it keeps."""
+    def client_work(self, message: Message, clients: Clients) -> ClientResult:
+        """On clients: returns what each of them adds to the sum, and what it remembers."""
         aggregation, bounds = self.aggregation, self.bounds
         max_examples = aggregation.limits.max_examples if aggregation.cuts_clients else None
-        used = clients.limited(max_examples)
-        seed = client_seeds(message.seed, used)
-        output = self.exchange.client(message.broadcast, used, seed, per_client)
-        kept: Any = ()
-        if self.exchange.keeps:
-            check_keeps(self.exchange.name, output)
-            output, kept = output
-        check_bounds(self.exchange.name, output, bounds)
+        used = clients.limited(max_examples).seeded(message.seed)
+        result = self.step.client_work(message.broadcast, used)
+        output, state = client_result(self.step, result)
+        check_bounds(self.step.name, output, bounds)
         examples_cut = tf.cast(clients.num_examples - used.num_examples, tf.int64)
 
         def encode(output: Any, facts: ClientFacts) -> Any:
             return aggregation.encode(message.aggregation, output, bounds, facts)
 
-        facts = ClientFacts(seed, examples_cut, clients.place)
-        return Submission(per_client(encode, output, facts), kept)
+        facts = ClientFacts(used.seed, examples_cut, clients.place)
+        return ClientResult(clients.map(encode, output, facts), state)
 
-    def federated_sum(self, encoded: tff.Value) -> tff.Value:
-        """In a federated computation: sums what clients submit."""
+    def federated_sum(self, encoded: Any) -> Any:
+        """In a federated computation: returns the `tff.Value` of the sum over clients."""
         return self.aggregation.federated_sum(encoded, self.bounds)
 
     def decode(self, aggregation_state: Any, summed: Any) -> tuple[Any, Any, Report]:
-        """On the server: returns the aggregation's state, the sum of the answers, and a report."""
+        """On the server: returns the aggregation's state, the sum of the outputs, and a report."""
         return self.aggregation.decode(aggregation_state, summed, self.bounds)
 
     def quantities(self, prefix: str = "") -> Quantities:
@@ -132,16 +112,31 @@ class AggregatedExchange:
         return self.aggregation.quantities(self.bounds, prefix)
 
 
+def client_result(step: CommunicationStep, result: Any) -> ClientResult:
+    """Returns what client work returned as a `ClientResult`, which it may leave out without state.
+
+    Raises:
+        UserError: If clients of the step keep a state, and it is missing.
+    """
+    if isinstance(result, ClientResult) is not step.keeps_client_state:
+        expected = "a ClientResult" if step.keeps_client_state else "no ClientResult"
+        raise UserError(
+            f"step {step.name!r}: expected client_work to return {expected}, as "
+            f"keeps_client_state={step.keeps_client_state} says, found {type(result).__name__}"
+        )
+    return result if step.keeps_client_state else ClientResult(result)
+
+
 def _real_ones_are_finite(structure: Any) -> tf.Tensor:
     values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(structure)]
     return all_finite([value for value in values if value.dtype.is_floating])
 
 
-class SumsSoFar(NamedTuple):
-    """What the server keeps between the exchanges of a round.
+class RoundProgress(NamedTuple):
+    """What the server has between the steps of a round.
 
     Attributes:
-        sums: The sum of each exchange.
+        sums: The sum of each step so far.
         aggregations: The state of each one's aggregation after it.
         reports: What each aggregation reported.
     """
@@ -151,29 +146,27 @@ class SumsSoFar(NamedTuple):
     reports: tuple[Report, ...] = ()
 
 
-class AggregatedRound:
+class Round:
     """A round of an algorithm over an aggregation, as functions of the server around each sum.
 
-    A round is `start`, the clients' work of the first exchange and its sum, `go_on` with every
-    further exchange, and `finish`.
+    A round is `start`, the client work of the first step and its sum, `next_step` for every
+    further step, and `finish`; see `play`.
 
     Args:
         algorithm: The algorithm.
-        aggregation: How every exchange is summed.
+        aggregation: How every step is summed.
 
     Attributes:
-        exchanges: The exchanges with the aggregation.
+        steps: The steps with the aggregation.
     """
 
     def __init__(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         self._algorithm = algorithm
-        exchanges = algorithm.exchanges
-        bounds = [exchange.bounds(aggregation.limits) for exchange in exchanges]
-        aggregations = aggregation.of_exchanges(bounds)
-        self.exchanges = tuple(map(AggregatedExchange, exchanges, aggregations))
+        bounds = [step.bounds(aggregation.limits) for step in algorithm.steps]
+        self.steps = tuple(map(RoundStep, algorithm.steps, aggregation.of_exchanges(bounds)))
 
     @property
-    def client_data_spec(self) -> Any:
+    def client_data_spec(self) -> Mapping[str, Any]:
         """Tensor specs of one client's examples."""
         return self._algorithm.client_data_spec
 
@@ -181,132 +174,179 @@ class AggregatedRound:
         """Returns the state before the first round."""
         return RunState(
             algorithm=self._algorithm.initialize(),
-            aggregations=tuple(exchange.initialize() for exchange in self.exchanges),
+            aggregations=tuple(step.initialize() for step in self.steps),
             round_num=tf.constant(0, tf.int32),
         )
 
     def start(self, state: RunState) -> Message:
-        """Returns the message of the first exchange."""
+        """Returns the message of the first step."""
         return self._message(state, ())
 
-    def go_on(self, state: RunState, so_far: SumsSoFar, summed: Any) -> tuple[Message, SumsSoFar]:
-        """Takes the sum of an exchange, and returns the message of the next one."""
-        so_far = self._decoded(state, so_far, summed)
-        return self._message(state, so_far.sums), so_far
+    def next_step(
+        self, state: RunState, progress: RoundProgress, summed: Any
+    ) -> tuple[Message, RoundProgress]:
+        """Takes the sum of a step, and returns the message of the next one."""
+        progress = self._decoded(state, progress, summed)
+        return self._message(state, progress.sums), progress
 
-    def finish(self, state: RunState, so_far: SumsSoFar, summed: Any) -> tuple[RunState, Report]:
-        """Takes the sum of the last exchange, and returns the next state and the round's report.
+    def finish(
+        self, state: RunState, progress: RoundProgress, summed: Any
+    ) -> tuple[RunState, Report]:
+        """Takes the sum of the last step, and returns the next state and the round's report.
 
         Numbers of clients that are all finite can have a sum that is not, or a server's update
-        that is not. No later round would mend such a state: the round is then skipped, which is a
-        round in which no client took part, and reported so.
+        that is not. A non-finite state never recovers. The round is therefore skipped: it has the
+        result of a round without clients, and reports skipped=1.
         """
-        sums, aggregations, reports = self._decoded(state, so_far, summed)
-
-        def finished(sums: Sums) -> tuple[Any, Report]:
-            return self._algorithm.finish(state.algorithm, sums)
-
+        sums, aggregations, reports = self._decoded(state, progress, summed)
         no_sums = tf.nest.map_structure(tf.zeros_like, sums)
         has_sums = _real_ones_are_finite(sums)
-        next_state, report = finished(
-            tf.nest.map_structure(lambda s, zero: tf.where(has_sums, s, zero), sums, no_sums)
-        )
-        check_state(state.algorithm, next_state)
-        # A state that is not finite by itself, such as a least loss so far, says nothing.
+        sums = tf.nest.map_structure(lambda s, zero: tf.where(has_sums, s, zero), sums, no_sums)
+        after = self._algorithm.finish(state.algorithm, *sums)
+        check_state(state.algorithm, after)
+        # If the state was not finite before the round (a running minimum starts at infinity),
+        # values after it that are not finite are no sign of divergence.
         has_state = tf.cond(
-            _real_ones_are_finite(next_state),
+            _real_ones_are_finite(after),
             lambda: True,
             lambda: ~_real_ones_are_finite(state.algorithm),
         )
-        next_state, report = tf.cond(
+        after, sums = tf.cond(
             has_state,
-            lambda: (next_state, report),
-            lambda: finished(no_sums),
+            lambda: (after, sums),
+            lambda: (self._algorithm.finish(state.algorithm, *no_sums), no_sums),
         )
-        # What an aggregation remembers stands by itself: noise must not be used again.
+        # What an aggregation remembers is kept: noise must not be used again.
         aggregations = tf.cond(
             _real_ones_are_finite(aggregations),
             lambda: aggregations,
             lambda: state.aggregations,
         )
         skipped = tf.cast(~(has_sums & has_state), tf.int64)
+        report = self._algorithm.report(RoundView(state.algorithm, sums, after))
         return (
-            RunState(next_state, aggregations, state.round_num + 1),
-            OrderedDict(report, aggregator=self._by_exchange(reports), skipped=skipped),
+            RunState(after, aggregations, state.round_num + 1),
+            OrderedDict(report, aggregator=self._by_step(reports), skipped=skipped),
         )
 
     @property
     def quantities(self) -> Quantities:
         """Describes the report of a round."""
-        names = [exchange.exchange.name for exchange in self.exchanges]
+        names = [step.step.name for step in self.steps]
         prefixes = [""] if len(names) == 1 else [f"{name} " for name in names]
-        of_aggregations = [e.quantities(prefix) for e, prefix in zip(self.exchanges, prefixes)]
+        of_aggregations = [s.quantities(prefix) for s, prefix in zip(self.steps, prefixes)]
         return OrderedDict(
             self._algorithm.quantities,
-            aggregator=self._by_exchange(of_aggregations),
+            aggregator=self._by_step(of_aggregations),
             skipped=_SKIPPED,
         )
 
     def _message(self, state: RunState, sums: Sums) -> Message:
         k = len(sums)
-        exchange = self.exchanges[k]
-        broadcast = exchange.exchange.prepare(state.algorithm, sums)
-        seed = tf.stack([self._algorithm.seed, state.round_num])
-        return exchange.message(state.aggregations[k], broadcast, seed)
+        broadcast = self.steps[k].step.broadcast(state.algorithm, *sums)
+        seed = tf.stack([self._algorithm.problem.seed, state.round_num])
+        return self.steps[k].message(state.aggregations[k], broadcast, seed)
 
-    def _decoded(self, state: RunState, so_far: SumsSoFar, summed: Any) -> SumsSoFar:
-        k = len(so_far.sums)
-        aggregation, sums, report = self.exchanges[k].decode(state.aggregations[k], summed)
-        return SumsSoFar(
-            (*so_far.sums, sums),
-            (*so_far.aggregations, aggregation),
-            (*so_far.reports, report),
+    def _decoded(self, state: RunState, progress: RoundProgress, summed: Any) -> RoundProgress:
+        k = len(progress.sums)
+        aggregation, sums, report = self.steps[k].decode(state.aggregations[k], summed)
+        return RoundProgress(
+            (*progress.sums, sums),
+            (*progress.aggregations, aggregation),
+            (*progress.reports, report),
         )
 
-    def _by_exchange(self, reports: Any) -> Mapping[str, Any]:
-        if len(self.exchanges) == 1:
+    def _by_step(self, reports: Sequence[Any]) -> Mapping[str, Any]:
+        if len(self.steps) == 1:
             return OrderedDict(reports[0])
-        return OrderedDict(
-            (exchange.exchange.name, report) for exchange, report in zip(self.exchanges, reports)
-        )
+        return OrderedDict((step.step.name, report) for step, report in zip(self.steps, reports))
 
 
-def check_bounds(exchange: str, output: Any, bounds: Any) -> None:
-    """Checks that every value of a client's answer has a bound.
+class RoundFunctions(NamedTuple):
+    """The functions of a `Round`, or traces of them."""
+
+    start: Callable[..., Any]
+    next_step: Callable[..., Any]
+    finish: Callable[..., Any]
+
+
+def play(
+    functions: RoundFunctions,
+    steps: Sequence[RoundStep],
+    state: RunState,
+    sum_of_step: Callable[[int, Message, Any], ClientResult],
+) -> tuple[RunState, Report]:
+    """Plays a round.
+
+    Args:
+        functions: What the server does.
+        steps: The steps of the round.
+        state: Before the round.
+        sum_of_step: (number of the step, message, what clients remember) -> the sum over the
+            cohort, and what clients remember after it.
+
+    Returns:
+        The state after the round, and its report.
+    """
+    message, progress = functions.start(state), RoundProgress()
+    client_state: Any = ()
+    for k, step in enumerate(steps):
+        result = sum_of_step(k, message, client_state)
+        if step.step.keeps_client_state:
+            client_state = result.state
+        if k < len(steps) - 1:
+            message, progress = functions.next_step(state, progress, result.output)
+    next_state, report = functions.finish(state, progress, result.output)
+    return next_state, report
+
+
+def specs_of(structure: Any) -> Any:
+    """Returns the specs of a structure of tensors."""
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
+
+
+def traced_specs(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns the specs of what a function of tensors of these specs returns."""
+    traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
+    return specs_of(traced.structured_outputs)
+
+
+def play_on_specs(round_: Round, sum_of_step: Callable[[int, Message, Any], ClientResult]) -> None:
+    """Plays a round on specs of tensors, up to its last sum.
+
+    Args:
+        round_: The round.
+        sum_of_step: See `play`; of specs.
+    """
+    start, next_step = (
+        functools.partial(traced_specs, function) for function in (round_.start, round_.next_step)
+    )
+    functions = RoundFunctions(start, next_step, lambda *sums: (None, None))
+    play(functions, round_.steps, traced_specs(round_.initialize), sum_of_step)
+
+
+def check_bounds(step: str, output: Any, bounds: Any) -> None:
+    """Checks that every value that a client sends has a bound.
 
     Raises:
-        UserError: If the answer is no named tuple of float32 and int64 tensors, or the bounds are
+        UserError: If it is no named tuple of float32 and int64 tensors, or the bounds are
             not in its structure.
     """
     fields = getattr(output, "_fields", None)
     if fields is None:
         raise UserError(
-            f"exchange {exchange!r}: expected clients to answer with a named tuple, found "
-            f"{type(output).__name__}"
+            f"step {step!r}: expected clients to send a named tuple, found {type(output).__name__}"
         )
     bound_fields = getattr(bounds, "_fields", ())
     different = sorted(set(fields) ^ set(bound_fields))
     if different:
         raise UserError(
-            f"exchange {exchange!r}: expected bounds of {', '.join(fields)}, as clients answer, "
+            f"step {step!r}: expected bounds of {', '.join(fields)}, as clients send, "
             f"found {', '.join(bound_fields) or type(bounds).__name__}: {', '.join(different)} "
             "is in one of them only"
         )
     for field in fields:
-        _check_field(f"exchange {exchange!r}, {field}", getattr(output, field), bounds, field)
-
-
-def check_keeps(exchange: str, output: Any) -> None:
-    """Checks that clients return what they keep beside their answer.
-
-    Raises:
-        UserError: Otherwise.
-    """
-    if not isinstance(output, AnswerAndKept):
-        raise UserError(
-            f"exchange {exchange!r}: expected clients to return an AnswerAndKept, as keeps=True "
-            f"says, found {type(output).__name__}"
-        )
+        _check_field(f"step {step!r}, {field}", getattr(output, field), bounds, field)
 
 
 def _check_field(where: str, values: Any, bounds: Any, field: str) -> None:

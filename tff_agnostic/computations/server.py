@@ -1,19 +1,15 @@
-"""The weighted average, the server optimizers, and the columns every training reports."""
+"""The weighted average, the server optimizers, and the columns that every training reports."""
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
-from tff_agnostic.computations.domain_losses import (
-    AnyDomainSums,
-    DomainSumsApart,
-    mean_domain_losses,
-)
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Quantity, Role, Unit
@@ -36,17 +32,7 @@ class TrainingState(NamedTuple):
     optimizer_state: Any
 
 
-class WeightsUpdate(NamedTuple):
-    """Result of applying a round's average to the model."""
-
-    weights: ModelWeights
-    optimizer_state: Any
-    update_norm: tf.Tensor
-
-
-def initial_training_state(
-    model: Model, optimizer: tff.learning.optimizers.Optimizer
-) -> TrainingState:
+def initial_model(model: Model, optimizer: tff.learning.optimizers.Optimizer) -> TrainingState:
     """Returns the model's initial weights w_0 with the optimizer's initial state."""
     weights = as_tensors(model.initial_weights)
     specs = [tf.TensorSpec(w.shape, w.dtype) for w in weights.trainable]
@@ -60,11 +46,10 @@ def as_tensors(structure: Any) -> Any:
 
 def average_and_apply(
     optimizer: tff.learning.optimizers.Optimizer,
-    weights: ModelWeights,
-    optimizer_state: Any,
+    state: Any,
     weighted_delta: list[tf.Tensor],
     beta: tf.Tensor,
-) -> WeightsUpdate:
+) -> Any:
     """Line 9: the average of the clients' deltas, weighted by beta, is the optimizer's gradient.
 
     With SGD of learning rate 1 this is w_t = sum(beta^k w^k) / beta_t. A round in which no client
@@ -72,160 +57,129 @@ def average_and_apply(
 
     Args:
         optimizer: The server optimizer.
-        weights: w_{t-1}.
-        optimizer_state: Its state.
+        state: A named tuple with w_{t-1} as `weights`, and the `optimizer_state`.
         weighted_delta: Sum of beta^k (w - w^k) over the cohort.
         beta: Sum of beta^k.
+
+    Returns:
+        The state with the next weights and optimizer state.
     """
     gradient = [tf.math.divide_no_nan(d, beta) for d in weighted_delta]
-    trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
-    next_optimizer_state, next_trainable = optimizer.next(optimizer_state, trainable, gradient)
+    trainable = [tf.convert_to_tensor(w) for w in state.weights.trainable]
+    next_optimizer_state, next_trainable = optimizer.next(
+        state.optimizer_state, trainable, gradient
+    )
     has_weight = beta > 0
 
     def if_weighted(new: Any, old: Any) -> Any:
         return tf.nest.map_structure(lambda n, o: tf.where(has_weight, n, o), new, old)
 
-    next_trainable = if_weighted(next_trainable, trainable)
-    return WeightsUpdate(
-        weights=ModelWeights(next_trainable, weights.non_trainable),
-        optimizer_state=if_weighted(next_optimizer_state, optimizer_state),
-        update_norm=tf.linalg.global_norm([n - o for n, o in zip(next_trainable, trainable)]),
+    return state._replace(
+        weights=ModelWeights(if_weighted(next_trainable, trainable), state.weights.non_trainable),
+        optimizer_state=if_weighted(next_optimizer_state, state.optimizer_state),
     )
 
 
-def training_report(
+def update_norm(before: ModelWeights, after: ModelWeights) -> tf.Tensor:
+    """Returns the norm of the difference of trainable weights, float32 scalar."""
+    pairs = zip(after.trainable, before.trainable)
+    return tf.linalg.global_norm([n - tf.convert_to_tensor(o) for n, o in pairs])
+
+
+def training_columns(
     model: Model,
-    sums: AnyDomainSums,
-    clients: ClientCounts,
-    update_norm: tf.Tensor,
-    domain_weights: Mapping[str, tf.Tensor],
-) -> "OrderedDict[str, Any]":
-    """What every algorithm that trains reports, in the layout of TFF's own learning processes.
+    is_held_out: bool = False,
+    domain_weights: Sequence[Column] = (),
+    finalizer: Sequence[Column] = (),
+    norm: Callable[[RoundView], tf.Tensor] = lambda r: update_norm(
+        r.before.weights, r.after.weights
+    ),
+    output: Callable[[RoundView], Any] = lambda r: r.sums[-1],
+    while_training: bool = False,
+) -> tuple[Column, ...]:
+    """Returns what every algorithm that trains reports, in the layout of TFF's learning processes.
 
     Vectors have one entry per domain. Where a metric has nothing to count in a domain its ratio is
     0, so that all is finite: see the number of examples.
 
     Args:
         model: The model.
-        sums: Losses, counts and metric sums of the cohort.
-        clients: What became of the clients.
-        update_norm: Norm of the update of the weights.
-        domain_weights: What the algorithm has to say of the weights of domains, vectors [p].
-    """
-    train: OrderedDict[str, Any] = OrderedDict(loss=mean_domain_losses(sums))
-    if isinstance(sums, DomainSumsApart):
-        train["num_kept_out"] = sums.counts
-    train["num_examples"] = sums.trained
-    for metric in model.metrics:
-        ratio = sums.metric_sums[metric.name]
-        train[metric.name] = metric.value(tf.math.divide_no_nan(ratio.numerator, ratio.denominator))
-    return OrderedDict(
-        client_work=OrderedDict(train=train),
-        domain_weights=OrderedDict(domain_weights),
-        clients=OrderedDict(clients._asdict()),
-        finalizer=OrderedDict(update_norm=update_norm),
-    )
-
-
-def training_quantities(
-    model: Model,
-    domain_weights: Mapping[str, Quantity],
-    while_training: bool = False,
-    is_apart: bool = False,
-) -> "OrderedDict[str, Any]":
-    """Describes `training_report`.
-
-    Args:
-        model: The model.
-        domain_weights: Describes the argument of that name.
+        is_held_out: Whether losses and metrics are of examples that are kept out of training.
+        domain_weights: What the algorithm reports of the weights of domains.
+        finalizer: What it reports of its server step, beside the norm of the update.
+        norm: That norm.
+        output: The sum over the cohort that has `domain_sums` and `clients`.
         while_training: Whether losses and metrics are those of the first epoch, each example's
             before its batch's step; otherwise they are those of w_{t-1}, before the training.
-        is_apart: Whether they are of examples that are kept out of training, `DomainSumsApart`.
     """
     prefix = "first_epoch" if while_training else "train"
     when = "in the first epoch of training" if while_training else "on the cohort, before training"
-    if is_apart:
+    if is_held_out:
         prefix, when = "kept_out", "on the cohort's examples that are kept out of training"
-    train: OrderedDict[str, Any] = OrderedDict()
-    for name, measure in measures_of(model).items():
-        train[name] = Quantity(
-            f"{prefix}/{name}",
-            f"{name} {when}",
-            per_domain=True,
-            unit=measure.unit,
-            higher_is_better=measure.higher_is_better,
-            of_present_domains=True,
-            role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
-            is_drawn=True,
-            file_name=f"{prefix}_{name}",
-            formerly=(f"train/{name}",) if while_training else (),
+
+    def measure(name: str, value: Callable[[Any], tf.Tensor]) -> Column:
+        of_model = measures_of(model)[name]
+        return Column(
+            Quantity(
+                f"{prefix}/{name}",
+                f"{name} {when}",
+                per_domain=True,
+                unit=of_model.unit,
+                higher_is_better=of_model.higher_is_better,
+                of_present_domains=True,
+                role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
+                is_drawn=True,
+                file_name=f"{prefix}_{name}",
+                formerly=(f"train/{name}",) if while_training else (),
+            ),
+            lambda r: value(output(r).domain_sums),
+            ("client_work", "train", name),
         )
-        if name == "loss" and is_apart:
-            # Before the other: it says of which domains there is a loss.
-            train["num_kept_out"] = Quantity(
-                "kept_out/num_examples",
-                "examples of the cohort that are kept out of training",
-                per_domain=True,
-                unit=Unit.EXAMPLES,
-            )
-        if name == "loss":
-            train["num_examples"] = Quantity(
-                "train/num_examples",
-                "examples of the cohort",
-                per_domain=True,
-                unit=Unit.EXAMPLES,
-            )
-    return OrderedDict(
-        client_work=OrderedDict(train=train),
-        domain_weights=OrderedDict(domain_weights),
-        clients=OrderedDict(
-            (name, Quantity(f"clients/{name}", f"clients: {name}", unit=Unit.CLIENTS))
-            for name in ClientCounts._fields
-        ),
-        finalizer=OrderedDict(
-            update_norm=Quantity("update_norm", "norm of the round's update of the weights")
-        ),
+
+    def count(name: str, label: str, key: str, value: Callable[[Any], tf.Tensor]) -> Column:
+        return Column(
+            Quantity(name, label, per_domain=True, unit=Unit.EXAMPLES),
+            lambda r: value(output(r).domain_sums),
+            ("client_work", "train", key),
+        )
+
+    def metric(name: str, value: Callable[[tf.Tensor], tf.Tensor]) -> Column:
+        def of_sums(sums: Any) -> tf.Tensor:
+            ratio = sums.metric_sums[name]
+            return value(tf.math.divide_no_nan(ratio.numerator, ratio.denominator))
+
+        return measure(name, of_sums)
+
+    def outcome(name: str) -> Column:
+        field = Quantity(f"clients/{name}", f"clients: {name}", unit=Unit.CLIENTS)
+        return Column(field, lambda r: getattr(output(r).clients, name), ("clients", name))
+
+    held_out = count(
+        "kept_out/num_examples",
+        "examples of the cohort that are kept out of training",
+        "num_kept_out",
+        lambda sums: sums.counts,
     )
 
+    def grouped(group: str, columns: Sequence[Column]) -> list[Column]:
+        return [c._replace(path=(group, *c.keys)) for c in columns]
 
-def _sgd(
-    learning_rate: float, momentum: float, epsilon: float
-) -> tff.learning.optimizers.Optimizer:
-    del momentum, epsilon
-    return tff.learning.optimizers.build_sgdm(learning_rate)
-
-
-def _momentum(
-    learning_rate: float, momentum: float, epsilon: float
-) -> tff.learning.optimizers.Optimizer:
-    del epsilon
-    return tff.learning.optimizers.build_sgdm(learning_rate, momentum=momentum)
-
-
-def _nesterov(
-    learning_rate: float, momentum: float, epsilon: float
-) -> tff.learning.optimizers.Optimizer:
-    del epsilon
-    return Nesterov(learning_rate, momentum)
-
-
-def _adagrad(
-    learning_rate: float, momentum: float, epsilon: float
-) -> tff.learning.optimizers.Optimizer:
-    del momentum
-    return tff.learning.optimizers.build_adagrad(learning_rate, epsilon=epsilon)
-
-
-def _adam(
-    learning_rate: float, momentum: float, epsilon: float
-) -> tff.learning.optimizers.Optimizer:
-    return tff.learning.optimizers.build_adam(learning_rate, beta_1=momentum, epsilon=epsilon)
-
-
-def _yogi(
-    learning_rate: float, momentum: float, epsilon: float
-) -> tff.learning.optimizers.Optimizer:
-    return tff.learning.optimizers.build_yogi(learning_rate, beta_1=momentum, epsilon=epsilon)
+    norm_column = Column(Quantity("update_norm", "norm of the round's update of the weights"), norm)
+    return (
+        measure("loss", lambda sums: sums.mean_losses()),
+        # Before the next one: it says for which domains there is a loss.
+        *([held_out] if is_held_out else []),
+        count(
+            "train/num_examples",
+            "examples of the cohort",
+            "num_examples",
+            lambda sums: sums.trained_counts,
+        ),
+        *(metric(m.name, m.value) for m in model.metrics),
+        *grouped("domain_weights", domain_weights),
+        *map(outcome, ClientCounts._fields),
+        *grouped("finalizer", [norm_column, *finalizer]),
+    )
 
 
 # (learning rate, momentum or beta_1, epsilon) -> optimizer.
@@ -234,12 +188,20 @@ OptimizerBuilder = Callable[[float, float, float], tff.learning.optimizers.Optim
 SERVER_OPTIMIZERS: Registry[OptimizerBuilder] = Registry(
     "server optimizer",
     {
-        "sgd": _sgd,
-        "momentum": _momentum,
-        "nesterov": _nesterov,
-        "adagrad": _adagrad,
-        "adam": _adam,
-        "yogi": _yogi,
+        "sgd": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate),
+        "momentum": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(
+            rate, momentum=momentum
+        ),
+        "nesterov": lambda rate, momentum, epsilon: Nesterov(rate, momentum),
+        "adagrad": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adagrad(
+            rate, epsilon=epsilon
+        ),
+        "adam": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adam(
+            rate, beta_1=momentum, epsilon=epsilon
+        ),
+        "yogi": lambda rate, momentum, epsilon: tff.learning.optimizers.build_yogi(
+            rate, beta_1=momentum, epsilon=epsilon
+        ),
     },
 )
 

@@ -8,9 +8,9 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.algorithm import Algorithm
-from tff_agnostic.computations.clients import Place, group_of_one, one_client
+from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.round import AggregatedExchange, AggregatedRound, SumsSoFar
+from tff_agnostic.computations.round import Round, RoundProgress, RoundStep
 from tff_agnostic.models.model import Model, ModelWeights
 
 
@@ -19,15 +19,15 @@ class Process(NamedTuple):
 
     Attributes:
         learning_process: Its rounds.
-        exchanges: Each exchange of a round by itself, by name: (message at the server, client data,
-            with what clients have kept if they have) -> the sum at the server. A round has no other
-            communication.
+        steps: Each communication step of a round by itself, by name: (message at the server, client
+            data, with what clients remember if they do) -> the sum at the server. A round has no
+            other communication.
         round_: The functions that it was made of.
     """
 
     learning_process: tff.learning.templates.LearningProcess
-    exchanges: "dict[str, tff.Computation]"
-    round_: AggregatedRound
+    steps: "dict[str, tff.Computation]"
+    round_: Round
 
 
 def build_learning_process(
@@ -44,26 +44,28 @@ def build_learning_process(
 
 
 def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
-    """Returns the learning process together with its exchanges; see `build_learning_process`."""
-    round_ = AggregatedRound(algorithm, aggregation)
+    """Returns the learning process together with its steps; see `build_learning_process`."""
+    round_ = Round(algorithm, aggregation)
     client_data_type = client_type(type_from_spec(algorithm.client_data_spec), aggregation)
     initialize = tff.tensorflow.computation(round_.initialize)
     state_type = initialize.type_signature.result
     start = tff.tensorflow.computation(round_.start, state_type)
-    exchanges: list[PlacedExchange] = []
-    message_type, so_far_type = start.type_signature.result, tff.to_type(SumsSoFar())
-    kept_type: Optional[tff.Type] = None
-    steps = []
-    for k, exchange in enumerate(round_.exchanges):
-        exchanges.append(placed_exchange(exchange, message_type, client_data_type, kept_type))
-        if exchange.exchange.keeps:
-            kept_type = exchanges[k].kept_type
-        sum_type = exchanges[k].sum_of.type_signature.result.member
-        is_last = k == len(round_.exchanges) - 1
-        after_sum = round_.finish if is_last else round_.go_on
-        steps.append(tff.tensorflow.computation(after_sum, [state_type, so_far_type, sum_type]))
+    placed: list[PlacedStep] = []
+    message_type, progress_type = start.type_signature.result, tff.to_type(RoundProgress())
+    client_state_type: Optional[tff.Type] = None
+    after_sums = []
+    for k, step in enumerate(round_.steps):
+        placed.append(placed_step(step, message_type, client_data_type, client_state_type))
+        if step.step.keeps_client_state:
+            client_state_type = placed[k].client_state_type
+        sum_type = placed[k].sum_of.type_signature.result.member
+        is_last = k == len(round_.steps) - 1
+        after_sum = round_.finish if is_last else round_.next_step
+        after_sums.append(
+            tff.tensorflow.computation(after_sum, [state_type, progress_type, sum_type])
+        )
         if not is_last:
-            message_type, so_far_type = steps[k].type_signature.result
+            message_type, progress_type = after_sums[k].type_signature.result
 
     @tff.federated_computation
     def initialize_fn() -> Any:
@@ -75,13 +77,13 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     )
     def next_fn(state: Any, client_data: Any) -> Any:
         message = tff.federated_map(start, state)
-        so_far = tff.federated_value(SumsSoFar(), tff.SERVER)
-        kept = None
-        for exchange, after_sum in zip(exchanges[:-1], steps[:-1]):
-            summed, kept = exchange.called(message, client_data, kept)
-            message, so_far = _unzipped(tff.federated_map(after_sum, (state, so_far, summed)))
-        summed, _ = exchanges[-1].called(message, client_data, kept)
-        next_state, report = tff.federated_map(steps[-1], (state, so_far, summed))
+        progress = tff.federated_value(RoundProgress(), tff.SERVER)
+        client_state = None
+        for step, after_sum in zip(placed[:-1], after_sums[:-1]):
+            summed, client_state = step.called(message, client_data, client_state)
+            message, progress = _unzipped(tff.federated_map(after_sum, (state, progress, summed)))
+        summed, _ = placed[-1].called(message, client_data, client_state)
+        next_state, report = tff.federated_map(after_sums[-1], (state, progress, summed))
         return tff.learning.templates.LearningProcessOutput(next_state, report)
 
     @tff.tensorflow.computation(state_type)
@@ -95,8 +97,8 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     process = tff.learning.templates.LearningProcess(
         initialize_fn, next_fn, get_model_weights, set_model_weights
     )
-    names = [exchange.exchange.name for exchange in round_.exchanges]
-    return Process(process, dict(zip(names, [e.sum_of for e in exchanges])), round_)
+    names = [step.step.name for step in round_.steps]
+    return Process(process, dict(zip(names, [step.sum_of for step in placed])), round_)
 
 
 def _unzipped(value: Any) -> tuple[Any, Any]:
@@ -104,16 +106,16 @@ def _unzipped(value: Any) -> tuple[Any, Any]:
 
 
 class EvaluationParts(NamedTuple):
-    """A federated evaluation in TFF, in two parts, so that sums can be added before decoding.
+    """A federated evaluation in TFF, in parts, so that sums can be added before decoding.
 
     Attributes:
-        exchange: (message at the server, client data) -> the sum at the server.
-        initialize: () -> the state of the aggregation, if nobody has another one.
+        step: (message at the server, client data) -> the sum at the server.
+        initialize: () -> the state of the aggregation before its first sum.
         message: (what is measured, such as weights; state of the aggregation) -> message.
         decode: (state, the sum) -> (what clients contributed, report of the aggregation).
     """
 
-    exchange: tff.Computation
+    step: tff.Computation
     initialize: tff.Computation
     message: tff.Computation
     decode: tff.Computation
@@ -126,14 +128,14 @@ def build_evaluation_parts(measurement: Measurement, aggregation: Aggregation) -
     initialize = tff.tensorflow.computation(functions.initialize)
     state_type = initialize.type_signature.result
     message = tff.tensorflow.computation(functions.message, [measured_type, state_type])
-    exchange = placed_exchange(
-        functions.exchange,
+    step = placed_step(
+        functions.step,
         message.type_signature.result,
         client_type(type_from_spec(measurement.client_data_spec), aggregation),
     ).sum_of
-    sum_type = exchange.type_signature.result.member
+    sum_type = step.type_signature.result.member
     decode = tff.tensorflow.computation(functions.decode, [state_type, sum_type])
-    return EvaluationParts(exchange, initialize, message, decode)
+    return EvaluationParts(step, initialize, message, decode)
 
 
 class EvaluationFunctions:
@@ -144,23 +146,23 @@ class EvaluationFunctions:
         aggregation: How clients are summed.
 
     Attributes:
-        exchange: The evaluation with its aggregation.
+        step: The evaluation with its aggregation.
     """
 
     def __init__(self, measurement: Measurement, aggregation: Aggregation) -> None:
-        self.exchange = AggregatedExchange(measurement.exchange, aggregation)
+        self.step = RoundStep(measurement.step, aggregation)
 
     def initialize(self) -> Any:
         """Returns the state of the aggregation before its first sum."""
-        return self.exchange.initialize()
+        return self.step.initialize()
 
     def message(self, measured: Any, state: Any) -> Any:
         """Returns what every client is sent."""
-        return self.exchange.message(state, measured, tf.zeros([2], tf.int32))
+        return self.step.message(state, measured, tf.zeros([2], tf.int32))
 
     def decode(self, state: Any, summed: Any) -> tuple[Any, Any]:
         """Returns the sum of what clients contributed, and the report of the aggregation."""
-        _, output, report = self.exchange.decode(state, summed)
+        _, output, report = self.step.decode(state, summed)
         return output, report
 
 
@@ -181,11 +183,9 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
     def message_of(measured: Any) -> Any:
         return functions.message(measured, functions.initialize())
 
-    exchange = placed_exchange(
-        functions.exchange, message_of.type_signature.result, client_data_type
-    ).sum_of
+    step = placed_step(functions.step, message_of.type_signature.result, client_data_type).sum_of
 
-    @tff.tensorflow.computation(exchange.type_signature.result.member)
+    @tff.tensorflow.computation(step.type_signature.result.member)
     def output_of(summed: Any) -> Any:
         return functions.decode(functions.initialize(), summed)[0]
 
@@ -194,7 +194,7 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
         tff.FederatedType(client_data_type, tff.CLIENTS),
     )
     def evaluate(measured: Any, client_data: Any) -> Any:
-        summed = exchange(tff.federated_map(message_of, measured), client_data)
+        summed = step(tff.federated_map(message_of, measured), client_data)
         return tff.federated_map(output_of, summed)
 
     return evaluate
@@ -228,57 +228,62 @@ def client_type(examples_type: tff.Type, aggregation: Aggregation) -> tff.Type:
     return tff.to_type(NumberedClient(examples_type, Place(np.int32, np.int32)))
 
 
-class PlacedExchange(NamedTuple):
-    """An exchange in TFF.
+class PlacedStep(NamedTuple):
+    """A communication step in TFF.
 
     Attributes:
         sum_of: (message at the server, what clients have) -> the sum at the server. Clients have
-            their examples, or a pair of these and of what they have kept.
-        kept_type: Type of what a client keeps; None if the exchange keeps nothing.
-        with_kept: The same with what clients keep, placed at them, beside the sum; only if they do.
+            their examples, or a pair of these and of what they remember.
+        client_state_type: Type of what a client remembers after it; None if that is nothing.
+        with_client_state: The same with what clients remember, placed at them, beside the sum; only
+            if they do.
     """
 
     sum_of: tff.Computation
-    kept_type: Optional[tff.Type] = None
-    with_kept: Optional[tff.Computation] = None
+    client_state_type: Optional[tff.Type] = None
+    with_client_state: Optional[tff.Computation] = None
 
-    def called(self, message: Any, client_data: Any, kept: Any) -> tuple[Any, Any]:
-        """In a federated computation: returns the sum, and what clients have kept after it."""
-        on_clients = client_data if kept is None else tff.federated_zip((client_data, kept))
-        if self.with_kept is None:
-            return self.sum_of(message, on_clients), kept
-        both = self.with_kept(message, on_clients)
+    def called(self, message: Any, client_data: Any, client_state: Any) -> tuple[Any, Any]:
+        """In a federated computation: returns the sum, and what clients remember after it."""
+        on_clients = client_data
+        if client_state is not None:
+            on_clients = tff.federated_zip((client_data, client_state))
+        if self.with_client_state is None:
+            return self.sum_of(message, on_clients), client_state
+        both = self.with_client_state(message, on_clients)
         return both[0], both[1]
 
 
-def placed_exchange(
-    exchange: AggregatedExchange,
+def placed_step(
+    step: RoundStep,
     message_type: tff.Type,
     client_data_type: tff.Type,
-    kept_type: Optional[tff.Type] = None,
-) -> PlacedExchange:
-    """Returns an exchange in TFF.
+    client_state_type: Optional[tff.Type] = None,
+) -> PlacedStep:
+    """Returns a communication step in TFF.
 
     Args:
-        exchange: The exchange with its aggregation.
+        step: The step with its aggregation.
         message_type: Of what every client is sent.
         client_data_type: Of what a client has; see `client_type`.
-        kept_type: Of what it has kept of earlier exchanges; None if that is nothing.
+        client_state_type: Of what it remembers of earlier steps; None if that is nothing.
     """
-    has_kept = kept_type is not None
-    on_client_type = tff.to_type((client_data_type, kept_type)) if has_kept else client_data_type
+    has_state = client_state_type is not None
+    on_client_type = client_data_type
+    if has_state:
+        on_client_type = tff.to_type((client_data_type, client_state_type))
     at_server = tff.FederatedType(message_type, tff.SERVER)
     at_clients = tff.FederatedType(on_client_type, tff.CLIENTS)
-    keeps = exchange.exchange.keeps
+    keeps = step.step.keeps_client_state
 
     @tff.tensorflow.computation(message_type, on_client_type)
     def client_work(message: Any, on_client: Any) -> Any:
-        client, kept = on_client if has_kept else (on_client, ())
-        examples, place = client if exchange.aggregation.numbers_clients else (client, ())
+        client, state = on_client if has_state else (on_client, ())
+        examples, place = client if step.aggregation.numbers_clients else (client, ())
         place = Place(*place) if place else ()
-        clients = group_of_one(examples, kept, place)
-        submission = exchange.client_work(message, clients, one_client)
-        return submission if keeps else submission.submitted
+        clients = Clients.of(arrays_of_client(examples, state, place))
+        result = step.client_work(message, clients)
+        return result if keeps else result.output
 
     def worked(message: Any, client_data: Any) -> Any:
         return tff.federated_map(client_work, (tff.federated_broadcast(message), client_data))
@@ -286,19 +291,19 @@ def placed_exchange(
     if not keeps:
 
         @tff.federated_computation(at_server, at_clients)
-        def exchange_fn(message: Any, client_data: Any) -> Any:
-            return exchange.federated_sum(worked(message, client_data))
+        def step_fn(message: Any, client_data: Any) -> Any:
+            return step.federated_sum(worked(message, client_data))
 
-        return PlacedExchange(exchange_fn)
+        return PlacedStep(step_fn)
 
     @tff.federated_computation(at_server, at_clients)
     def keeping_fn(message: Any, client_data: Any) -> Any:
-        submission = worked(message, client_data)
-        return exchange.federated_sum(submission.submitted), submission.kept
+        result = worked(message, client_data)
+        return step.federated_sum(result.output), result.state
 
-    # What is checked: the sum is all that leaves clients, as of any exchange.
+    # What is checked: the sum is all that leaves clients, as in any step.
     @tff.federated_computation(at_server, at_clients)
     def sum_fn(message: Any, client_data: Any) -> Any:
         return keeping_fn(message, client_data)[0]
 
-    return PlacedExchange(sum_fn, client_work.type_signature.result.kept, keeping_fn)
+    return PlacedStep(sum_fn, client_work.type_signature.result.state, keeping_fn)

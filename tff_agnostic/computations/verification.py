@@ -1,15 +1,12 @@
 """Static checks of compiled rounds: secure sums only, and no secret in a broadcast.
 
-Says whether anything that clients are sent is made of what the server keeps secret.
+What an aggregation guarantees is checked on compiled steps before anything runs. The checks fail
+closed: a guarantee without a check here is refused, and so is a step that fails one. What a sum
+itself reveals, such as one over a single client that holds a domain, is not checked.
 
-Noise is made of a secret key, and what is made of noisy sums may be sent. So the key is followed
-through the graphs of the server's functions, into those that they call, up to where random numbers
-are drawn with it: what comes out there is noise.
-
-What an aggregation guarantees is checked on compiled exchanges before anything runs.
-
-It fails closed: a guarantee without a check here is refused, as is an exchange that fails one. What
-a sum itself reveals, such as one over a single client that holds a domain, is not looked at.
+Noise is made of a secret key, and what is made of noisy sums may be sent. The key is therefore
+followed through the graphs of the server's functions, and of the functions that they call, up to
+where random numbers are drawn with it: what comes out there is noise.
 """
 
 import dataclasses
@@ -23,7 +20,7 @@ import tensorflow_federated as tff
 from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
 from tff_agnostic.aggregations.chacha20 import KEYSTREAM
 from tff_agnostic.computations.evaluation import Measurement
-from tff_agnostic.computations.round import AggregatedExchange, AggregatedRound, SumsSoFar
+from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, specs_of
 from tff_agnostic.computations.tff_process import EvaluationFunctions, Process, build_measurement
 from tff_agnostic.errors import UserError
 
@@ -50,8 +47,8 @@ class SecurityReport:
     secure: tuple[str, ...]
 
     @classmethod
-    def of_exchanges(cls, reports: Mapping[str, "SecurityReport"]) -> "SecurityReport":
-        """Returns one report of several exchanges, by their names; of a single one its own."""
+    def of_steps(cls, reports: Mapping[str, "SecurityReport"]) -> "SecurityReport":
+        """Returns one report of several steps, by their names; of a single one its own."""
         if len(reports) == 1:
             return next(iter(reports.values()))
 
@@ -117,7 +114,7 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
 
 
 def require_no_plain_sums(computation: tff.Computation) -> None:
-    """Checks the source of a computation that TFF's forms cannot hold, as of several exchanges.
+    """Checks the source of a computation that TFF's forms cannot hold: one of several steps.
 
     Raises:
         UserError: If values of clients reach the server in anything but a secure sum.
@@ -210,85 +207,78 @@ def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
         yield f"{path} ({value_type})" if path else str(value_type)
 
 
-def require_secrets_stay(round_: AggregatedRound, exchanges: Iterable[tff.Computation]) -> None:
+def require_secrets_stay(round_: Round, steps: Iterable[tff.Computation]) -> None:
     """Checks every message of a round.
 
     Args:
         round_: The round.
-        exchanges: Each exchange by itself, which says what its sum is; see `tff_process.Process`.
+        steps: Each step by itself, whose type gives the sum's; see `tff_process.Process`.
 
     Raises:
         UserError: If a message is made of a secret.
     """
-    state_spec = _specs(_traced(round_.initialize).structured_outputs)
+    state_spec = specs_of(_traced(round_.initialize).structured_outputs)
     sums = [
         tff.types.type_to_tf_tensor_specs(computation.type_signature.result.member)
-        for computation in exchanges
+        for computation in steps
     ]
-    step: Callable[..., Any] = round_.start
+    function: Callable[..., Any] = round_.start
     arguments: tuple[Any, ...] = (state_spec,)
-    so_far: Any = SumsSoFar()
-    for k, exchange in enumerate(round_.exchanges):
-        traced = _traced(step, *arguments)
+    progress: Any = RoundProgress()
+    for k, step in enumerate(round_.steps):
+        traced = _traced(function, *arguments)
         result = traced.structured_outputs
-        message, so_far = (result, so_far) if k == 0 else result
+        message, progress = (result, progress) if k == 0 else result
         secrets = _secrets(traced.graph, round_, arguments)
-        _require_made_of_none(message, traced.graph, secrets, exchange.exchange.name)
-        step, arguments = round_.go_on, (state_spec, _specs(so_far), sums[k])
+        _require_made_of_none(message, traced.graph, secrets, step.step.name)
+        function, arguments = round_.next_step, (state_spec, specs_of(progress), sums[k])
 
 
-def require_secrets_of_measurement_stay(exchange: AggregatedExchange, measured_spec: Any) -> None:
+def require_secrets_of_measurement_stay(step: RoundStep, measured_spec: Any) -> None:
     """Checks the message of an evaluation; see `require_secrets_stay`.
 
     Args:
-        exchange: The evaluation.
+        step: The evaluation.
         measured_spec: Spec of what is measured.
     """
-    state_spec = _specs(tf.nest.map_structure(tf.convert_to_tensor, exchange.initialize()))
+    state_spec = specs_of(tf.nest.map_structure(tf.convert_to_tensor, step.initialize()))
 
     def message(state: Any, measured: Any) -> Any:
-        return exchange.message(state, measured, tf.zeros([2], tf.int32))
+        return step.message(state, measured, tf.zeros([2], tf.int32))
 
     traced = _traced(message, state_spec, measured_spec)
     num_of_state = len(tf.nest.flatten(state_spec))
     state = tf.nest.pack_sequence_as(state_spec, traced.graph.inputs[:num_of_state])
-    secrets = exchange.aggregation.secrets(state)
-    name = exchange.exchange.name
-    _require_made_of_none(traced.structured_outputs, traced.graph, secrets, name)
+    secrets = step.aggregation.secrets(state)
+    _require_made_of_none(traced.structured_outputs, traced.graph, secrets, step.step.name)
 
 
 def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(*arguments)
 
 
-def _specs(structure: Any) -> Any:
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
-
-
-def _secrets(
-    graph: tf.Graph, round_: AggregatedRound, arguments: tuple[Any, ...]
-) -> list[tf.Tensor]:
+def _secrets(graph: tf.Graph, round_: Round, arguments: tuple[Any, ...]) -> list[tf.Tensor]:
     num_arguments = len(tf.nest.flatten(arguments))
     state, *rest = tf.nest.pack_sequence_as(arguments, graph.inputs[:num_arguments])
-    # Of the state, and of what exchanges before this one left in the round.
+    # Of the state, and of what steps before this one left in the round.
     states = [*enumerate(state.aggregations)]
     states += [*enumerate(rest[0].aggregations)] if rest else []
     return [
         secret
         for k, aggregation_state in states
-        for secret in round_.exchanges[k].aggregation.secrets(aggregation_state)
+        for secret in round_.steps[k].aggregation.secrets(aggregation_state)
     ]
 
 
 def _require_made_of_none(
-    message: Any, graph: tf.Graph, secrets: Sequence[tf.Tensor], exchange: str
+    message: Any, graph: tf.Graph, secrets: Sequence[tf.Tensor], step: str
 ) -> None:
     of_inputs = [any(tensor is secret for secret in secrets) for tensor in graph.inputs]
     outputs = [t for t in tf.nest.flatten(message) if isinstance(t, tf.Tensor)]
     if any(_followed(graph, of_inputs, outputs)):
         raise UserError(
-            f"exchange {exchange!r}: what clients are sent is made of a secret of the server, such "
-            "as the key of its noise"
+            f"step {step!r}: the broadcast depends on a secret of the server, such as the key of "
+            "its noise"
         )
 
 
@@ -341,12 +331,12 @@ def _called(op: tf.Operation, attribute: str, of_inputs: list[bool]) -> list[boo
     return _followed(graph, of_inputs, graph.outputs)
 
 
-# Guarantee -> (a compiled exchange -> report); raises a `UserError` where it does not hold.
+# Guarantee -> (a compiled step -> report); raises a `UserError` where it does not hold.
 CHECKS: Mapping[Guarantee, Callable[[tff.Computation], SecurityReport]] = {
     Guarantee.SECURE_SUMS: require_only_secure_sums,
 }
 # Of what the functions of a whole round keep to themselves.
-ROUND_CHECKS: Mapping[Guarantee, Callable[[AggregatedRound, Iterable[tff.Computation]], None]] = {
+ROUND_CHECKS: Mapping[Guarantee, Callable[[Round, Iterable[tff.Computation]], None]] = {
     Guarantee.SECRET_NOISE: require_secrets_stay,
 }
 
@@ -354,17 +344,17 @@ ROUND_CHECKS: Mapping[Guarantee, Callable[[AggregatedRound, Iterable[tff.Computa
 def check_process(aggregation: Aggregation, process: Process) -> Optional[SecurityReport]:
     """Checks the rounds of an algorithm; see `check_guarantees`.
 
-    A round of one exchange is compiled as a whole. One of several is not of TFF's form: each of its
-    exchanges is compiled, and the round's source is searched for any other way to the server.
+    A round of one step is compiled as a whole. One of several is not of TFF's form: each of its
+    steps is compiled, and the round's source is searched for any other way to the server.
     """
     for guarantee in aggregation.guarantees & ROUND_CHECKS.keys():
-        ROUND_CHECKS[guarantee](process.round_, process.exchanges.values())
+        ROUND_CHECKS[guarantee](process.round_, process.steps.values())
     if aggregation.guarantees <= ROUND_CHECKS.keys():
         return None
     next_ = process.learning_process.next
-    if len(process.exchanges) == 1:
-        return check_guarantees(aggregation, dict.fromkeys(process.exchanges, next_))
-    report = check_guarantees(aggregation, process.exchanges)
+    if len(process.steps) == 1:
+        return check_guarantees(aggregation, dict.fromkeys(process.steps, next_))
+    report = check_guarantees(aggregation, process.steps)
     if Guarantee.SECURE_SUMS in aggregation.guarantees:
         require_no_plain_sums(next_)
     return report
@@ -373,44 +363,44 @@ def check_process(aggregation: Aggregation, process: Process) -> Optional[Securi
 def check_measurement(aggregation: Aggregation, measurement: Measurement) -> None:
     """Checks an evaluation; see `check_guarantees`."""
     if Guarantee.SECRET_NOISE in aggregation.guarantees:
-        exchange = EvaluationFunctions(measurement, aggregation).exchange
-        require_secrets_of_measurement_stay(exchange, measurement.measured_spec)
+        step = EvaluationFunctions(measurement, aggregation).step
+        require_secrets_of_measurement_stay(step, measurement.measured_spec)
     if aggregation.guarantees - ROUND_CHECKS.keys():
         computation = build_measurement(measurement, aggregation)
-        check_guarantees(aggregation, {measurement.exchange.name: computation})
+        check_guarantees(aggregation, {measurement.step.name: computation})
 
 
 def check_guarantees(
-    aggregation: Aggregation, exchanges: Mapping[str, tff.Computation]
+    aggregation: Aggregation, steps: Mapping[str, tff.Computation]
 ) -> Optional[SecurityReport]:
-    """Checks every exchange for everything that an aggregation guarantees.
+    """Checks every step for everything that an aggregation guarantees.
 
     Args:
-        aggregation: What promises.
-        exchanges: Computations (value at the server, client data) -> value at the server, by name;
+        aggregation: What declares them.
+        steps: Computations (value at the server, client data) -> value at the server, by name;
             together all the communication that there is.
 
     Returns:
-        What reaches the server, or None if nothing is promised.
+        What reaches the server, or None if nothing is declared.
 
     Raises:
-        UserError: If a guarantee does not hold in an exchange, or nobody can check it.
+        UserError: If a guarantee does not hold in a step, or has no check.
     """
     reports = {}
-    of_exchanges = aggregation.guarantees - ROUND_CHECKS.keys()
-    for guarantee in sorted(of_exchanges, key=lambda g: g.value):
+    of_single_steps = aggregation.guarantees - ROUND_CHECKS.keys()
+    for guarantee in sorted(of_single_steps, key=lambda g: g.value):
         check = CHECKS.get(guarantee)
         if check is None:
             raise UserError(
-                f"aggregation {aggregation.name}: it promises {guarantee.value}, and there is no "
-                "check of that: nothing runs on a promise alone"
+                f"aggregation {aggregation.name} declares {guarantee.value!r}, but no check of it "
+                "is registered: refusing to run"
             )
-        for name, computation in exchanges.items():
+        for name, computation in steps.items():
             try:
                 reports[name] = check(computation)
             except UserError as e:
-                raise UserError(f"exchange {name!r}: {e}") from e
-    return SecurityReport.of_exchanges(reports) if reports else None
+                raise UserError(f"step {name!r}: {e}") from e
+    return SecurityReport.of_steps(reports) if reports else None
 
 
 def without_graph_optimization() -> tf.compat.v1.ConfigProto:

@@ -165,7 +165,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
     profile, kind = PROFILES[request.profile], KINDS[request.rounds]
     _ = CLIENT_GRAPHS[request.client_graph]
     algorithm = kind.algorithm(request)
-    check_exchanges(algorithm)
+    check_single_step(algorithm)
     source = ExampleSource(request.example_format(), request.collection_uri, request.max_examples)
     with new_folder(folder, "--output_dir") as path:
         rounds = kind.rounds(runtime, request)
@@ -224,15 +224,15 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
     return manifest
 
 
-def check_exchanges(algorithm: Algorithm) -> None:
+def check_single_step(algorithm: Algorithm) -> None:
     """Checks that an algorithm can be a plan of the platform, which has one exchange a round.
 
     Raises:
         UserError: If its rounds have several.
     """
-    names = [exchange.name for exchange in algorithm.exchanges]
+    names = [step.name for step in algorithm.steps]
     if len(names) > 1:
-        advice = algorithm.in_one_exchange and f"; it has one with {algorithm.in_one_exchange}"
+        advice = algorithm.single_step_flags and f"; it has one with {algorithm.single_step_flags}"
         raise UserError(
             f"--algorithm: a plan of the platform has one exchange between server and devices in a "
             f"round, and {algorithm.name} has {len(names)} ({', '.join(names)}): it cannot be "
@@ -269,8 +269,8 @@ def _write_state(
 def _noise_facts(request: ExportRequest, state: RunState) -> dict[str, Any]:
     if request.noise is None:
         return {}
-    exchange = KINDS[request.rounds].exchange(request)
-    return {"differential_privacy": noise_facts(exchange, state, request.noise)}
+    step = KINDS[request.rounds].step(request)
+    return {"differential_privacy": noise_facts(step, state, request.noise)}
 
 
 def _write_conformance(

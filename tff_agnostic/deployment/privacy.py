@@ -19,7 +19,7 @@ from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions, TreeOp
 from tff_agnostic.aggregations.private_sum import PrivateRelease, PrivateSum
 from tff_agnostic.aggregations.secure_sum import SecureSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
-from tff_agnostic.computations.round import AggregatedExchange
+from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 
 # No secret: whoever knows it can take the noise of conformance rounds away, which hides nobody. A
@@ -81,19 +81,19 @@ def with_key(state: RunState, key: Sequence[int]) -> RunState:
     return state._replace(aggregations=aggregations)
 
 
-def noise_facts(exchange: AggregatedExchange, state: RunState, noise: FleetNoise) -> dict[str, Any]:
+def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str, Any]:
     """Returns what a manifest says of the noise, and of what a server must do for it to hold.
 
     Args:
-        exchange: What is exported, whose sums have noise.
+        step: What is exported, whose sums have noise.
         state: What the fleet begins with.
         noise: Its noise.
     """
-    release, private_state = exchange.aggregation, state.aggregations[0]
+    release, private_state = step.aggregation, state.aggregations[0]
     assert isinstance(release, PrivateSum)
     z = float(private_state.noise_multiplier)
-    limits = release.group_limits(tf.constant(private_state.clip_norms), exchange.bounds)
-    groups = release.groups(exchange.bounds)
+    limits = release.group_limits(tf.constant(private_state.clip_norms), step.bounds)
+    groups = release.groups(step.bounds)
     guarantee = noise.guarantee(state)
     options = release.options
     is_joint = isinstance(options, ServerNoiseOptions) and options.joint_clipping
@@ -112,7 +112,7 @@ def noise_facts(exchange: AggregatedExchange, state: RunState, noise: FleetNoise
                 "noise_multiplier": factor * z,
                 "deviation": factor * z * float(limit),
             }
-            for group, limit, factor in zip(groups, limits, release.noise_factors(exchange.bounds))
+            for group, limit, factor in zip(groups, limits, release.noise_factors(step.bounds))
         ],
         "clipped": "as one vector" if is_joint else "each group by itself",
         "clip_norms": options.clipping,
@@ -155,8 +155,8 @@ def privacy_facts(
 
     `max_clients` are the most clients that the sums have room for.
     """
-    (exchange,) = algorithm.exchanges
-    of_values = exchange.bounds(aggregation.limits)
+    (step,) = algorithm.steps
+    of_values = step.bounds(aggregation.limits)
     if isinstance(aggregation, PrivateRelease):
         of_values, aggregation = aggregation.released_bounds(of_values), aggregation.inner
     if not isinstance(aggregation, SecureSum):

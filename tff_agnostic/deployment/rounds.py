@@ -17,10 +17,10 @@ import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
-from tff_agnostic.computations.round import AggregatedExchange, AggregatedRound
+from tff_agnostic.computations.round import Round, RoundStep
 from tff_agnostic.computations.tff_process import (
     EvaluationFunctions,
-    placed_exchange,
+    placed_step,
     type_from_spec,
 )
 from tff_agnostic.computations.verification import check_measurement
@@ -92,15 +92,15 @@ class Kind:
 
     Attributes:
         rounds: (runtime, what is asked) -> rounds.
-        algorithm: Returns the algorithm with the exchanges that these rounds have.
-        exchange: Returns the one exchange of a round, with its aggregation.
+        algorithm: Returns the algorithm with the steps that these rounds have.
+        step: Returns the one step of a round, with its aggregation.
         num_conformance_rounds: How many rounds an export has to reproduce.
         is_in_paper: Whether Ro et al. 2021 count what it sends.
     """
 
     rounds: Callable[[TffRuntime, Asked], PlannedRounds]
     algorithm: Callable[[Asked], Algorithm]
-    exchange: Callable[[Asked], AggregatedExchange]
+    step: Callable[[Asked], RoundStep]
     num_conformance_rounds: int
     is_in_paper: bool
 
@@ -130,24 +130,24 @@ def _evaluated(asked: Asked) -> Algorithm:
     return evaluated_algorithm(asked.algorithm, asked.evaluation, asked.num_domains)
 
 
-def _training_exchange(asked: Asked) -> AggregatedExchange:
-    (exchange,) = AggregatedRound(asked.algorithm, asked.aggregation).exchanges
-    return exchange
+def _training_step(asked: Asked) -> RoundStep:
+    (step,) = Round(asked.algorithm, asked.aggregation).steps
+    return step
 
 
-def _evaluation_exchange(asked: Asked) -> AggregatedExchange:
-    (exchange,) = _evaluated(asked).exchanges
-    return AggregatedExchange(exchange, asked.aggregation)
+def _evaluation_step(asked: Asked) -> RoundStep:
+    (step,) = _evaluated(asked).steps
+    return RoundStep(step, asked.aggregation)
 
 
 KINDS: Registry[Kind] = Registry(
     "kind of plan",
     {
         TRAINING: Kind(
-            _TrainingRounds, lambda asked: asked.algorithm, _training_exchange, NUM_ROUNDS, True
+            _TrainingRounds, lambda asked: asked.algorithm, _training_step, NUM_ROUNDS, True
         ),
         # Each leaves the model as it is: a second one would differ in its noise alone.
-        EVALUATION: Kind(_evaluation_rounds, _evaluated, _evaluation_exchange, 1, False),
+        EVALUATION: Kind(_evaluation_rounds, _evaluated, _evaluation_step, 1, False),
     },
 )
 
@@ -197,24 +197,24 @@ class EvaluationRounds:
             weights = algorithm.main_model(state.algorithm)
             return functions.message(weights, state.aggregations[0])
 
-        exchange = placed_exchange(
-            functions.exchange,
+        step = placed_step(
+            functions.step,
             message.type_signature.result,
             type_from_spec(measurement.client_data_spec),
         ).sum_of
 
-        @tff.tensorflow.computation(state_type, exchange.type_signature.result.member)
+        @tff.tensorflow.computation(state_type, step.type_signature.result.member)
         def report(state: RunState, summed: Any) -> tuple[RunState, Any]:
-            decoded = functions.exchange.decode(state.aggregations[0], summed)
+            decoded = functions.step.decode(state.aggregations[0], summed)
             aggregation_state, output, aggregator = decoded
             next_state = state._replace(aggregations=(aggregation_state,))
             return next_state, metrics(output, aggregator)
 
         @tff.federated_computation(
-            tff.FederatedType(state_type, tff.SERVER), exchange.type_signature.parameter[1]
+            tff.FederatedType(state_type, tff.SERVER), step.type_signature.parameter[1]
         )
         def round_(state: tff.Value, client_data: tff.Value) -> tuple[tff.Value, tff.Value]:
-            summed = exchange(tff.federated_map(message, state), client_data)
+            summed = step(tff.federated_map(message, state), client_data)
             result = tff.federated_map(report, (state, summed))
             return result[0], result[1]
 
@@ -237,9 +237,9 @@ class EvaluationRounds:
 def evaluated_algorithm(
     algorithm: Algorithm, metrics: EvaluationMetrics, num_domains: int
 ) -> Algorithm:
-    """Returns an algorithm whose rounds have one exchange, an evaluation."""
-    exchange = metrics.measurement(metrics.model, num_domains).exchange
-    return dataclasses.replace(algorithm, exchanges=(exchange,), in_one_exchange="")
+    """Returns an algorithm whose rounds have one step, an evaluation."""
+    step = metrics.measurement(metrics.model, num_domains).step
+    return dataclasses.replace(algorithm, steps=(step,), single_step_flags="")
 
 
 class ColumnRange(NamedTuple):

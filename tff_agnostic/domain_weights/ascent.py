@@ -1,34 +1,20 @@
-"""How lambda moves: mirror ascent, CVaR, fixed; settings and the step with absent domains.
+"""How lambda moves: mirror ascent, CVaR, or not at all; one step a round by the domains' losses.
 
-One step of lambda by the domains' losses: mirror ascent with either mirror map, or none.
+Mirror ascent: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, sections 3
+and 4.2, with either mirror map, and equation (6) for the term in chi2.
 
-Sources: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, section 4.2.
-Pure functions on float32 vectors, usable with NumPy arrays.
-
-CVaR over domains: lambda is the worst mixture of a conformity level, in closed form.
-
-Source: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with Heterogeneous
-Devices", equation (2), with the p domains in the place of devices: a level theta in (0, 1] allows
-the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. The largest
-sum_i pi_i L_i over them is the mean loss of the worst theta of the examples, where those of a
-domain count alike: the (1 - theta)-superquantile, or conditional value at risk. theta = 1 allows
+CVaR over domains: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with
+Heterogeneous Devices", equation (2), with the p domains in the place of devices. A level theta in
+(0, 1] allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. The
+largest sum_i pi_i L_i over them is the mean loss of the worst theta of the examples, where those of
+a domain count alike: the (1 - theta)-superquantile, or conditional value at risk. theta = 1 allows
 alpha alone; a theta of at most every alpha_i allows all mixtures, and the worst domain counts.
 
-Pure functions on vectors of one entry per domain, usable with NumPy arrays.
-
-How lambda may move, as settings: along the domains' losses, to CVaR's worst mixture, or not.
-
-Sources: Mohri, Sivek, Suresh 2019, section 3 and equation (6); for CVaR Laguel et al. 2021.
-
-How lambda climbs in its set: one step a round on the domains' losses.
-
-Sources: Mohri, Sivek, Suresh 2019, sections 3 and 4; Ro et al. 2021, Algorithm 1, SERVER line 12.
-Pure functions on float32 vectors, usable with NumPy arrays.
+The arithmetic is in pure functions on vectors of one entry per domain, usable with NumPy arrays.
 """
 
 import dataclasses
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
@@ -57,20 +43,17 @@ _WITH_LEARNING_RATE = ("exponentiated_gradient", "projected_gradient", "fixed")
 # the penalty of distributionally robust optimisation, and keeps lambda near m_bar.
 CHI2_SIGNS: Registry[float] = Registry("sign of chi2", {"penalty": -1.0, "pessimism": 1.0})
 _SUM_TOLERANCE = 1e-3
-# Describes what algorithms report of lambda, beside losses.
-LAMBDA_QUANTITIES: Mapping[str, Quantity] = types.MappingProxyType(
-    {
-        "lambda": Quantity(
-            "lambda",
-            "domain weight lambda",
-            per_domain=True,
-            role=Role.DOMAIN_WEIGHT,
-            is_drawn=True,
-            file_name="domain_weights",
-        ),
-        "alpha": Quantity("alpha", "scale alpha of a domain", per_domain=True),
-    }
+# What algorithms report of lambda.
+LAMBDA = Quantity(
+    "lambda",
+    "domain weight lambda",
+    per_domain=True,
+    role=Role.DOMAIN_WEIGHT,
+    is_drawn=True,
+    file_name="domain_weights",
 )
+ALPHA = Quantity("alpha", "scale alpha of a domain", per_domain=True)
+MEAN_LAMBDA = Quantity("mean_lambda", "mean of lambda so far", per_domain=True)
 
 
 def exponentiated_gradient(

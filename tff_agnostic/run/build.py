@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.algorithms.user_algorithm import algorithm_named
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
-from tff_agnostic.computations.domain_losses import DomainLossOptions
+from tff_agnostic.computations.domain_losses import HoldoutOptions
 from tff_agnostic.computations.evaluation import evaluation_bounds
 from tff_agnostic.data.clients import (
     ClientDataset,
@@ -263,7 +263,7 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
 
 def share_kept_out(algorithm: Any) -> float:
     """Returns the share of examples that an algorithm measures on only, from its settings."""
-    return algorithm.domain_loss_share if isinstance(algorithm, DomainLossOptions) else 0.0
+    return algorithm.domain_loss_share if isinstance(algorithm, HoldoutOptions) else 0.0
 
 
 def _of_domains(counts: np.ndarray, task: Task, split: str, fewest: int) -> list[Remark]:

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.algorithm import Algorithm, RunState
-from tff_agnostic.computations.domain_losses import ExampleSplit, measure_examples
+from tff_agnostic.computations.domain_losses import Holdout, example_measures
 from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
 from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
@@ -360,7 +360,7 @@ def _are_finite(model: Model, weights: ModelWeights, examples: Examples) -> Mapp
         )
         loss = tf.reduce_mean(losses)
     gradient = tape.gradient(loss, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    measures = measure_examples(model, examples, losses, predictions)
+    measures = example_measures(model, examples, losses, predictions)
     values = {
         "the loss": [loss],
         **{f"the metric {name}": list(sums) for name, sums in measures.metrics.items()},
@@ -425,8 +425,8 @@ def evaluate_choice(
     Raises:
         UserError: If a client is malformed.
     """
-    split = ExampleSplit(share, config.seed)
-    measurement = measurement_of_choice(task.model, task.num_domains, len(models), split)
+    holdout = Holdout(share, config.seed)
+    measurement = measurement_of_choice(task.model, task.num_domains, len(models), holdout)
     evaluate = runtime.measurement(measurement, aggregation)
     clients = (task.test.read(client_id) for client_id in task.test.client_ids)
     found = evaluate(tuple(models.values()), in_parts(clients))

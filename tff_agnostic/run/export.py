@@ -17,7 +17,7 @@ from tff_agnostic.aggregations.private_sum import PrivateSum
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.computations.algorithm import MAIN_MODEL, Algorithm, RunState
 from tff_agnostic.computations.evaluation import Measurement
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.deployment.client_graph import ExampleFormat
@@ -395,7 +395,7 @@ def fleet_privacy(
         # The run's key may be of another length than the fleet's.
         key = noise_key(spec.privacy)
         of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
-        initial = AggregatedRound(algorithm, of_run).initialize()
+        initial = Round(algorithm, of_run).initialize()
         return initial if restore is None else restore(initial)
 
     return _OF_KINDS[kind](fleet, task, algorithm, trained)

@@ -14,7 +14,7 @@ from plan_runner.export import Export, Limits
 from plan_runner.graph_session import check_tensors
 from plan_runner.play import read_state
 from tff_agnostic.computations.algorithm import RunState
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.computations.tff_process import type_from_spec
 from tff_agnostic.deployment.graphs import METRICS, SERVER, leaves, named
 from tff_agnostic.deployment.profiles import PROFILES
@@ -134,9 +134,7 @@ class ImportedRun:
         self._spec = spec
         self._algorithm = build_algorithm(spec, task)
         self.fingerprint = spec.fingerprint(task)
-        self.initial: RunState = AggregatedRound(
-            self._algorithm, spec.build_aggregation()
-        ).initialize()
+        self.initial: RunState = Round(self._algorithm, spec.build_aggregation()).initialize()
 
     def write(self, folder: RunFolder, state: RunState) -> None:
         """Writes a folder that `train --resume`, `evaluate`, `save_model` and `export` read.

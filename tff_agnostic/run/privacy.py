@@ -11,7 +11,7 @@ from tff_agnostic.aggregations.private_sum import PrivateRelease
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import SilentClients
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS, Draw, SecretCoins, Silent, nobody_silent
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import (
@@ -145,7 +145,7 @@ class RunPrivacy:
             config.seed,
             secret,
         )
-        bundled = AggregatedRound(self._algorithm, summed).exchanges[0].aggregation
+        bundled = Round(self._algorithm, summed).steps[0].aggregation
         assert isinstance(bundled, DistributedSum)
         spec, bundle = self._algorithm.client_data_spec, bundled.bundle
 
@@ -186,13 +186,13 @@ class RunPrivacy:
 
     def describe(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         """Takes down how the budget of a round is divided."""
-        exchanges = AggregatedRound(algorithm, aggregation).exchanges
+        steps = Round(algorithm, aggregation).steps
         split: dict[str, float] = {}
-        for exchange in exchanges:
-            private, bounds = exchange.aggregation, exchange.bounds
+        for step in steps:
+            private, bounds = step.aggregation, step.bounds
             assert isinstance(private, PrivateRelease)
             self._of_sums = private.remarks
-            prefix = "" if len(exchanges) == 1 else f"{exchange.exchange.name} "
+            prefix = "" if len(steps) == 1 else f"{step.step.name} "
             for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
                 split[prefix + group.name] = factor
         self._split = split

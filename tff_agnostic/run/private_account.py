@@ -17,8 +17,8 @@ from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.privacy_options import DistributedOptions, PrivacyOptions
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
-from tff_agnostic.computations.clients import Place, group_of_one, one_client
-from tff_agnostic.computations.round import AggregatedRound, SumsSoFar
+from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
+from tff_agnostic.computations.round import Round, play_on_specs, traced_specs
 from tff_agnostic.data.sampling import Seed, domain_strata, num_turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.accountant import PrivacyAccountant
@@ -184,7 +184,7 @@ def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf
     build = PRIVACIES[spec.config.privacy].build
     assert build is not None
     release = build(spec.config.privacy, inner, spec.privacy, facts)
-    groups = _groups(AggregatedRound(algorithm, release))
+    groups = _groups(Round(algorithm, release))
     return lambda noise_multiplier: DistributedNoise(
         tuple(IntegerGroup(factor * float(noise_multiplier), steps, d) for factor, d in groups),
         "skellam",
@@ -214,37 +214,28 @@ def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
     )
 
 
-def _groups(round_: AggregatedRound) -> list[tuple[float, int]]:
-    """Returns z_g / z and the number of integers of each group of all exchanges."""
+def _groups(round_: Round) -> list[tuple[float, int]]:
+    """Returns z_g / z and the number of integers of each group of all steps."""
     found: list[tuple[float, int]] = []
-    state = _traced(round_.initialize)
-    message, so_far = _traced(round_.start, state), SumsSoFar()
-    kept: Any = ()
-    last = len(round_.exchanges) - 1
-    for k, exchange in enumerate(round_.exchanges):
-        release = exchange.aggregation
+
+    def sum_of_step(k: int, message: Any, client_state: Any) -> Any:
+        step = round_.steps[k]
+        release = step.aggregation
         assert isinstance(release, DistributedSum)
 
-        def work(message: Any, examples: Any, kept: Any, exchange: Any = exchange) -> Any:
-            client = group_of_one(examples, kept, place=Place(tf.constant(0), tf.constant(0)))
-            return exchange.client_work(message, client, one_client)
+        def work(message: Any, examples: Any, client_state: Any) -> Any:
+            place = Place(tf.constant(0), tf.constant(0))
+            client = Clients.of(arrays_of_client(examples, client_state, place))
+            return step.client_work(message, client)
 
-        encoded, now_kept = _traced(work, message, dict(round_.client_data_spec), kept)
-        kept = now_kept if exchange.exchange.keeps else kept
-        codecs = release.codecs(tf.nest.flatten(encoded.values), exchange.bounds)
+        result = traced_specs(work, message, dict(round_.client_data_spec), client_state)
+        codecs = release.codecs(tf.nest.flatten(result.output.values), step.bounds)
         sizes = [codec.size for codec in codecs]
-        found.extend(zip(release.noise_factors(exchange.bounds), sizes))
-        if k < last:
-            message, so_far = _traced(round_.go_on, state, so_far, encoded)
+        found.extend(zip(release.noise_factors(step.bounds), sizes))
+        return result
+
+    play_on_specs(round_, sum_of_step)
     return found
-
-
-def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns specs of what a function of tensors of some specs returns."""
-    traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
-    return tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
-    )
 
 
 MECHANISMS: Registry[Callable[[RunSpec, Task, Algorithm], MechanismOf]] = Registry(

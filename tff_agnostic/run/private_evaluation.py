@@ -34,7 +34,6 @@ from tff_agnostic.computations.evaluation import (
     evaluation_bounds,
     measurement_of_model,
 )
-from tff_agnostic.computations.round import AggregatedExchange
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import append_line, atomic_file, digest_of, sync_folder
 from tff_agnostic.models.model import Model
@@ -236,7 +235,7 @@ class PrivateEvaluation:
             task.model, task.num_domains, options.evaluation_clients_share > 0
         )
         self.aggregation = _aggregation(options, inner, self.measurement, self.mechanism)
-        self.bounds = self.measurement.exchange.bounds(self.aggregation.limits)
+        self.bounds = self.measurement.step.bounds(self.aggregation.limits)
         self._split_name = task.test_split
         self._account = PrivacyAccountant([self.mechanism], self.delta)
         self._noise_seed = options.noise_seed
@@ -280,9 +279,8 @@ class PrivateEvaluation:
 
     def statement(self, releases: int) -> PrivacyStatement:
         """Returns what is promised to test clients after so many evaluations of a model."""
-        exchange = AggregatedExchange(self.measurement.exchange, self.aggregation)
-        groups = self.aggregation.groups(exchange.bounds)
-        factors = self.aggregation.noise_factors(exchange.bounds)
+        groups = self.aggregation.groups(self.bounds)
+        factors = self.aggregation.noise_factors(self.bounds)
         z = self.mechanism.noise_multiplier
         split = {group.name: factor * z for group, factor in zip(groups, factors)}
         remarks = [OF_DATA_REMARKS, *([] if self.num_shared else [_OF_OTHER_NAMES])]
@@ -344,7 +342,7 @@ def _aggregation(
         noise_key=generator.key(bytes(generator.key_bytes)),
         noise_multiplier=mechanism.noise_multiplier,
     )
-    bounds = measurement.exchange.bounds(release.limits)
+    bounds = measurement.step.bounds(release.limits)
     groups = [group.name for group in release.groups(bounds)]
     shares = evaluation_shares(groups, options.evaluation_clients_share)
     return dataclasses.replace(release, shares=shares)
@@ -363,7 +361,7 @@ def private_measurement(model: Model, num_domains: int, says_of_clients: bool) -
     def bounds(limits: ClientLimits) -> EvaluationOutput:
         return private_evaluation_bounds(model, num_domains, limits, says_of_clients)
 
-    return dataclasses.replace(usual, exchange=dataclasses.replace(usual.exchange, bounds=bounds))
+    return dataclasses.replace(usual, step=dataclasses.replace(usual.step, bounds=bounds))
 
 
 def private_evaluation_bounds(

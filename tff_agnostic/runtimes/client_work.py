@@ -10,18 +10,19 @@ from typing import Any, Callable, Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.computations.clients import (
-    ClientGroup,
-    PerClient,
+    ClientArrays,
+    Clients,
     Place,
-    clients_in_step,
-    group_of_many,
-    group_of_one,
+    arrays_of_client,
+    arrays_of_clients,
     one_client,
     one_client_in_fixed_shapes,
     place_of,
+    vectorised_clients,
 )
-from tff_agnostic.computations.round import AggregatedExchange, Submission
+from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
@@ -45,8 +46,8 @@ class ShardFunction:
 
     Attributes:
         traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
-        inputs: Returns the NumPy arrays of each call, from the clients of a shard, what they have
-            kept, with a leading axis of clients, and their places in the cohort.
+        inputs: Returns the NumPy arrays of each call, from the clients of a shard, what they
+            remember, with a leading axis of clients, and their places in the cohort.
         add: Adds two sums.
     """
 
@@ -55,42 +56,36 @@ class ShardFunction:
     add: Callable[[Any, Any], Any]
 
     def __call__(
-        self, broadcast: Any, clients: Sequence[Examples], kept: Any = (), shard: Shard = ()
-    ) -> Submission:
-        """Returns the sum of what the clients of a shard submit, and what they keep."""
+        self, broadcast: Any, clients: Sequence[Examples], state: Any = (), shard: Shard = ()
+    ) -> ClientResult:
+        """Returns the sum of what the clients of a shard send, and what they remember."""
         function = self.traced()
         calls = (
             function(broadcast, tf.nest.map_structure(tf.convert_to_tensor, inputs))
-            for inputs in self.inputs(clients, kept, shard)
+            for inputs in self.inputs(clients, state, shard)
         )
         return summed_in_order(calls, self.add)
 
 
-# (what is broadcast, clients, how to apply functions of one client) -> what each client submits,
-# and what it keeps.
-WorkFn = Callable[[Any, ClientGroup, PerClient], Submission]
-
-
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-    """What each client does with what the server broadcasts; what it submits is only ever summed.
+    """What each client does with what the server broadcasts; what it sends is only ever summed.
 
     Attributes:
         key: Works with equal keys are equal: what was traced for one serves the other.
-        fn: A pure function.
+        fn: A pure function: (what is broadcast, clients) -> what each sends and remembers.
         broadcast_spec: Tensor specs of its first argument.
         client_spec: Tensor specs of one client's examples.
-        kept_spec: Of what one client has kept of the round's earlier exchanges.
-        numbers_clients: Whether clients are told their place in the cohort.
-        bytes_per_example: What an example looks up in what is broadcast; None if a client computes
-            with all of it. See `Exchange`.
+        state_spec: Of what one client remembers of the round's earlier steps.
+        numbers_clients: Whether clients have their place in the cohort.
+        bytes_per_example: See `CommunicationStep`.
     """
 
     key: Hashable
-    fn: WorkFn = dataclasses.field(compare=False)
+    fn: Callable[[Any, Clients], ClientResult] = dataclasses.field(compare=False)
     broadcast_spec: Any = dataclasses.field(compare=False)
     client_spec: Mapping[str, Any] = dataclasses.field(compare=False)
-    kept_spec: Any = dataclasses.field(compare=False, default=())
+    state_spec: Any = dataclasses.field(compare=False, default=())
     numbers_clients: bool = dataclasses.field(compare=False, default=False)
     bytes_per_example: Optional[int] = dataclasses.field(default=None, compare=False)
 
@@ -110,30 +105,30 @@ class ClientWork:
 
 
 def client_work_of(
-    exchange: AggregatedExchange,
+    step: RoundStep,
     message_spec: Any,
     client_spec: Mapping[str, Any],
-    kept_spec: Any = (),
+    state_spec: Any = (),
 ) -> ClientWork:
-    """Returns what clients do in an exchange: their answer, encoded for the sum.
+    """Returns what clients do in a step: their output, encoded for the sum.
 
     Args:
-        exchange: The exchange with its aggregation.
+        step: The step with its aggregation.
         message_spec: Tensor specs of the message that every client is sent.
         client_spec: Tensor specs of one client's examples.
-        kept_spec: Of what one client has kept of the round's earlier exchanges.
+        state_spec: Of what one client remembers of the round's earlier steps.
     """
     # It may travel to other processes.
-    of_clients = exchange.on_clients()
-    key = (of_clients.key, tuple(tf.nest.flatten(kept_spec)))
+    of_clients = step.on_clients()
+    key = (of_clients.key, tuple(tf.nest.flatten(state_spec)))
     return ClientWork(
         key,
         of_clients.client_work,
         message_spec,
         client_spec,
-        kept_spec=kept_spec,
-        numbers_clients=exchange.aggregation.numbers_clients,
-        bytes_per_example=exchange.exchange.bytes_per_example,
+        state_spec=state_spec,
+        numbers_clients=step.aggregation.numbers_clients,
+        bytes_per_example=step.step.bytes_per_example,
     )
 
 
@@ -153,7 +148,7 @@ class CompiledWork:
     Attributes:
         add: Adds two sums.
         streamed: Runs the clients of a shard one after another.
-        vectorised: Runs them in step.
+        vectorised: Runs them at once, vectorised.
     """
 
     def __init__(self, work: ClientWork, xla: bool = False) -> None:
@@ -164,39 +159,39 @@ class CompiledWork:
             lambda a, b: tf.nest.map_structure(tf.add, a, b), autograph=False, reduce_retracing=True
         )
         self.streamed = ShardFunction(lambda: self._one, self._each_client, self.add)
-        self.vectorised = ShardFunction(lambda: self._many, self._as_one_group, self.add)
+        self.vectorised = ShardFunction(lambda: self._many, self._as_one_batch, self.add)
 
     @functools.cached_property
     def _one(self) -> Any:
-        per_client = one_client_in_fixed_shapes if self._jit_compile else one_client
+        map_ = one_client_in_fixed_shapes if self._jit_compile else one_client
 
-        def one(broadcast: Any, client: tuple[Any, Any, Any]) -> Submission:
-            submitted, kept = self.work.fn(broadcast, group_of_one(*client), per_client)
-            # In an axis of one client, as of many.
-            return Submission(
-                submitted, tf.nest.map_structure(lambda value: value[tf.newaxis], kept)
+        def one(broadcast: Any, client: tuple[Any, Any, Any]) -> ClientResult:
+            output, state = self.work.fn(broadcast, Clients.of(arrays_of_client(*client), map_))
+            # With a client axis of size 1, as vectorised work has one.
+            return ClientResult(
+                output, tf.nest.map_structure(lambda value: value[tf.newaxis], state)
             )
 
         number = tf.TensorSpec([], tf.int32)
         place = Place(number, number) if self.work.numbers_clients else ()
-        return self._trace(one, (self._columns, self.work.kept_spec, place))
+        return self._trace(one, (self._columns, self.work.state_spec, place))
 
     @functools.cached_property
     def _many(self) -> Any:
-        def many(broadcast: Any, clients: ClientGroup) -> Submission:
-            outputs, kept = self.work.fn(broadcast, clients, _ConvertedClients())
-            return Submission(
-                tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs), kept
+        def many(broadcast: Any, arrays: ClientArrays) -> ClientResult:
+            outputs, state = self.work.fn(broadcast, Clients.of(arrays, _ConvertedClients()))
+            return ClientResult(
+                tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs), state
             )
 
         rows = tf.TensorSpec([None], tf.int32)
-        kept_of_many = tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.work.kept_spec
+        state_of_many = tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.work.state_spec
         )
         capacity = tf.TensorSpec([], tf.int32)
         place = Place(rows, rows) if self.work.numbers_clients else ()
         return self._trace(
-            many, ClientGroup(self._columns, rows, rows, capacity, kept=kept_of_many, place=place)
+            many, ClientArrays(self._columns, rows, rows, capacity, state_of_many, place)
         )
 
     def _trace(self, fn: Any, clients_spec: Any) -> Any:
@@ -227,37 +222,37 @@ class CompiledWork:
             return f"it has convolutions ({convolutions[0]})"
         return None
 
-    def zeros(self) -> Submission:
-        """Returns the sum over no clients, and what none of them keep."""
-        submitted, kept = self._output_specs
-        return Submission(
-            tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), submitted),
+    def zeros(self) -> ClientResult:
+        """Returns the sum over no clients, and what none of them remember."""
+        output, state = self._output_specs
+        return ClientResult(
+            tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), output),
             tf.nest.map_structure(
-                lambda spec: np.zeros([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype), kept
+                lambda spec: np.zeros([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype), state
             ),
         )
 
     def output_bytes(self) -> int:
         """Returns the size of what one client sends."""
-        return _num_bytes(self._output_specs.submitted)
+        return _num_bytes(self._output_specs.output)
 
     @property
-    def _output_specs(self) -> Submission:
+    def _output_specs(self) -> ClientResult:
         # A sum over clients has the shapes of what one of them sends.
         traced = self._many if "_many" in vars(self) else self._one
-        specs: Submission = traced.structured_outputs
+        specs: ClientResult = traced.structured_outputs
         return specs
 
-    def _each_client(self, clients: Sequence[Examples], kept: Any, shard: Shard) -> Iterator[Any]:
+    def _each_client(self, clients: Sequence[Examples], state: Any, shard: Shard) -> Iterator[Any]:
         for k, examples in enumerate(clients):
             place = place_of(examples, shard[k]) if self.work.numbers_clients else ()
-            yield self._chosen(examples), of_client(kept, k), place
+            yield self._chosen(examples), of_client(state, k), place
 
-    def _as_one_group(self, clients: Sequence[Examples], kept: Any, shard: Shard) -> Iterator[Any]:
+    def _as_one_batch(self, clients: Sequence[Examples], state: Any, shard: Shard) -> Iterator[Any]:
         places: Any = ()
         if self.work.numbers_clients:
             places = Place(*map(np.array, zip(*map(place_of, clients, shard))))
-        yield group_of_many([self._chosen(examples) for examples in clients], kept, places)
+        yield arrays_of_clients([self._chosen(examples) for examples in clients], state, places)
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:
         return {name: examples[name] for name in self._columns}
@@ -268,7 +263,7 @@ class _ConversionError(Exception):
 
 
 class _ConvertedClients:
-    """`clients_in_step`, which tells a failed conversion from a function that fails by itself.
+    """`vectorised_clients`, which tells a failed conversion from a function that fails by itself.
 
     TensorFlow runs the function for one client, then converts each operation that it made. Where a
     converter is missing or cannot cope, exceptions have many types (of Keras' LSTM, a `TypeError`
@@ -276,7 +271,7 @@ class _ConvertedClients:
     be relied on is whether the function had returned.
     """
 
-    in_step = True
+    is_vectorised = True
     fixed_shapes = False
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -289,7 +284,7 @@ class _ConvertedClients:
             return output
 
         try:
-            return clients_in_step(of_one_client, *args)
+            return vectorised_clients(of_one_client, *args)
         except Exception as e:
             if not has_returned:
                 raise
@@ -344,8 +339,8 @@ def _choose(
     work = compiled.work
     looks_up = work.bytes_per_example is not None
     is_small = looks_up or work.broadcast_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
-    in_step = is_small and compiled.vectorisation_error is None
-    return (_vectorise if in_step else _stream)(compiled, cohort, max_clients_in_step)
+    can_vectorise = is_small and compiled.vectorisation_error is None
+    return (_vectorise if can_vectorise else _stream)(compiled, cohort, max_clients_in_step)
 
 
 # (work, cohort, most clients of a group) -> how to run a shard, and the shards; a function of its
@@ -358,7 +353,7 @@ CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]
 def _largest_group(compiled: CompiledWork, num_rows: int) -> int:
     work, output = compiled.work, compiled.output_bytes()
     looked_up = work.bytes_per_example
-    # Nobody has a copy of what is only looked up in.
+    # Tables that are only gathered from are shared, not copied per client.
     model = work.broadcast_bytes if looked_up is None else num_rows * looked_up
     # Weights with their steps, outputs with their encoding, a batch with its gradients: roughly.
     bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes

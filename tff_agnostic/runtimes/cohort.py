@@ -7,9 +7,10 @@ from typing import Any, Callable, Optional, Protocol
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
-from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
+from tff_agnostic.computations.algorithm import Algorithm, ClientResult, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.round import AggregatedRound, Submission, SumsSoFar
+from tff_agnostic.computations.round import Message, Round, RoundFunctions, play, specs_of
+from tff_agnostic.computations.server import as_tensors
 from tff_agnostic.computations.tff_process import EvaluationFunctions, build_process
 from tff_agnostic.computations.verification import check_measurement, check_process
 from tff_agnostic.errors import ExecutionError
@@ -26,21 +27,23 @@ from tff_agnostic.runtimes.runtime import Evaluated, evaluated
 from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
-# Of the arms of a comparison, for its next trial.
+# Traces kept for later trials of a comparison.
 _KEPT_TRACES = 32
 
 
 class SumOverClients(Protocol):
-    """Runs a `ClientWork` for every client of a cohort, and sums what they submit."""
+    """Runs a `ClientWork` for every client of a cohort, and sums what they send."""
 
-    def __call__(self, broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
-        """Returns the sum of what the clients of a cohort submit, zeros for no clients.
+    def __call__(
+        self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
+    ) -> ClientResult:
+        """Returns the sum of what the clients of a cohort send, zeros for no clients.
 
         Args:
             broadcast: What every client is sent.
             cohort: The clients.
-            kept: What they have kept, NumPy arrays with a leading axis of clients, which what they
-                keep now has, too.
+            client_state: What they remember, NumPy arrays with a leading axis of clients, which
+                what they remember after it has too.
         """
 
 
@@ -129,7 +132,9 @@ class SumOnLanes:
         self._options = options
         self._lanes = lanes
 
-    def __call__(self, broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
+    def __call__(
+        self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
+    ) -> ClientResult:
         """Returns the sum over the cohort; see `SumOverClients`."""
         lanes = self._lanes()
         plan = CLIENT_MODES[self._options.client_mode]
@@ -137,18 +142,20 @@ class SumOnLanes:
         if not shards:
             return self.compiled.zeros()
         partial_sums = lanes.map_in_order(
-            lambda shard: run(broadcast, [cohort[k] for k in shard], of_shard(kept, shard), shard),
+            lambda shard: run(
+                broadcast, [cohort[k] for k in shard], of_shard(client_state, shard), shard
+            ),
             shards,
         )
         try:
-            total, kept_now = summed_in_order(partial_sums, self.compiled.add)
+            total, states = summed_in_order(partial_sums, self.compiled.add)
         except (tf.errors.ResourceExhaustedError, MemoryError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0]
             raise ExecutionError(
                 "out of memory: lower --lanes, --max_clients_in_step, --batch_size or "
                 f"--max_examples: {reason}"
             ) from e
-        return Submission(total, in_cohort_order(kept_now, shards))
+        return ClientResult(total, in_cohort_order(states, shards))
 
 
 class CohortTraining:
@@ -173,16 +180,19 @@ class CohortTraining:
             else None
         )
         self._aggregation = aggregation
-        round_ = AggregatedRound(algorithm, aggregation)
+        round_ = Round(algorithm, aggregation)
         self.quantities = round_.quantities
         self._initialize = tf.function(round_.initialize, autograph=False)
-        state_spec = _specs(self._initialize.get_concrete_function().structured_outputs)
+        state_spec = specs_of(self._initialize.get_concrete_function().structured_outputs)
         # Concrete: looking a trace up in every round costs a small model's round some percent.
-        self._start = tf.function(round_.start, autograph=False).get_concrete_function(state_spec)
-        self._go_on = tf.function(round_.go_on, autograph=False, reduce_retracing=True)
+        start = tf.function(round_.start, autograph=False).get_concrete_function(state_spec)
+        next_step = tf.function(round_.next_step, autograph=False, reduce_retracing=True)
         self._finish = tf.function(round_.finish, autograph=False, reduce_retracing=True)
         self._finish_trace: Any = None
-        self._exchanges = round_.exchanges
+        self._functions = RoundFunctions(
+            start, functools.partial(_called, next_step), self._finished
+        )
+        self._steps = round_.steps
         self._client_spec = algorithm.client_data_spec
         self._sum_over_clients = sum_over_clients
         self._sums: list[SumOverClients] = []
@@ -194,25 +204,25 @@ class CohortTraining:
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
         """Runs one round."""
         require_enough_clients(self._aggregation, len(cohort))
-        state = tf.nest.map_structure(tf.convert_to_tensor, state)
-        message, so_far = self._start(state), SumsSoFar()
-        last = len(self._exchanges) - 1
-        kept: Any = ()
-        for k in range(last):
-            summed, now_kept = self._sum(k, message, kept)(message, cohort, kept)
-            kept = now_kept if self._exchanges[k].exchange.keeps else kept
-            message, so_far = _called(self._go_on, state, so_far, summed)
-        summed, _ = self._sum(last, message, kept)(message, cohort, kept)
-        if self._finish_trace is None:
-            self._finish_trace = self._finish.get_concrete_function(state, so_far, summed)
-        next_state, report = self._finish_trace(state, so_far, summed)
+
+        def sum_of_step(k: int, message: Message, client_state: Any) -> ClientResult:
+            return self._sum(k, message, client_state)(message, cohort, client_state)
+
+        next_state, report = play(self._functions, self._steps, as_tensors(state), sum_of_step)
         return _to_numpy(next_state), _to_numpy(report)
 
-    def _sum(self, k: int, message: Any, kept: Any) -> SumOverClients:
+    def _finished(self, *arguments: Any) -> Any:
+        if self._finish_trace is None:
+            self._finish_trace = self._finish.get_concrete_function(*arguments)
+        return self._finish_trace(*arguments)
+
+    def _sum(self, k: int, message: Message, client_state: Any) -> SumOverClients:
         # A message's spec is known when the sums before it are.
         if k == len(self._sums):
-            kept_spec = tf.nest.map_structure(lambda c: tf.TensorSpec(c.shape[1:], c.dtype), kept)
-            work = client_work_of(self._exchanges[k], _specs(message), self._client_spec, kept_spec)
+            state_spec = tf.nest.map_structure(
+                lambda column: tf.TensorSpec(column.shape[1:], column.dtype), client_state
+            )
+            work = client_work_of(self._steps[k], specs_of(message), self._client_spec, state_spec)
             self._sums.append(self._sum_over_clients(work))
         return self._sums[k]
 
@@ -235,23 +245,23 @@ class CohortEvaluation:
         check_measurement(aggregation, measurement)
         self._aggregation = aggregation
         functions = EvaluationFunctions(measurement, aggregation)
-        self._state = _as_tensors(functions.initialize())
+        self._state = as_tensors(functions.initialize())
         self._message = tf.function(functions.message, autograph=False)
-        message_spec = _specs(
+        message_spec = specs_of(
             self._message.get_concrete_function(
-                measurement.measured_spec, _specs(self._state)
+                measurement.measured_spec, specs_of(self._state)
             ).structured_outputs
         )
         self._decode = tf.function(functions.decode, autograph=False)
-        work = client_work_of(functions.exchange, message_spec, measurement.client_data_spec)
+        work = client_work_of(functions.step, message_spec, measurement.client_data_spec)
         self._sum = sum_over_clients(work)
 
     def __call__(
         self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
     ) -> Evaluated:
         """Returns the sums over all parts."""
-        state = self._state if state is None else _as_tensors(state)
-        message = _called(self._message, _as_tensors(measured), state)
+        state = self._state if state is None else as_tensors(state)
+        message = _called(self._message, as_tensors(measured), state)
         total, num_clients = None, 0
         for clients in parts:
             num_clients += len(clients)
@@ -266,14 +276,6 @@ class CohortEvaluation:
 def _called(function: Any, *arguments: Any) -> Any:
     """Calls a tf.function; unlike a plain call, without a warning when many short runs trace it."""
     return function.get_concrete_function(*arguments)(*arguments)
-
-
-def _as_tensors(structure: Any) -> Any:
-    return tf.nest.map_structure(tf.convert_to_tensor, structure)
-
-
-def _specs(structure: Any) -> Any:
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
 
 
 def _to_numpy(structure: Any) -> Any:

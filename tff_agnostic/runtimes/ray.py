@@ -12,9 +12,8 @@ import ray
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import Algorithm
+from tff_agnostic.computations.algorithm import Algorithm, ClientResult
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.round import Submission
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork, ShardFunction
@@ -135,7 +134,9 @@ class SumOnRay:
         self._pool: Optional[WorkerPool] = None
         self._sent: dict[ShardFunction, _Sent] = {}
 
-    def __call__(self, broadcast: Any, cohort: Sequence[Examples], kept: Any = ()) -> Submission:
+    def __call__(
+        self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
+    ) -> ClientResult:
         """Returns the sum over the cohort; see `cohort.SumOverClients`.
 
         Raises:
@@ -152,12 +153,13 @@ class SumOnRay:
         sent = self._send(function, pool)
         # Freed with the last reference to it, at the end of the round.
         broadcast_ref = ray.put(_arrays(broadcast))
-        structure: Submission = function.traced().structured_outputs
-        num_summed = len(tf.nest.flatten(structure.submitted))
+        structure: ClientResult = function.traced().structured_outputs
+        num_summed = len(tf.nest.flatten(structure.output))
 
         def submit(actor: Any, index: int) -> Any:
             shard = shards[index]
-            calls = function.inputs([cohort[k] for k in shard], of_shard(kept, shard), shard)
+            states = of_shard(client_state, shard)
+            calls = function.inputs([cohort[k] for k in shard], states, shard)
             return actor.run.remote(
                 sent.work_id,
                 [sent.packed],
@@ -166,16 +168,16 @@ class SumOnRay:
                 num_summed,
             )
 
-        def submission(values: Sequence[np.ndarray]) -> Submission:
+        def result(values: Sequence[np.ndarray]) -> ClientResult:
             summed = _tensors(values[:num_summed])
-            packed: Submission = tf.nest.pack_sequence_as(
+            packed: ClientResult = tf.nest.pack_sequence_as(
                 structure, [*summed, *values[num_summed:]]
             )
             return packed
 
         flat_sums = _in_order(schedule.results(len(shards), submit))
-        total, kept_now = summed_in_order(map(submission, flat_sums), self.compiled.add)
-        return Submission(total, in_cohort_order(kept_now, shards))
+        total, states = summed_in_order(map(result, flat_sums), self.compiled.add)
+        return ClientResult(total, in_cohort_order(states, shards))
 
     def _send(self, function: ShardFunction, pool: WorkerPool) -> "_Sent":
         if pool is not self._pool:

@@ -62,8 +62,8 @@ class RayWorker:
     ) -> list[np.ndarray]:
         """Returns the sum of what a function returns for each call, in their order.
 
-        What follows the values that are summed is what clients keep, of all calls one after the
-        other.
+        What follows the values that are summed is what clients remember, of all calls one after
+        the other.
 
         Args:
             work_id: Names the function; no two functions share a name.

@@ -1,11 +1,9 @@
 """How a cohort is cut into shards for lanes and workers, summed in order, and put back in order.
 
-The cut is a function of the cohort alone, never of how many devices or workers there are, and
-shards are summed in their order. So any number of them gives the same bits.
+The cut is a function of the cohort alone, never of the number of devices or workers, and shards are
+summed in their order. Any number of devices or workers therefore gives the same bits.
 
-What the clients of shards submit, summed; what they keep, where each of them finds it.
-
-Shards are cut anew in every exchange, as its work may be of another size: what clients keep is
+Shards are cut anew in every step, whose work may be of another size. What clients remember is
 therefore held in the order of the cohort, with a leading axis of clients.
 """
 
@@ -15,7 +13,7 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.round import Submission
+from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.runtimes.devices import sum_in_order
 
 # Enough for some balance between 8 workers; each costs a model's worth of memory while it waits.
@@ -64,39 +62,40 @@ def vectorised_shards(sizes: Sequence[int], max_clients: int) -> list[Shard]:
     return [tuple(shard) for shard in shards]
 
 
-def summed_in_order(parts: Iterable[Submission], add: Callable[[Any, Any], Any]) -> Submission:
-    """Returns the sum from left to right, and what clients keep in the order of the parts.
+def summed_in_order(parts: Iterable[ClientResult], add: Callable[[Any, Any], Any]) -> ClientResult:
+    """Returns the sum from left to right, and what clients remember in the order of the parts.
 
     Args:
-        parts: At least one; what is kept has a leading axis of clients in each.
+        parts: At least one; the state of each has a leading axis of clients.
         add: Adds two sums.
     """
-    all_kept = []
+    states = []
 
-    def submitted() -> Iterator[Any]:
+    def outputs() -> Iterator[Any]:
         for part in parts:
-            all_kept.append(part.kept)
-            yield part.submitted
+            states.append(part.state)
+            yield part.output
 
-    total = sum_in_order(submitted(), add)
-    kept = tf.nest.map_structure(lambda *columns: np.concatenate(columns), *all_kept)
-    return Submission(total, kept)
+    total = sum_in_order(outputs(), add)
+    return ClientResult(
+        total, tf.nest.map_structure(lambda *columns: np.concatenate(columns), *states)
+    )
 
 
-def in_cohort_order(kept: Any, shards: Sequence[Shard]) -> Any:
-    """Returns what the clients of all shards keep, in the order of the cohort."""
+def in_cohort_order(state: Any, shards: Sequence[Shard]) -> Any:
+    """Returns what the clients of all shards remember, in the order of the cohort."""
     positions = np.argsort([k for shard in shards for k in shard])
-    return tf.nest.map_structure(lambda column: column[positions], kept)
+    return tf.nest.map_structure(lambda column: column[positions], state)
 
 
-def of_client(kept: Any, k: int) -> Any:
-    """Returns what one of several clients has kept."""
-    return tf.nest.map_structure(lambda column: column[k], kept)
+def of_client(state: Any, k: int) -> Any:
+    """Returns what one of several clients remembers."""
+    return tf.nest.map_structure(lambda column: column[k], state)
 
 
-def of_shard(kept: Any, shard: Shard) -> Any:
-    """Returns what the clients of a shard have kept, of what those of the cohort have."""
-    return tf.nest.map_structure(lambda column: column[list(shard)], kept)
+def of_shard(state: Any, shard: Shard) -> Any:
+    """Returns what the clients of a shard remember, of what those of the cohort remember."""
+    return tf.nest.map_structure(lambda column: column[list(shard)], state)
 
 
 """Positions of clients in the cohort."""

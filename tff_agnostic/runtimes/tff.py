@@ -28,7 +28,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_cl
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.clients import place_of
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.computations.tff_process import (
     EvaluationParts,
     NumberedClient,
@@ -224,7 +224,7 @@ class TffRuntime:
         """Compiles the algorithm; see `runtime.Runtime.training`."""
         process = build_process(algorithm, aggregation)
         security = check_process(aggregation, process) if aggregation.guarantees else None
-        quantities = AggregatedRound(algorithm, aggregation).quantities
+        quantities = Round(algorithm, aggregation).quantities
         return TffTraining(self, process, aggregation, quantities, security)
 
     def evaluation(
@@ -316,7 +316,7 @@ class TffEvaluation:
             return evaluated(*self._parts.decode(state, total))
 
     def _sum(self, message: Any, clients: Sequence[Examples]) -> Any:
-        return self._parts.exchange(message, _on_clients(clients, self._aggregation))
+        return self._parts.step(message, _on_clients(clients, self._aggregation))
 
 
 def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[Any]:

@@ -6,10 +6,11 @@ has a role, which is what it answers. The attacked client answers with the bound
 fixed direction, all others with the opposite.
 """
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -18,9 +19,21 @@ from tff_agnostic.aggregations.aggregation import ClientFacts
 from tff_agnostic.aggregations.clipping import Group
 from tff_agnostic.aggregations.distributed_sum import DistributedSum
 from tff_agnostic.aggregations.private_sum import PrivateState, PrivateSum
-from tff_agnostic.computations.algorithm import RunState
-from tff_agnostic.computations.clients import Place, clients_in_step, group_of_one, one_client
-from tff_agnostic.computations.round import AggregatedExchange, AggregatedRound, SumsSoFar
+from tff_agnostic.computations.algorithm import ClientResult, RunState
+from tff_agnostic.computations.clients import (
+    Clients,
+    Place,
+    arrays_of_client,
+    vectorised_clients,
+)
+from tff_agnostic.computations.round import (
+    Round,
+    RoundProgress,
+    RoundStep,
+    client_result,
+    play_on_specs,
+    traced_specs,
+)
 
 # Entries of cohorts, of all runs together, that are played at once; more take more memory.
 _ENTRIES_AT_ONCE = 40_000
@@ -81,12 +94,12 @@ class AttackedRounds:
             empty.
     """
 
-    def __init__(self, round_: AggregatedRound, without: Role) -> None:
+    def __init__(self, round_: Round, without: Role) -> None:
         self.without = without
         self._round = round_
-        self._exchanges = [
-            _AttackedExchange(exchange, spec, without)
-            for exchange, spec in zip(round_.exchanges, _answer_specs(round_))
+        self._steps = [
+            _AttackedStep(step, spec, without)
+            for step, spec in zip(round_.steps, _answer_specs(round_))
         ]
         self._initial = tf.nest.map_structure(tf.convert_to_tensor, round_.initialize())
         messages = {role: self._probed(role) for role in Role}
@@ -96,7 +109,7 @@ class AttackedRounds:
 
     def keys(self, rng: np.random.Generator, runs: int) -> np.ndarray:
         """Returns keys of the noise, int64 [R, K]: as a run's, but for who draws their bytes."""
-        generator = self._exchanges[0].release.generator
+        generator = self._steps[0].release.generator
         return np.array([generator.key(rng.bytes(generator.key_bytes)) for _ in range(runs)])
 
     def play(self, keys: np.ndarray, entries: np.ndarray, num_others: np.ndarray) -> Views:
@@ -126,7 +139,7 @@ class AttackedRounds:
 
     def _spread(self, entries: np.ndarray) -> Any:
         """Returns the noise of rounds, in deviations of rounds of the clients that are expected."""
-        release = self._exchanges[0].release
+        release = self._steps[0].release
         if not isinstance(release, DistributedSum):
             return 1.0
         answering = np.where(entries[..., 0] == Role.NOBODY, 0, np.maximum(entries[..., 1], 1))
@@ -167,33 +180,35 @@ class AttackedRounds:
             (the next states, what is seen and how far the client moves it [R, 2], messages [R, M],
             what is published [R, F])
         """
-        num_runs, last = tf.shape(entries)[0], len(self._exchanges) - 1
+        num_runs, last = tf.shape(entries)[0], len(self._steps) - 1
         # The same in all runs: without an axis of runs, by which loops over trees would differ.
         releases = [each.releases[0] for each in states.aggregations]
-        following: Any = clients_in_step(self._round.start, states)
-        so_far, messages, seen = SumsSoFar(), [], []
-        for k, exchange in enumerate(self._exchanges):
+        following: Any = vectorised_clients(self._round.start, states)
+        progress, messages, seen = RoundProgress(), [], []
+        for k, step in enumerate(self._steps):
             private = states.aggregations[k]
-            summed = exchange.summed(following.aggregation, private, entries)
-            if isinstance(exchange.release, DistributedSum):
+            summed = step.summed(following.aggregation, private, entries)
+            if isinstance(step.release, DistributedSum):
                 # Of noise that a server adds, nobody else sees what it is added to.
                 messages += tf.nest.flatten(summed)
 
-            def one_run(state: RunState, so_far: Any, summed: Any, others: Any, k: int = k) -> Any:
+            def one_run(
+                state: RunState, progress: Any, summed: Any, others: Any, k: int = k
+            ) -> Any:
                 private = [
                     each._replace(releases=number)
                     for each, number in zip(state.aggregations, releases)
                 ]
                 state = state._replace(aggregations=tuple(private))
-                seen = self._exchanges[k].seen(private[k], summed, others)
-                advance = self._round.finish if k == last else self._round.go_on
-                return seen, advance(state, so_far, summed)
+                seen = self._steps[k].seen(private[k], summed, others)
+                advance = self._round.finish if k == last else self._round.next_step
+                return seen, advance(state, progress, summed)
 
-            of_exchange, (following, so_far) = clients_in_step(
-                one_run, states, so_far, summed, num_others
+            of_step, (following, progress) = vectorised_clients(
+                one_run, states, progress, summed, num_others
             )
-            seen.append(of_exchange)
-        next_states, reports = following, so_far
+            seen.append(of_step)
+        next_states, reports = following, progress
         along, square = tf.unstack(tf.add_n(seen), axis=1)
         shift = tf.sqrt(square)
         changes = tf.nest.map_structure(_change, states.algorithm, next_states.algorithm)
@@ -205,20 +220,20 @@ class AttackedRounds:
         )
 
 
-class _AttackedExchange:
-    """An exchange, and what each role sends in it.
+class _AttackedStep:
+    """A step, and what each role sends in it.
 
     Attributes:
         release: Its private sums.
     """
 
-    def __init__(self, exchange: AggregatedExchange, spec: Any, without: Role) -> None:
-        release, flat = exchange.aggregation, tf.nest.flatten(spec)
+    def __init__(self, step: RoundStep, spec: Any, without: Role) -> None:
+        release, flat = step.aggregation, tf.nest.flatten(spec)
         assert isinstance(release, (DistributedSum, PrivateSum))
         self.release: Union[DistributedSum, PrivateSum] = release
-        self._bounds: Any = exchange.bounds
+        self._bounds: Any = step.bounds
         self._spec: Any = spec
-        self._groups: Sequence[Group] = release.groups(exchange.bounds)
+        self._groups: Sequence[Group] = release.groups(step.bounds)
         # An adaptive clip norm's bits come after the answer.
         shapes = [value.shape for value in flat] + [()] * len(self._groups)
         self._directions: list[list[np.ndarray]] = [
@@ -233,7 +248,7 @@ class _AttackedExchange:
                 if i < len(flat):
                     self._answers[i][Role.OTHER] = -beyond * group.limit * part
                     self._answers[i][Role.CLIENT] = within * group.limit * part
-        private = exchange.initialize()
+        private = step.initialize()
         self._other: tf.Tensor = self._added(private, Role.OTHER)
         self._shift: tf.Tensor = self._added(private, Role.CLIENT)
         if without is Role.OTHER:
@@ -268,7 +283,7 @@ class _AttackedExchange:
             return tf.math.segment_sum(values * tf.cast(factors, values.dtype), runs)
 
         places = Place(tf.tile(tf.range(size), [num_runs]), tf.reshape(silent, [-1]))
-        by_entry = clients_in_step(submitted, runs, tf.reshape(roles, [-1]), places)
+        by_entry = vectorised_clients(submitted, runs, tf.reshape(roles, [-1]), places)
         return tf.nest.map_structure(summed, by_entry)
 
     def seen(self, private: PrivateState, summed: Any, num_others: tf.Tensor) -> tf.Tensor:
@@ -331,34 +346,28 @@ class _AttackedExchange:
         return tf.stack(found)
 
 
-def _answer_specs(round_: AggregatedRound) -> list[Any]:
-    """Returns specs of what a client answers in each exchange."""
-    state = _traced(round_.initialize)
-    message, so_far, kept = _traced(round_.start, state), SumsSoFar(), ()
+def _answer_specs(round_: Round) -> list[Any]:
+    """Returns specs of what a client sends in each step."""
     found = []
-    for k, exchange in enumerate(round_.exchanges):
 
-        def answered(message: Any, examples: Any, kept: Any, exchange: Any = exchange) -> Any:
-            facts = _facts(exchange.aggregation, _FIRST)
-            client = group_of_one(examples, kept, facts.place)
-            answer = exchange.exchange.client(message.broadcast, client, facts.seed, one_client)
-            answer, kept = answer if exchange.exchange.keeps else (answer, kept)
-            params, bounds = message.aggregation, exchange.bounds
-            return answer, kept, exchange.aggregation.encode(params, answer, bounds, facts)
+    def sum_of_step(k: int, message: Any, client_state: Any) -> ClientResult:
+        step = round_.steps[k]
 
-        answer, kept, submitted = _traced(answered, message, dict(round_.client_data_spec), kept)
-        found.append(answer)
-        if k < len(round_.exchanges) - 1:
-            message, so_far = _traced(round_.go_on, state, so_far, submitted)
+        def sent(message: Any, examples: Any, client_state: Any) -> Any:
+            facts = _facts(step.aggregation, _FIRST)
+            arrays = arrays_of_client(examples, client_state, facts.place)
+            clients = dataclasses.replace(Clients.of(arrays), seed=facts.seed)
+            result = client_result(step.step, step.step.client_work(message.broadcast, clients))
+            params, bounds = message.aggregation, step.bounds
+            encoded = step.aggregation.encode(params, result.output, bounds, facts)
+            return result.output, ClientResult(encoded, result.state)
+
+        output, result = traced_specs(sent, message, dict(round_.client_data_spec), client_state)
+        found.append(output)
+        return result
+
+    play_on_specs(round_, sum_of_step)
     return found
-
-
-def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns specs of what a function of tensors of some specs returns."""
-    traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
-    return tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
-    )
 
 
 def _direction(group: Group, shapes: Sequence[Any]) -> list[np.ndarray]:

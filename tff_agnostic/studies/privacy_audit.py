@@ -19,7 +19,7 @@ from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations.algorithm import AlgorithmSpec, Problem
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.data.sampling import SecretCoins, Seed, poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
@@ -180,7 +180,7 @@ def audit(
     drawn_from = small.participations if isinstance(small, TreeNoise) else small.sampling
     fleet: _Fleet = _FLEETS[type(drawn_from)](drawn_from)
     played = _round_of(small, fleet, ALGORITHMS[algorithm], secure, settings)
-    release, silent = played.exchanges[0].aggregation, fleet.num_silent
+    release, silent = played.steps[0].aggregation, fleet.num_silent
     bundle = release.bundle if isinstance(release, DistributedSum) else 1
     _check_size(rounds * runs, fleet, release.numbers_clients, silent // bundle + silent % bundle)
     attacked = AttackedRounds(played, fleet.without if without is None else without)
@@ -380,7 +380,7 @@ def _round_of(
     algorithm: AlgorithmSpec,
     secure: bool,
     settings: Mapping[str, Any],
-) -> AggregatedRound:
+) -> Round:
     limits, name = _LIMITS, _NAMES[type(mechanism)]
     of_clients: tuple[int, ...] = ()
     given: dict[str, Any] = {"clip_norm": _CLIP_NORM, **limits, **settings}
@@ -406,7 +406,7 @@ def _round_of(
     model = logistic_regression(_FEATURES, _CLASSES)
     counts = (limits["max_examples"] * fleet.clients_per_round / _DOMAINS,) * _DOMAINS
     problem = Problem(model, tuple(map(str, range(_DOMAINS))), expected_counts=counts)
-    return AggregatedRound(algorithm.build(problem, algorithm.options()), release)
+    return Round(algorithm.build(problem, algorithm.options()), release)
 
 
 _NAMES = {CentralNoise: "central", DistributedNoise: "distributed", TreeNoise: "tree"}
