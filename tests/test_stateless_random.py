@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import random_client
-from tff_agnostic.computations.clients import client_seeds, group_of_many, group_of_one
+from tests.computations.harness import random_client, single, vectorised
+from tff_agnostic.computations.clients import client_seeds
 from tff_agnostic.stateless_random import (
     fold_in,
     hash_multipliers,
@@ -22,7 +22,7 @@ def _client(size: int = 7) -> dict[str, np.ndarray]:
 
 
 def _seed(client, round_seed=_ROUND) -> int:
-    return int(client_seeds(round_seed, group_of_one(client)))
+    return int(client_seeds(round_seed, single(client)))
 
 
 def test_equal_data_have_equal_seeds():
@@ -54,7 +54,7 @@ def test_a_seed_depends_on_the_number_of_examples():
 def test_a_client_has_the_same_seed_alone_and_in_a_group():
     rng = np.random.default_rng(1)
     clients = [random_client(rng, n, range(3)) for n in (4, 1, 0, 9)]
-    seeds = np.asarray(client_seeds(_ROUND, group_of_many(clients)))
+    seeds = np.asarray(client_seeds(_ROUND, vectorised(clients)))
     for client, seed in zip(clients, seeds):
         if len(client["y"]) > 0:
             assert _seed(client) == seed

@@ -6,7 +6,7 @@ import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from tff_agnostic.aggregations.chacha20 import joined_halves, keystream
-from tff_agnostic.computations.clients import clients_in_step
+from tff_agnostic.computations.clients import vectorised_clients
 
 
 def _found(key: bytes, nonce: bytes, num_words: int) -> bytes:
@@ -61,7 +61,7 @@ def test_it_is_the_same_however_it_is_computed(how):
 
     def of_many(places: tf.Tensor) -> tf.Tensor:
         if how == "in step":
-            return clients_in_step(one, places)
+            return vectorised_clients(one, places)
         return tf.stack([one(place) for place in tf.unstack(places)])
 
     places = tf.constant([3, 2**32 - 1], tf.uint32)

@@ -17,7 +17,7 @@ from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, PlainS
 from tff_agnostic.aggregations.integer_codec import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.clients import Place
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -43,7 +43,7 @@ def _added(answers: list[Any]) -> Any:
 
 
 def _exchange(aggregation: Any) -> Any:
-    (exchange,) = AggregatedRound(build("agnostic_fed_avg"), aggregation).exchanges
+    (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps
     return exchange
 
 

@@ -25,7 +25,7 @@ from tff_agnostic.aggregations.noise_generators import DEVIATION
 from tff_agnostic.aggregations.private_sum import PrivateSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import Problem
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.client_work import client_work_of
@@ -153,8 +153,8 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
 
 def test_groups_of_all_exchanges_share_one_budget():
     algorithm = build("delta_fl", conformity=(0.5, 1.0))
-    exchanges = AggregatedRound(algorithm, private_sum(update_share=0.7)).exchanges
-    assert [exchange.exchange.name for exchange in exchanges] == ["survey", "training"]
+    exchanges = Round(algorithm, private_sum(update_share=0.7)).steps
+    assert [exchange.step.name for exchange in exchanges] == ["survey", "training"]
     shares = [share for exchange in exchanges for share in exchange.aggregation.shares]
     multipliers = [3.0 * noise_factor(share) for share in shares]
     assert sum(z**-2 for z in multipliers) ** -0.5 == pytest.approx(3.0)
@@ -243,7 +243,7 @@ class _TellingLater(PrivateSum):
 def test_a_key_that_is_sent_to_clients_is_refused(request, runtime, kind, algorithm, generator):
     usual = private_sum(noise_multiplier=1.0, noise_generator=generator, noise_key=KEYS[generator])
     telling = kind(**{f.name: getattr(usual, f.name) for f in dataclasses.fields(usual)})
-    with pytest.raises(UserError, match="what clients are sent is made of a secret of the server"):
+    with pytest.raises(UserError, match="the broadcast depends on a secret of the server"):
         request.getfixturevalue(runtime).training(build(algorithm), telling)
 
 
@@ -263,14 +263,14 @@ def test_noise_that_is_too_wide_for_the_grid_is_refused():
         noise_multiplier=1e6, noise_generator="secure", noise_key=KEYS["secure"]
     )
     with pytest.raises(UserError, match=r"^--noise_multiplier: expected at most "):
-        AggregatedRound(build("agnostic_fed_avg"), aggregation).initialize()
+        Round(build("agnostic_fed_avg"), aggregation).initialize()
 
 
 @pytest.mark.parametrize("inner", [PlainSum(), _SECURE])
 def test_secure_noise_leaves_whole_steps(inner):
     settings = {"noise_generator": "secure", "noise_key": KEYS["secure"]}
     aggregation = private_sum("central", inner, 0.5, clip_norm=0.25, **settings)
-    (exchange,) = AggregatedRound(build("agnostic_fed_avg"), aggregation).exchanges
+    (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps
     release, bounds = exchange.aggregation, exchange.bounds
     state = exchange.initialize()
     output = tf.nest.map_structure(
@@ -295,7 +295,7 @@ def test_processes_that_run_clients_do_not_get_the_key():
     """Ray's workers get what clients do as a pickle."""
     key = (0x1A2B3C4D5E6F7788, 0x1122334455667799)
     aggregation = private_sum(noise_multiplier=1.0, noise_key=key)
-    (exchange,) = AggregatedRound(build("agnostic_fed_avg"), aggregation).exchanges
+    (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps
     specs = (tf.TensorSpec([], tf.float32), {})
     on_clients: Any = client_work_of(exchange, *specs).fn
     for side, is_there in ((on_clients.__self__, False), (exchange, True)):

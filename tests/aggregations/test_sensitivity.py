@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import CASES, NUM_DOMAINS, build, empty_client, spoiled_client
-from tests.computations.harness import make_client, random_client
+from tests.computations.harness import make_client, random_client, single
 from tests.runtimes.model_kinds import KINDS
 from tests.selection import usually
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
@@ -23,8 +23,7 @@ from tff_agnostic.aggregations.clipping import (
     scaled_ratios,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
-from tff_agnostic.computations.clients import group_of_one, one_client
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.run.private_evaluation import private_evaluation_bounds, private_measurement
 
@@ -62,10 +61,10 @@ def _norms(exchange: Any, encoded: Any) -> dict[str, tuple[float, float]]:
 def _assert_bounded(exchange: Any, encoded: Any) -> None:
     if exchange.aggregation.options.joint_clipping:
         shares = exchange.aggregation.shares
-        assert _joint_norm(exchange, encoded) <= np.sqrt(sum(shares)), exchange.exchange.name
+        assert _joint_norm(exchange, encoded) <= np.sqrt(sum(shares)), exchange.step.name
         return
     for name, (norm, limit) in _norms(exchange, encoded).items():
-        assert norm <= limit, (exchange.exchange.name, name)
+        assert norm <= limit, (exchange.step.name, name)
 
 
 def _joint_norm(exchange: Any, encoded: Any) -> float:
@@ -106,41 +105,41 @@ _USUAL = [
 def test_of_every_algorithm(name, inner):
     algorithm = build(name, client_epochs=1)
     aggregation = _private(inner)
-    exchanges = AggregatedRound(algorithm, aggregation).exchanges
+    steps = Round(algorithm, aggregation).steps
     state = tf.nest.map_structure(tf.convert_to_tensor, algorithm.initialize())
     sums: tuple[Any, ...] = ()
-    kept: dict[str, Any] = dict.fromkeys(_adversaries(), ())
-    for exchange in exchanges:
-        aggregation_state = exchange.initialize()
-        broadcast = exchange.exchange.prepare(state, sums)
-        message = exchange.message(aggregation_state, broadcast, tf.constant([1, 2], tf.int32))
-        work = _traced(exchange, algorithm.client_data_spec)
-        done = {key: work(message, client, kept[key]) for key, client in _adversaries().items()}
-        answers = {key: submission.submitted for key, submission in done.items()}
-        if exchange.exchange.keeps:
-            kept = {key: submission.kept for key, submission in done.items()}
+    states: dict[str, Any] = dict.fromkeys(_adversaries(), ())
+    for step in steps:
+        aggregation_state = step.initialize()
+        broadcast = step.step.broadcast(state, *sums)
+        message = step.message(aggregation_state, broadcast, tf.constant([1, 2], tf.int32))
+        work = _traced(step, algorithm.client_data_spec)
+        done = {key: work(message, client, states[key]) for key, client in _adversaries().items()}
+        answers = {key: result.output for key, result in done.items()}
+        if step.step.keeps_client_state:
+            states = {key: result.state for key, result in done.items()}
         for encoded in answers.values():
-            _assert_bounded(exchange, encoded)
+            _assert_bounded(step, encoded)
         # Otherwise it would hold for clients that send nothing.
         if inner.startswith("joint"):
-            found = [_joint_norm(exchange, answer) for answer in answers.values()]
+            found = [_joint_norm(step, answer) for answer in answers.values()]
             # Whole counts are rounded down; a survey's, of one client, to none.
-            assert max(found) >= 0.7 * np.sqrt(sum(exchange.aggregation.shares))
+            assert max(found) >= 0.7 * np.sqrt(sum(step.aggregation.shares))
         else:
-            norms = _norms(exchange, answers["of many examples"])
+            norms = _norms(step, answers["of many examples"])
             assert any(norm >= 0.99 * limit for norm, limit in norms.values())
         total = tf.nest.map_structure(lambda *leaves: tf.add_n(leaves), *answers.values())
-        sums = (*sums, exchange.decode(aggregation_state, total)[1])
+        sums = (*sums, step.decode(aggregation_state, total)[1])
 
 
-def _traced(exchange: Any, columns: Any) -> Any:
+def _traced(step: Any, columns: Any) -> Any:
     @tf.function(autograph=False, reduce_retracing=True)
-    def work(message: Any, examples: Any, kept: Any) -> Any:
-        return exchange.client_work(message, group_of_one(examples, kept), one_client)
+    def work(message: Any, examples: Any, state: Any) -> Any:
+        return step.client_work(message, single(examples, state=state))
 
-    def of_client(message: Any, client: Any, kept: Any) -> Any:
+    def of_client(message: Any, client: Any, state: Any) -> Any:
         specs = {key: tf.constant(client[key], columns[key].dtype) for key in columns}
-        return work(message, specs, kept)
+        return work(message, specs, state)
 
     return of_client
 
@@ -148,16 +147,16 @@ def _traced(exchange: Any, columns: Any) -> Any:
 @pytest.mark.parametrize("kind", usually(["dict_of_inputs", "next_word"], KINDS))
 def test_of_every_kind_of_model(kind):
     algorithm = build("agnostic_fed_avg", model=KINDS[kind].model(), client_epochs=1)
-    (exchange,) = AggregatedRound(algorithm, _private("plain")).exchanges
+    (step,) = Round(algorithm, _private("plain")).steps
     state = tf.nest.map_structure(tf.convert_to_tensor, algorithm.initialize())
-    broadcast = exchange.exchange.prepare(state, ())
-    message = exchange.message(exchange.initialize(), broadcast, tf.constant([1, 2], tf.int32))
+    broadcast = step.step.broadcast(state)
+    message = step.message(step.initialize(), broadcast, tf.constant([1, 2], tf.int32))
     rng = np.random.default_rng(0)
     for size in (0, 1, 30):
         client = KINDS[kind].client(rng, size)
         examples = tf.nest.map_structure(tf.convert_to_tensor, client)
-        encoded, _ = exchange.client_work(message, group_of_one(examples), one_client)
-        _assert_bounded(exchange, encoded)
+        encoded, _ = step.client_work(message, single(examples))
+        _assert_bounded(step, encoded)
 
 
 def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tuple]) -> list:
@@ -179,9 +178,9 @@ def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tu
 def test_of_answers_that_no_algorithm_gives():
     """Clients that do not keep to the protocol: negative counts, any float, any int."""
     measurement = private_measurement(logistic_regression(4, 3), NUM_DOMAINS, True)
-    training = build("agnostic_fed_avg").exchanges[0]
+    training = build("agnostic_fed_avg").steps[0]
     rng, norms = np.random.default_rng(7), [tf.constant(_CLIP_NORM)] * 3
-    for exchange in (training, measurement.exchange):
+    for exchange in (training, measurement.step):
         aggregation = private_sum(clip_norm=_CLIP_NORM)
         structure = exchange.bounds(aggregation.limits)
         bounds = tf.nest.flatten(structure)
@@ -259,8 +258,7 @@ def test_an_evaluation_counts_every_domain_of_a_client_within_its_bounds():
     client = random_client(np.random.default_rng(0), 12, range(NUM_DOMAINS))
     examples = tf.nest.map_structure(tf.convert_to_tensor, client)
     weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
-    group = group_of_one(examples)
-    answer = measurement.exchange.client(weights, group, tf.constant([1], tf.int64), one_client)
+    answer = measurement.step.client_work(weights, single(examples))
     values, flat = tf.nest.flatten(answer), tf.nest.flatten(bounds)
     sent, _ = clip(values, flat, groups_of(bounds, 1.0, 1.0), [])
     assert np.sum(answer.over_clients["loss"].num_clients) == NUM_DOMAINS + 1

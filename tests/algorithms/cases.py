@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tests.algorithms import two_exchanges
+from tests.algorithms import two_steps
 from tests.computations.harness import make_client, random_client
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
 from tff_agnostic.boosting.alpha import EnsembleOptions
@@ -16,7 +16,7 @@ from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
 NUM_DOMAINS = 3
-CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_exchanges.NAME: two_exchanges.ALGORITHM}
+CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_steps.NAME: two_steps.ALGORITHM}
 
 # Each algorithm takes those of these settings that it has.
 SETTINGS: dict[str, Any] = {

@@ -17,11 +17,11 @@ from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.q_fed_avg import q_fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
 from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
-from tests.computations.harness import random_client, run_rounds
+from tests.computations.harness import random_client, run_rounds, single
 from tests.selection import usually
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.clients import client_seeds, group_of_one
+from tff_agnostic.computations.clients import client_seeds
 
 _SEED = 7
 _SGD = LocalSgd(eta=0.2, epochs=2, batch_size=4, divisor="batch")
@@ -78,7 +78,7 @@ def _sub(share: float) -> _Case:
 
 
 def _seed(client: dict[str, np.ndarray], t: int) -> Any:
-    return client_seeds(np.array([_SEED, t], np.int32), group_of_one(client))
+    return client_seeds(np.array([_SEED, t], np.int32), single(client))
 
 
 def _fed_avg(algorithm: str, weighting: str = "examples", **settings: float) -> _Case:

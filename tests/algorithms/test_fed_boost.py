@@ -10,14 +10,13 @@ import tensorflow as tf
 from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, random_ensemble, spoiled_client
 from tests.algorithms.random_rounds import SECURE
 from tests.algorithms.references import fed_boost as reference
-from tests.computations.harness import assert_all_close, random_client, run_rounds
+from tests.computations.harness import assert_all_close, random_client, run_rounds, single
 from tests.selection import exhaustive, usually
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.boosting.alpha import AlphaSteps, alpha_steps
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.predictor_store import Architecture, SeveralArchitectures
-from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.clients import group_of_one, one_client
+from tff_agnostic.computations import PlainSum, RoundView
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.keras import fixed_from_keras
@@ -282,20 +281,21 @@ def test_only_the_sampled_predictors_travel():
     for q_sent, settings in ((2, {"budget": 2}), (4, {"predictor_sampling": "none"})):
         algorithm = build("fed_boost", **settings)
         state = algorithm.initialize()
-        (exchange,) = algorithm.exchanges
-        message = exchange.prepare(state, ())
+        (step,) = algorithm.steps
+        message = step.broadcast(state)
         assert [w.shape[0] for w in message.weights.non_trainable] == [q_sent] * 2
         num_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(message))
         sums = tf.nest.map_structure(tf.zeros_like, _answer(algorithm, message))
-        _, report = algorithm.finish(state, (sums,))
+        after = algorithm.finish(state, sums)
+        report = algorithm.report(RoundView(state, (sums,), after))
         assert report["predictors"]["bytes_sent"] == num_bytes
         whole = sum(np.asarray(w).nbytes for w in tf.nest.flatten(model.initial_weights))
         assert report["predictors"]["bytes_of_ensemble"] == whole
 
 
 def _answer(algorithm: Any, message: Any) -> Any:
-    clients = group_of_one(tf.nest.map_structure(tf.constant, _COHORTS[0][0]))
-    return algorithm.exchanges[0].client(message, clients, tf.constant(0, tf.int64), one_client)
+    clients = single(tf.nest.map_structure(tf.constant, _COHORTS[0][0]))
+    return algorithm.steps[0].client_work(message, clients)
 
 
 def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):

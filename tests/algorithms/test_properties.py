@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms import two_exchanges
+from tests.algorithms import two_steps
 from tests.algorithms.cases import (
     CASES,
     NUM_DOMAINS,
@@ -161,7 +161,7 @@ def test_finite_answers_whose_sum_is_not_finite_skip_the_round(training, name):
     is_skipped = report["clients"]["non_finite"] == 0
     assert report["skipped"] == is_skipped
     _assert_finite((next_state, report))
-    if name == two_exchanges.NAME:
+    if name == two_steps.NAME:
         # Losses are all equal: how a processor rounds their mean decides who is above it.
         return
     expected, _ = training.next(state, [] if is_skipped else [near] * 600)
@@ -258,7 +258,7 @@ def test_secure_sums_give_the_same_rounds(streaming_runtime, name, training):
     assert secure.security.is_secure
     # Everything of a client's answers, the counts of clipped values and the number of clients.
     sent = " ".join(secure.security.secure)
-    for exchange in build(name).exchanges:
+    for exchange in build(name).steps:
         for field in (*exchange.bounds(ClientLimits())._fields, "clipped", "num_clients"):
             assert field in sent
     state, reports = run_rounds(secure, cohorts(3))

@@ -10,11 +10,10 @@ import tensorflow as tf
 from tests.algorithms.random_rounds import W_0
 from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
-from tests.computations.harness import make_client, random_client
+from tests.computations.harness import make_client, random_client, single
 from tests.selection import exhaustive
 from tff_agnostic.algorithms.saddle_point import draw
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.clients import group_of_one, one_client
 from tff_agnostic.computations.local_training import gradient_pass
 from tff_agnostic.models import logistic_regression
 
@@ -87,10 +86,8 @@ def _passed(client: Any, alpha: Any, seed: Any, sample_size: Any = None) -> Any:
         logistic_regression(4, 3),
         3,
         W_0,
-        group_of_one(tf.nest.map_structure(tf.constant, client)),
+        single(tf.nest.map_structure(tf.constant, client), seed),
         tf.constant(alpha),
-        seed,
-        one_client,
         sample_size,
     )
 

@@ -77,7 +77,7 @@ def test_two_builds_of_equal_options_share_what_is_traced(path):
     spec = load_user_algorithm(path)
     problem = Problem.of_numbered_domains(linear_model(), 2)
     clients = [
-        spec.build(problem, spec.options(size_power=power)).exchanges[0].client
+        spec.build(problem, spec.options(size_power=power)).steps[0].client_work
         for power in (0.5, 0.5, 1.0)
     ]
     assert clients[0] == clients[1] != clients[2]

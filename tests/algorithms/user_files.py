@@ -10,22 +10,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_agnostic.algorithms.fed_avg import FedAvgOptions, train_without_domain_pass
-from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec, Exchange
-from tff_agnostic.computations.client_output import (
-    TrainingBroadcast,
-    domain_sums,
-    training_output_bounds,
-)
-from tff_agnostic.computations.local_training import LocalTrainingOptions
-from tff_agnostic.computations.server import (
-    TrainingState,
-    average_and_apply,
-    initial_training_state,
-    training_quantities,
-    training_report,
-)
-from tff_agnostic.models.model import Model
+from tff_agnostic import computations as core
+from tff_agnostic.algorithms.fed_avg import FedAvgOptions, client_work
 from tff_agnostic.settings import part_of, setting
 
 
@@ -34,58 +20,48 @@ class Options(FedAvgOptions):
     size_power: float = setting(1.0, "Power of a client's size that it weighs.", at_least=0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Client:
-    model: Model
-    num_domains: int
-    training: LocalTrainingOptions
-    power: float
+def weighted_work(weights, clients, *, model, num_domains, training, power):
+    broadcast = core.TrainingBroadcast(weights, tf.ones([num_domains]))
+    output = client_work(
+        broadcast, clients, model=model, num_domains=num_domains, options=training, proximal=0.0
+    )
 
-    def __call__(self, weights, clients, seed, per_client):
-        broadcast = TrainingBroadcast(weights, tf.ones([self.num_domains]))
-        output = train_without_domain_pass(
-            self.model, self.num_domains, self.training, broadcast, clients, seed, per_client
-        )
+    def powered(delta, n):
+        factor = tf.math.divide_no_nan(n**power, n)
+        return [factor * d for d in delta], factor * n
 
-        def powered(delta, n):
-            factor = tf.math.divide_no_nan(n**self.power, n)
-            return [factor * d for d in delta], factor * n
-
-        delta, beta = per_client(powered, output.weighted_delta, output.beta)
-        return output._replace(weighted_delta=delta, beta=beta)
+    delta, beta = clients.map(powered, output.weighted_delta, output.beta)
+    return output._replace(weighted_delta=delta, beta=beta)
 
 
 def by_size(problem, options):
     model, optimizer = problem.model, options.build_server_optimizer()
 
-    def finish(state, sums):
-        (total,) = sums
-        update = average_and_apply(
-            optimizer, state.weights, state.optimizer_state, total.weighted_delta, total.beta
-        )
-        report = training_report(
-            model, domain_sums(total), total.clients, update.update_norm, domain_weights={}
-        )
-        return TrainingState(update.weights, update.optimizer_state), report
+    def finish(state, total):
+        return core.average_and_apply(optimizer, state, total.weighted_delta, total.beta)
 
     def bounds(limits):
-        return training_output_bounds(model, limits, limits.max_examples**options.size_power)
+        heaviest = limits.max_examples**options.size_power
+        return core.training_bounds(model, heaviest)(limits)
 
-    training = part_of(options, LocalTrainingOptions)
-    client = Client(model, problem.num_domains, training, options.size_power)
-    return Algorithm(
+    work = core.HashablePartial(
+        weighted_work,
+        model=model,
+        num_domains=problem.num_domains,
+        training=part_of(options, core.LocalTrainingOptions),
+        power=options.size_power,
+    )
+    return core.Algorithm(
         name="by_size",
-        initialize=lambda: initial_training_state(model, optimizer),
-        exchanges=(Exchange("training", lambda state, sums: state.weights, client, bounds),),
+        problem=problem,
+        initialize=lambda: core.initial_model(model, optimizer),
+        steps=(core.CommunicationStep("training", lambda state: state.weights, work, bounds),),
         finish=finish,
-        models=lambda state: {"model": state.weights},
-        quantities=training_quantities(model, {}, while_training=True),
-        client_data_spec=model.client_data_spec(),
-        seed=problem.seed,
+        columns=core.training_columns(model, while_training=True),
     )
 
 
-ALGORITHM = AlgorithmSpec("By size", "none", by_size, Options)
+ALGORITHM = core.AlgorithmSpec("By size", "none", by_size, Options)
 '''
 
 

@@ -10,7 +10,7 @@ _RUN = (*TOY, "--rounds=1", "--algorithm=mine.py", "--output_dir=run")
 _POWER = (
     'size_power: float = setting(1.0, "Power of a client\'s size that it weighs.", at_least=0.0)'
 )
-_SPEC = 'ALGORITHM = AlgorithmSpec("By size", "none", by_size, Options)'
+_SPEC = 'ALGORITHM = core.AlgorithmSpec("By size", "none", by_size, Options)'
 _DATACLASS = "@dataclasses.dataclass(frozen=True)\nclass Options"
 
 _NO_ALGORITHMS = [
@@ -38,11 +38,11 @@ def test_a_file_without_an_algorithm(folder, content, message):
 
 _OPTIONS = [
     (
-        (_SPEC, 'ALGORITHM = AlgorithmSpec("By size", "none", by_size, dict)'),
+        (_SPEC, 'ALGORITHM = core.AlgorithmSpec("By size", "none", by_size, dict)'),
         "mine.py: options: expected a subclass of Settings, found dict",
     ),
     (
-        (_SPEC, 'ALGORITHM = AlgorithmSpec("By size", "none", by_size, Options())'),
+        (_SPEC, 'ALGORITHM = core.AlgorithmSpec("By size", "none", by_size, Options())'),
         "mine.py: options: expected a subclass of Settings, found Options(",
     ),
     (
@@ -83,7 +83,7 @@ _OPTIONS = [
         "mine.py: options: expected a flag of letters, digits and _ for size_power, found 'size ",
     ),
     (
-        (_SPEC, 'ALGORITHM = AlgorithmSpec(None, "none", by_size, Options)'),
+        (_SPEC, 'ALGORITHM = core.AlgorithmSpec(None, "none", by_size, Options)'),
         "mine.py: label: expected a text, found None",
     ),
 ]
@@ -143,12 +143,17 @@ def test_checks_of_the_users_own(folder):
 
 
 _BUILD = "def by_size(problem, options):\n"
-_EXCHANGES = 'exchanges=(Exchange("training", lambda state, sums: state.weights, client, bounds),),'
-_NEXT_STATE = "return TrainingState(update.weights, update.optimizer_state), report"
-_BOUNDS = "return training_output_bounds(model, limits, limits.max_examples**options.size_power)"
-_ANSWER = "return output._replace(weighted_delta=delta, beta=beta)"
-_MODELS = 'models=lambda state: {"model": state.weights},'
-_INITIALIZE = "initialize=lambda: initial_training_state(model, optimizer),"
+_STEPS = 'steps=(core.CommunicationStep("training", lambda state: state.weights, work, bounds),),'
+_NEXT_STATE = "return core.average_and_apply(optimizer, state, total.weighted_delta, total.beta)"
+_BOUNDS = "return core.training_bounds(model, heaviest)(limits)"
+_OUTPUT = "return output._replace(weighted_delta=delta, beta=beta)"
+_COLUMNS = "columns=core.training_columns(model, while_training=True),"
+_INITIALIZE = "initialize=lambda: core.initial_model(model, optimizer),"
+_SHORTER = (
+    "shorter = [tf.concat([w, w], 0) for w in state.weights.trainable]\n        return "
+    "state._replace(weights=state.weights._replace(trainable=shorter))"
+)
+_NORMS = "columns=(core.Column(core.Quantity('norm', 'a norm'), lambda r: {}),),"
 
 # (text, in its place, message, the user's own line if code failed)
 _FUNCTIONS = [
@@ -156,118 +161,115 @@ _FUNCTIONS = [
     (_BUILD, f"{_BUILD}    return 3\n", "build: expected an Algorithm, found int", ""),
     (_BUILD, "def by_size(problem):\n", "build fails: TypeError: by_size() takes 1 positional", ""),
     (
-        _EXCHANGES,
-        "exchanges=(),",
-        "build: expected a tuple of at least one exchange, found none",
+        "problem=problem,",
+        "problem=model,",
+        "build: expected problem to be the Problem that it was given, found Model",
+        "",
+    ),
+    ('name="by_size"', "name=3", "build: expected name to be str, found 3", ""),
+    (_STEPS, "steps=(),", "build: expected steps to be a tuple of at least one, found none", ""),
+    (
+        _STEPS,
+        "steps=(work,),",
+        "build: expected a CommunicationStep in steps, found HashablePartial",
         "",
     ),
     (
-        _EXCHANGES,
-        "exchanges=(client,),",
-        "build: expected a tuple of exchanges, found Client in",
+        _STEPS,
+        f"{_STEPS[:-1]} * 2,",
+        "build: expected steps of different names, found two of 'training'",
         "",
     ),
     (
-        _EXCHANGES,
-        f"{_EXCHANGES[:-2]}) * 2,".replace(",) * 2", ",) * 2"),
-        "build: expected exchanges of different names, found two of 'training'",
-        "",
-    ),
-    (
-        "client_data_spec=model.client_data_spec()",
-        "client_data_spec=None",
-        "build: expected as client_data_spec what problem.model.client_data_spec() returns, found",
-        "",
-    ),
-    (
-        "client_data_spec=model.client_data_spec()",
-        "client_data_spec={'x': 1}",
-        "build: expected as client_data_spec what problem.model.client_data_spec() returns, found",
-        "",
-    ),
-    ("seed=problem.seed", "seed='a'", "build: expected seed to be int, found 'a'", ""),
-    (
-        "class Client:\n    model: Model\n",
-        "class Client:\n    __hash__ = None\n    model: Model\n",
-        "build: expected a function or a frozen dataclass of hashable fields as client of exchange "
-        "'training', found unhashable type: 'Client'",
+        "power=options.size_power,\n    )",
+        "power=[options.size_power],\n    )",
+        "build: expected a function or a HashablePartial with hashable arguments as client_work of "
+        "step 'training', found unhashable type: 'list'",
         "",
     ),
     (
         _BOUNDS,
-        "return TrainingState(1, 2)",
-        "exchange 'training': expected bounds of weighted_delta, beta, domain_losses, ",
+        "return core.TrainingState(1, 2)",
+        "step 'training': expected bounds of weighted_delta, beta, domain_losses, ",
         "",
     ),
     (
         _BOUNDS,
         f"{_BOUNDS}._replace(beta=1.0)",
-        "exchange 'training', beta: expected a Bound, found float",
+        "step 'training', beta: expected a Bound, found float",
         "",
     ),
-    (_BOUNDS, "return limits.nothing", "bounds of exchange 'training' fails: ", "limits.nothing"),
+    (_BOUNDS, "return limits.nothing", "bounds of step 'training' fails: ", "limits.nothing"),
+    (_OUTPUT, "return [delta, beta]", "step 'training': expected clients to send a named", ""),
     (
-        _ANSWER,
-        "return [delta, beta]",
-        "exchange 'training': expected clients to answer with a nam",
+        _OUTPUT,
+        "return core.ClientResult(output, beta)",
+        "step 'training': expected client_work to return no ClientResult, as "
+        "keeps_client_state=False says",
         "",
     ),
     (
-        _ANSWER,
+        _OUTPUT,
         "return output._replace(beta=tf.cast(beta, tf.float64))",
-        "exchange 'training', beta: expected float32 or int64 tensors, which can be summed, found "
+        "step 'training', beta: expected float32 or int64 tensors, which can be summed, found "
         "float64",
         "",
     ),
     (
-        _ANSWER,
+        _OUTPUT,
         "raise ValueError('no')",
-        "client of exchange 'training' fails: ",
+        "client_work of step 'training' fails: ",
         "raise ValueError",
     ),
     (
-        "lambda state, sums: state.weights, client",
-        "lambda state, sums: state.nothing, client",
-        "prepare of exchange 'training' fails: ",
+        "lambda state: state.weights, work",
+        "lambda state: state.nothing, work",
+        "broadcast of step 'training' fails: ",
         "state.nothing",
     ),
     (
         _NEXT_STATE,
-        "return TrainingState([w[:0] for w in update.weights.trainable], ()), report",
+        "return core.TrainingState([w[:0] for w in state.weights.trainable], ())",
         "expected finish to return a state of the structure that initialize returned, found ",
         "",
     ),
     (
         _NEXT_STATE,
-        "shorter = [tf.concat([w, w], 0) for w in update.weights.trainable]\n        return "
-        "state._replace(weights=state.weights._replace(trainable=shorter)), report",
+        _SHORTER,
         "expected finish to return a state of the shapes and dtypes that initialize returned, ",
         "",
     ),
-    (_NEXT_STATE, "return 3", "finish: expected a pair (state, report), found int", ""),
-    (_NEXT_STATE, "return state, 1.0", "finish: expected a mapping as report, found float", ""),
     (
         _NEXT_STATE,
-        "return state, {**report, 'more': 1.0}",
-        "finish: expected a report of what is described, found a difference: more",
+        "return 3",
+        "expected finish to return a state of the structure that initialize returned, found ",
+        "",
+    ),
+    (_NEXT_STATE, "return total.nothing", "finish fails: ", "total.nothing"),
+    (_COLUMNS, "columns=3,", "build: expected columns to be a tuple, found int", ""),
+    (_COLUMNS, "columns=(3,),", "build: expected a Column of a Quantity in columns, found 3", ""),
+    (
+        _COLUMNS,
+        f"columns=2 * {_COLUMNS.partition('=')[2]}",
+        "build: expected columns of different names, found two of 'first_epoch/loss'",
         "",
     ),
     (
-        _NEXT_STATE,
-        "return state, {**report, 'finalizer': {'update_norm': tf.ones([3])}}",
-        "finish: expected update_norm of shape [] in the report, found (3,)",
+        _COLUMNS,
+        _NORMS.format("tf.ones([3])"),
+        "column 'norm': expected shape [], found (3,)",
         "",
     ),
-    (_NEXT_STATE, "return state, report.nothing", "finish fails: ", "report.nothing"),
+    (_COLUMNS, _NORMS.format("r.nothing"), "column 'norm' fails: ", "r.nothing"),
     (
-        _MODELS,
-        "models=lambda state: {},",
+        _COLUMNS,
+        f"{_COLUMNS}\n        models=lambda state: {{}},",
         "models: expected a mapping of names to ModelWeights, ",
         "",
     ),
     (
-        _MODELS,
-        "models=lambda state: {'a': 3},",
+        _COLUMNS,
+        f"{_COLUMNS}\n        models=lambda state: {{'a': 3}},",
         "models: expected ModelWeights under 'a', found",
         "",
     ),
@@ -293,8 +295,8 @@ def test_functions_that_return_something_else_or_fail(call, folder, there, inste
 @pytest.mark.parametrize("runtime", ["cohort", "tff"])
 def test_every_runtime_tells_it_alike(call, folder, runtime):
     for there, instead, message in (
-        (_ANSWER, "raise ValueError('no')", "client of exchange 'training' fails: "),
-        (_NEXT_STATE, "return 3", "finish: expected a pair (state, report), found int"),
+        (_OUTPUT, "raise ValueError('no')", "client_work of step 'training' fails: "),
+        (_NEXT_STATE, "return 3", "expected finish to return a state of the structure"),
     ):
         write_by_size(folder / "mine.py", (there, instead))
         found = call.refused(folder, train, *_RUN, f"--runtime={runtime}")

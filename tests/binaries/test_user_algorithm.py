@@ -234,20 +234,23 @@ def test_two_files_of_one_name_are_told_apart_by_labels_only(call, algorithm, fo
 
 _TWICE = """
 def _twice(algorithm):
-    (exchange,) = algorithm.exchanges
-    other = dataclasses.replace(exchange, name="again")
+    (step,) = algorithm.steps
+    training, again = (
+        dataclasses.replace(step, name=name, broadcast=lambda state, *sums: state.weights)
+        for name in ("training", "again")
+    )
     return dataclasses.replace(
         algorithm,
-        exchanges=(exchange, other),
-        finish=lambda state, sums: algorithm.finish(state, sums[1:]),
+        steps=(training, again),
+        finish=lambda state, first, second: algorithm.finish(state, second),
     )
 
 
-ALGORITHM = AlgorithmSpec("Twice", "none", lambda *a: _twice(by_size(*a)), Options)
+ALGORITHM = core.AlgorithmSpec("Twice", "none", lambda *a: _twice(by_size(*a)), Options)
 """
 
 
-def test_rounds_of_two_exchanges_run_and_cannot_be_deployed(call, algorithm, folder):
+def test_rounds_of_two_steps_run_and_cannot_be_deployed(call, algorithm, folder):
     algorithm.write_text(f"{algorithm.read_text()}{_TWICE}")
     (folder / "plans").mkdir()
     for profile in ("daf", "secure"):

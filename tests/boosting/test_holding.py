@@ -1,11 +1,14 @@
 """Predictors of several architectures in one array: what they say, and what a message has."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.computations.harness import single, vectorised
 from tests.selection import exhaustive
-from tff_agnostic.boosting.alpha import BoostBroadcast, BoostClient
+from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.predictor_store import (
     Architecture,
@@ -14,12 +17,6 @@ from tff_agnostic.boosting.predictor_store import (
     held_by,
 )
 from tff_agnostic.boosting.sampling import Sent
-from tff_agnostic.computations.clients import (
-    clients_in_step,
-    group_of_many,
-    group_of_one,
-    one_client,
-)
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.keras import fixed_from_keras
@@ -100,7 +97,7 @@ def test_a_message_has_the_chosen_ones_and_room_for_the_largest(mixed, indices):
     assert np.count_nonzero(chosen[0]) <= sum(15 if k % 2 == 0 else 63 for k in indices)
 
 
-def test_clients_in_step_answer_what_each_does_by_itself(mixed):
+def test_vectorised_clients_send_what_each_does_by_itself(mixed):
     model = mixed.model
     held, (weights,) = model.members.held, model.initial_weights.non_trainable
     ones = tf.ones([2])
@@ -108,7 +105,7 @@ def test_clients_in_step_answer_what_each_does_by_itself(mixed):
         [tf.constant([0.5, 0.3])], held.chosen([tf.constant(weights)], tf.constant([1, 4]))
     )
     broadcast = BoostBroadcast(message, Sent(ones, ones, ones), tf.ones([2]))
-    client = BoostClient(model, 2, "masked", 2)
+    work = functools.partial(client_work, model=model, num_domains=2, estimator="masked", room=2)
     clients = [
         {
             "x": _X[:n],
@@ -117,19 +114,17 @@ def test_clients_in_step_answer_what_each_does_by_itself(mixed):
         }
         for n in (7, 3)
     ]
-    group = tf.nest.map_structure(tf.constant, group_of_many(clients))
-    seeds = tf.zeros([2], tf.int64)
-    in_step = tf.function(lambda b, g: client(b, g, seeds, clients_in_step))(broadcast, group)
+    together = tf.function(lambda b: work(b, vectorised(clients)))(broadcast)
     said = mixed.said()[:, [1, 4]]
     for k, examples in enumerate(clients):
         columns = tf.nest.map_structure(tf.constant, examples)
-        alone = client(broadcast, group_of_one(columns), seeds[0], one_client)
+        alone = work(broadcast, single(columns))
         # The gradient of the log loss, by NumPy
         of_label = said[np.arange(len(examples["y"])), :, examples["y"]]
         gradient = -np.sum(of_label / (of_label @ [0.5, 0.3])[:, np.newaxis], axis=0)
         np.testing.assert_allclose(alone.weighted_delta[0], gradient, rtol=1e-5)
-        of_step = tf.nest.map_structure(lambda values, k=k: values[k], in_step)
-        for a, b in zip(tf.nest.flatten(alone), tf.nest.flatten(of_step)):
+        of_client = tf.nest.map_structure(lambda values, k=k: values[k], together)
+        for a, b in zip(tf.nest.flatten(alone), tf.nest.flatten(of_client)):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 

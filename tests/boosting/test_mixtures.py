@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.references import fed_boost as reference
-from tff_agnostic.boosting.alpha import BoostBroadcast, BoostClient
+from tests.computations.harness import single
+from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import Sent
-from tff_agnostic.computations.clients import group_of_one, one_client
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
 from tff_agnostic.models.losses import OfColumns, SentenceLoss
@@ -201,8 +201,8 @@ def test_a_client_answers_the_gradient_of_all_its_sentences():
         Sent(ones, ones, ones),
         tf.constant([1.0, 0.5]),
     )
-    client = group_of_one({"x": x, "y": y, "domain_id": tf.constant(domain_id)})
-    answer = BoostClient(made, 2, "masked", 3)(broadcast, client, tf.constant(0), one_client)
+    client = single({"x": x, "y": y, "domain_id": tf.constant(domain_id)})
+    answer = client_work(broadcast, client, model=made, num_domains=2, estimator="masked", room=3)
     said = _said("sentences", predictors, x)
     of_each = [_reference("sentences", "log", h, label) for h, label in zip(said, y)]
     losses, gradients = map(np.array, zip(*of_each))

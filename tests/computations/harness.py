@@ -1,13 +1,20 @@
 """Small models, cohorts and a runner of an algorithm's pure functions, for many tests."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.computations.algorithm import Algorithm, RunState
-from tff_agnostic.computations.clients import client_seeds, group_of_one, one_client
+from tff_agnostic.computations.algorithm import Algorithm, ClientResult, RoundView, RunState
+from tff_agnostic.computations.clients import (
+    Clients,
+    arrays_of_client,
+    arrays_of_clients,
+    vectorised_clients,
+)
+from tff_agnostic.computations.round import client_result
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 
@@ -18,6 +25,18 @@ def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:
         "y": np.zeros([len(x)], np.int32) if y is None else np.asarray(y, np.int32),
         "domain_id": np.asarray(domain_id, np.int32),
     }
+
+
+def single(client: Examples, seed: Any = (), state: Any = ()) -> Clients:
+    """Returns one client; its seed is an int64 scalar."""
+    return dataclasses.replace(Clients.of(arrays_of_client(client, state)), seed=seed)
+
+
+def vectorised(clients: Sequence[Examples], seed: Any = ()) -> Clients:
+    """Returns several clients, vectorised; their seeds are int64 [G]."""
+    return dataclasses.replace(
+        Clients.of(arrays_of_clients(clients), vectorised_clients), seed=seed
+    )
 
 
 def random_client(
@@ -51,32 +70,37 @@ class EagerTraining:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._prepares = [tf.function(exchange.prepare) for exchange in algorithm.exchanges]
+        self._broadcasts = [tf.function(step.broadcast) for step in algorithm.steps]
         self._clients: list[Any] = []
-        self._finish = tf.function(algorithm.finish)
+
+        def finish(state: Any, sums: Any) -> Any:
+            after = algorithm.finish(state, *sums)
+            return after, algorithm.report(RoundView(state, sums, after))
+
+        self._finish = tf.function(finish)
 
     def initialize(self) -> RunState:
         """Returns the state before the first round."""
         # As in a runtime over plain sums, whose aggregations remember nothing.
-        aggregations = ((),) * len(self._algorithm.exchanges)
+        aggregations = ((),) * len(self._algorithm.steps)
         return to_tensors(RunState(self._algorithm.initialize(), aggregations, np.int32(0)))
 
     def client_output(self, state: RunState, examples: Examples, sums: Any = ()) -> Any:
-        """Returns what one client answers; see `sum_cohort`."""
-        return self._answer(len(sums), to_tensors(state), sums, examples)[0]
+        """Returns what one client sends; see `sum_cohort`."""
+        return self._result(len(sums), to_tensors(state), sums, examples).output
 
     def sum_cohort(self, state: RunState, cohort: Sequence[Examples], sums: Any = ()) -> Any:
-        """Returns the sum of a cohort's answers, zeros for an empty one.
+        """Returns the sum of what a cohort sends, zeros for an empty one.
 
         Args:
             state: The server's state.
             cohort: The clients.
-            sums: Those of the round's earlier exchanges; with none, the first one is run.
+            sums: Those of the round's earlier steps; with none, the first one is run.
         """
         k, state = len(sums), to_tensors(state)
         empty = tf.nest.map_structure(lambda column: column[:0], self._example_row())
-        zeros = tf.nest.map_structure(tf.zeros_like, self._answer(k, state, sums, empty)[0])
-        outputs = [self._answer(k, state, sums, examples)[0] for examples in cohort]
+        zeros = tf.nest.map_structure(tf.zeros_like, self._result(k, state, sums, empty).output)
+        outputs = [self._result(k, state, sums, examples).output for examples in cohort]
         return tf.nest.map_structure(lambda *values: tf.add_n(values), zeros, *outputs)
 
     def finish(self, state: RunState, sums: Any) -> tuple[RunState, Any]:
@@ -90,31 +114,33 @@ class EagerTraining:
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Any]:
         """Runs one round."""
         sums: tuple[Any, ...] = ()
-        for _ in self._algorithm.exchanges:
+        for _ in self._algorithm.steps:
             sums = (*sums, self.sum_cohort(state, cohort, sums))
         return self.finish(state, sums)
 
-    def _answer(self, k: int, state: RunState, sums: Any, examples: Examples) -> Any:
-        """Returns a client's answer, and what it has kept of the round after it."""
-        # What it has kept of the exchanges before: they are done again for it.
-        kept = self._answer(k - 1, state, sums[: k - 1], examples)[1] if k else ()
-        broadcast = self._prepares[k](state.algorithm, sums)
+    def _result(self, k: int, state: RunState, sums: Any, examples: Examples) -> ClientResult:
+        """Returns what a client sends, and what it remembers of the round after it."""
+        # The steps before are done again for what it remembers of them.
+        remembered = self._result(k - 1, state, sums[: k - 1], examples).state if k else ()
+        broadcast = self._broadcasts[k](state.algorithm, *sums)
         if len(self._clients) == k:
-            self._clients.append(self._traced(self._algorithm.exchanges[k], broadcast, kept))
-        seed = tf.stack([tf.constant(self._algorithm.seed, tf.int32), state.round_num])
-        return self._clients[k](broadcast, to_tensors(dict(examples)), seed, kept)
+            self._clients.append(self._traced(self._algorithm.steps[k], broadcast, remembered))
+        seed = tf.stack([tf.constant(self._algorithm.problem.seed, tf.int32), state.round_num])
+        return self._clients[k](broadcast, to_tensors(dict(examples)), seed, remembered)
 
-    def _traced(self, exchange: Any, broadcast: Any, kept: Any) -> Any:
-        def answer(broadcast: Any, examples: Any, seed: tf.Tensor, kept: Any) -> Any:
-            clients = group_of_one(examples, kept)
-            answered = exchange.client(broadcast, clients, client_seeds(seed, clients), one_client)
-            return answered if exchange.keeps else (answered, kept)
+    def _traced(self, step: Any, broadcast: Any, remembered: Any) -> Any:
+        def work(broadcast: Any, examples: Any, seed: tf.Tensor, remembered: Any) -> Any:
+            clients = single(examples, state=remembered).seeded(seed)
+            result = client_result(step, step.client_work(broadcast, clients))
+            return result if step.keeps_client_state else result._replace(state=remembered)
 
         # A trace for each size of a client would take seconds; the spec leaves lengths open.
-        specs, kept_specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, (broadcast, kept))
+        specs, state_specs = tf.nest.map_structure(
+            tf.TensorSpec.from_tensor, (broadcast, remembered)
+        )
         columns = dict(self._algorithm.client_data_spec)
         seed_spec = tf.TensorSpec([2], tf.int32)
-        return tf.function(answer, input_signature=[specs, columns, seed_spec, kept_specs])
+        return tf.function(work, input_signature=[specs, columns, seed_spec, state_specs])
 
     def _example_row(self) -> Any:
         return tf.nest.map_structure(

@@ -1,4 +1,4 @@
-"""Mistakes in an algorithm's functions: one line that names the exchange and the field."""
+"""Mistakes in an algorithm's functions: one line that names the step and the field."""
 
 import dataclasses
 from typing import Any, Callable, NamedTuple
@@ -16,26 +16,25 @@ Change = Callable[[Any], Any]
 
 
 def _algorithm(answer: Change = lambda a: a, bounds: Change = lambda b: b) -> Algorithm:
-    """FedAvg with something wrong in what clients answer, or in the bounds of it."""
+    """FedAvg with something wrong in what clients send, or in the bounds of it."""
     algorithm = build("fed_avg")
-    (exchange,) = algorithm.exchanges
+    (step,) = algorithm.steps
 
-    def client(broadcast: Any, clients: Any, seed: Any, per_client: Any) -> Any:
-        return answer(exchange.client(broadcast, clients, seed, per_client))
+    def client_work(broadcast: Any, clients: Any) -> Any:
+        return answer(step.client_work(broadcast, clients))
 
     changed = dataclasses.replace(
-        exchange, client=client, bounds=lambda limits: bounds(exchange.bounds(limits))
+        step, client_work=client_work, bounds=lambda limits: bounds(step.bounds(limits))
     )
-    return dataclasses.replace(algorithm, exchanges=(changed,))
+    return dataclasses.replace(algorithm, steps=(changed,))
 
 
 def _with_state(change: Change) -> Algorithm:
     """FedAvg whose rounds leave another state than they found."""
     algorithm = build("fed_avg")
 
-    def finish(state: Any, sums: Any) -> Any:
-        next_state, report = algorithm.finish(state, sums)
-        return change(next_state), report
+    def finish(state: Any, *sums: Any) -> Any:
+        return change(algorithm.finish(state, *sums))
 
     return dataclasses.replace(algorithm, finish=finish)
 
@@ -49,6 +48,7 @@ class _WithMood(NamedTuple):
     domain_counts: Any
     metric_sums: Any
     clients: Any
+    trained_counts: Any
     mood: Any
 
 
@@ -74,9 +74,10 @@ def _replaced(**values: Callable[[Any], Any]) -> Change:
 _MISTAKES = {
     "bounds miss fields": (
         _algorithm(bounds=lambda b: _FewerFields(*b[:4])),
-        "exchange 'training': expected bounds of weighted_delta, beta, domain_losses, "
-        "domain_counts, metric_sums, clients, as clients answer, found weighted_delta, beta, "
-        "domain_losses, domain_counts: clients, metric_sums is in one of them only",
+        "step 'training': expected bounds of weighted_delta, beta, domain_losses, domain_counts, "
+        "metric_sums, clients, trained_counts, as clients send, found weighted_delta, beta, "
+        "domain_losses, domain_counts: clients, metric_sums, trained_counts is in one of "
+        "them only",
     ),
     "bounds of a field that is not there": (
         _algorithm(bounds=lambda b: _WithMood(*b, mood=Bound(1.0))),
@@ -84,34 +85,33 @@ _MISTAKES = {
     ),
     "no bound of one weight": (
         _algorithm(bounds=_replaced(weighted_delta=lambda b: b[:1])),
-        "exchange 'training', weighted_delta: expected a bound of each of 2 values, found 1",
+        "step 'training', weighted_delta: expected a bound of each of 2 values, found 1",
     ),
     "a number for a bound": (
         _algorithm(bounds=_replaced(beta=lambda b: b.limit)),
-        "exchange 'training', beta: expected a Bound, found float",
+        "step 'training', beta: expected a Bound, found float",
     ),
     "float64": (
         _algorithm(_replaced(beta=lambda v: tf.cast(v, tf.float64))),
-        "exchange 'training', beta: expected float32 or int64 tensors, which can be summed, found "
+        "step 'training', beta: expected float32 or int64 tensors, which can be summed, found "
         "float64",
     ),
     "bool": (
         _algorithm(_replaced(beta=lambda v: v > 0)),
-        "exchange 'training', beta: expected float32 or int64 tensors, which can be summed, found "
-        "bool",
+        "step 'training', beta: expected float32 or int64 tensors, which can be summed, found bool",
     ),
     "int32": (
         _algorithm(_replaced(domain_counts=lambda v: tf.cast(v, tf.int32))),
-        "exchange 'training', domain_counts: expected float32 or int64 tensors",
+        "step 'training', domain_counts: expected float32 or int64 tensors",
     ),
     "real values with the bound of whole ones": (
         _algorithm(_replaced(domain_counts=lambda v: tf.cast(v, tf.float32))),
-        "exchange 'training', domain_counts: expected integer=False in the bound of float32 values,"
+        "step 'training', domain_counts: expected integer=False in the bound of float32 values,"
         " found True",
     ),
     "no named tuple": (
         _algorithm(TrainingOutput._asdict),
-        "exchange 'training': expected clients to answer with a named tuple, found dict",
+        "step 'training': expected clients to send a named tuple, found dict",
     ),
     "a state of another structure": (
         _with_state(lambda state: _OtherState(state.weights)),

@@ -8,11 +8,11 @@ from tests.computations.harness import (
     assert_identical,
     make_client,
     random_client,
+    single,
 )
 from tests.selection import usually
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.clients import group_of_one
-from tff_agnostic.computations.domain_losses import ExampleSplit
+from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
@@ -20,7 +20,7 @@ from tff_agnostic.runtimes import CohortRuntime, RuntimeOptions
 
 _DOMAINS, _MODELS = 3, 3
 _MODEL = logistic_regression(4, 3)
-_SPLIT = ExampleSplit(0.4, seed=3)
+_HOLDOUT = Holdout(0.4, seed=3)
 
 
 def _weights(seed: int) -> ModelWeights:
@@ -41,7 +41,9 @@ def _clients() -> list[dict[str, np.ndarray]]:
 
 def _parts_of(client: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """Returns the examples that a client chooses by, and the others."""
-    parts = [[part.order.numpy(), int(part.num_examples)] for part in _SPLIT(group_of_one(client))]
+    parts = [
+        [part.order.numpy(), int(part.num_examples)] for part in _HOLDOUT.split(single(client))
+    ]
     return [{k: v[order[:n]] for k, v in client.items()} for order, n in parts]
 
 
@@ -79,7 +81,7 @@ def runtime(request):
 
 @pytest.fixture(scope="module")
 def measurement():
-    return measurement_of_choice(_MODEL, _DOMAINS, _MODELS, _SPLIT)
+    return measurement_of_choice(_MODEL, _DOMAINS, _MODELS, _HOLDOUT)
 
 
 @pytest.fixture(scope="module")

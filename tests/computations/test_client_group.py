@@ -1,21 +1,26 @@
-"""One client or many in step: how their examples lie in arrays, and how functions are applied."""
+"""One client or several: how examples lie in arrays, and how functions are applied."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_all_close, make_client, random_client
+from tests.computations.harness import (
+    assert_all_close,
+    make_client,
+    random_client,
+    single,
+    vectorised,
+)
 from tff_agnostic.computations.clients import (
-    batch_positions,
     client_seeds,
-    clients_in_step,
-    group_of_many,
-    group_of_one,
     one_client,
     one_client_in_fixed_shapes,
+    vectorised_clients,
 )
-from tff_agnostic.computations.domain_losses import domain_pass
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.domain_losses import domain_sums
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_sgd
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
@@ -27,7 +32,7 @@ def _clients(*sizes: int) -> list[dict[str, np.ndarray]]:
 
 def test_examples_of_a_group_lie_end_to_end_with_a_row_of_zeros_after_them():
     clients = _clients(3, 0, 1, 2)
-    group = group_of_many(clients)
+    group = vectorised(clients)
     np.testing.assert_array_equal(group.first_row, [0, 3, 3, 4])
     np.testing.assert_array_equal(group.num_examples, [3, 0, 1, 2])
     assert group.capacity == 3
@@ -42,7 +47,7 @@ def test_examples_of_a_group_lie_end_to_end_with_a_row_of_zeros_after_them():
 
 
 def test_positions_are_int32_as_traces_expect_them():
-    group = group_of_many(_clients(2, 5))
+    group = vectorised(_clients(2, 5))
     for values in (group.first_row, group.num_examples, group.capacity):
         assert values.dtype == np.int32
 
@@ -52,20 +57,20 @@ def test_columns_may_be_mappings_of_arrays():
         {"x": {"a": np.full([n, 2], n), "b": np.arange(n)}, "domain_id": np.zeros([n], np.int32)}
         for n in (1, 3)
     ]
-    x = group_of_many(clients).examples["x"]
+    x = vectorised(clients).examples["x"]
     np.testing.assert_array_equal(x["a"], [[1, 1], [3, 3], [3, 3], [3, 3], [0, 0]])
     np.testing.assert_array_equal(x["b"], [0, 0, 1, 2, 0])
 
 
 def test_a_group_may_consist_of_clients_without_examples():
-    group = group_of_many(_clients(0, 0))
+    group = vectorised(_clients(0, 0))
     assert group.capacity == 0
     assert len(group.examples["y"]) == 1
 
 
 def test_one_client_is_a_group_without_an_axis_of_clients():
     (client,) = _clients(5)
-    group = group_of_one(client)
+    group = single(client)
     assert group.examples is client
     assert int(group.first_row) == 0
     assert int(group.num_examples) == int(group.capacity) == 5
@@ -74,7 +79,7 @@ def test_one_client_is_a_group_without_an_axis_of_clients():
 
 def test_examples_are_taken_by_their_position_in_each_client():
     clients = _clients(3, 1)
-    group, positions = group_of_many(clients), tf.constant([0, 2])
+    group, positions = vectorised(clients), tf.constant([0, 2])
     np.testing.assert_array_equal(group.has(positions), [[True, True], [True, False]])
     taken = group.take(positions)
     for name in ("x", "y", "domain_id"):
@@ -84,13 +89,13 @@ def test_examples_are_taken_by_their_position_in_each_client():
         group.take(tf.constant([[2, 1], [0, 0]]))["x"],
         [clients[0]["x"][[2, 1]], clients[1]["x"][[0, 0]]],
     )
-    alone = group_of_one(clients[0])
+    alone = single(clients[0])
     np.testing.assert_array_equal(alone.has(tf.constant([2, 3])), [True, False])
     np.testing.assert_array_equal(alone.take(tf.constant([2, 3]))["x"], clients[0]["x"][[2, 2]])
 
 
 def test_a_client_without_examples_has_none_that_count():
-    for group in (group_of_many(_clients(2, 0)), group_of_many(_clients(0))):
+    for group in (vectorised(_clients(2, 0)), vectorised(_clients(0))):
         positions = tf.range(3)
         assert not np.any(group.has(positions)[-1])
         # Something is taken all the same.
@@ -100,7 +105,7 @@ def test_a_client_without_examples_has_none_that_count():
 @pytest.mark.parametrize("limit", [1, 2, 3, 9])
 def test_a_group_may_be_limited_to_the_first_examples_of_each_client(limit):
     clients = _clients(3, 1, 0, 2)
-    limited = group_of_many(clients).limited(limit)
+    limited = vectorised(clients).limited(limit)
     np.testing.assert_array_equal(limited.num_examples, np.minimum([3, 1, 0, 2], limit))
     # What loops over batches run to.
     assert limited.capacity == min(3, limit)
@@ -110,38 +115,42 @@ def test_a_group_may_be_limited_to_the_first_examples_of_each_client(limit):
         found = np.asarray(limited.take(positions)[name])[np.asarray(limited.has(positions))]
         np.testing.assert_array_equal(found, np.concatenate([client[name] for client in cut]))
     seeds = client_seeds(tf.constant([1, 2]), limited)
-    np.testing.assert_array_equal(seeds, client_seeds(tf.constant([1, 2]), group_of_many(cut)))
+    np.testing.assert_array_equal(seeds, client_seeds(tf.constant([1, 2]), vectorised(cut)))
 
 
 def test_without_a_limit_a_group_is_what_it_was():
-    group = group_of_many(_clients(3, 1))
+    group = vectorised(_clients(3, 1))
     assert group.limited(None) is group
 
 
 def test_end_rows_are_those_of_first_and_last_examples():
-    group = group_of_many(_clients(3, 1, 0, 2))
+    group = vectorised(_clients(3, 1, 0, 2))
     np.testing.assert_array_equal(group.end_rows(), [[0, 2], [3, 3], [4, 4], [4, 5]])
-    np.testing.assert_array_equal(group_of_one(_clients(5)[0]).end_rows(), [[0, 4]])
+    np.testing.assert_array_equal(single(_clients(5)[0]).end_rows(), [[0, 4]])
 
 
 def test_end_rows_of_an_empty_client_are_rows_that_exist():
     """A column is gathered there, also after the last client, and in a group of none but empty."""
     for sizes in ((2, 0), (0, 0), (0,)):
-        group = group_of_many(_clients(*sizes))
+        group = vectorised(_clients(*sizes))
         rows = np.asarray(group.end_rows())
         assert rows.shape == (len(sizes), 2)
         assert rows.min() >= 0 and rows.max() < len(group.examples["y"])
 
 
 def test_one_client_without_examples_has_no_end_rows():
-    assert group_of_one(_clients(0)[0]).end_rows().shape == [0, 2]
+    assert single(_clients(0)[0]).end_rows().shape == [0, 2]
 
 
-@pytest.mark.parametrize("per_client", [one_client, one_client_in_fixed_shapes, clients_in_step])
-def test_a_batch_larger_than_any_client_is_one_batch_of_all(per_client):
+@pytest.mark.parametrize("map_", [one_client, one_client_in_fixed_shapes, vectorised_clients])
+def test_a_batch_larger_than_any_client_is_one_batch_of_all(map_):
     # Nothing of the batch's size is made: that would be 8 GiB here.
-    positions = batch_positions(tf.constant(0), 2**31 - 1, tf.constant(5), per_client)
-    np.testing.assert_array_equal(positions, range(5))
+    clients = dataclasses.replace(vectorised(_clients(5, 2)), map_=map_)
+    seen = []
+    clients.fold_batches(2**31 - 1, lambda batch, n: seen.append(batch) or n + 1, tf.constant(0))
+    (batch,) = seen
+    np.testing.assert_array_equal(batch.positions, range(5))
+    np.testing.assert_array_equal(batch.is_present[1], [True, True, False, False, False])
 
 
 def test_a_function_is_applied_to_every_client():
@@ -152,60 +161,52 @@ def test_a_function_is_applied_to_every_client():
         return a * scale, tf.reduce_sum(parts["b"])
 
     b = np.arange(6.0, dtype=np.float32).reshape(3, 2)
-    assert not one_client.in_step
+    assert not one_client.is_vectorised
     alone = one_client(fn, tf.constant(2.0), {"b": tf.constant(b[0])})
     np.testing.assert_allclose(alone[0], 20)
-    assert clients_in_step.in_step
-    product, total = clients_in_step(fn, tf.constant([1.0, 2.0, 3.0]), {"b": tf.constant(b)})
+    assert vectorised_clients.is_vectorised
+    product, total = vectorised_clients(fn, tf.constant([1.0, 2.0, 3.0]), {"b": tf.constant(b)})
     np.testing.assert_allclose(product, [10, 20, 30])
     np.testing.assert_allclose(total, b.sum(axis=1))
 
 
 def test_what_does_not_depend_on_the_client_gets_an_axis_of_clients_too():
-    result = clients_in_step(lambda _: tf.constant([1, 2]), tf.zeros([3]))
+    result = vectorised_clients(lambda _: tf.constant([1, 2]), tf.zeros([3]))
     np.testing.assert_array_equal(result, [[1, 2]] * 3)
 
 
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5), (7,), (0, 0)])
 @pytest.mark.parametrize("batch_size", [3, 100])
-def test_a_domain_pass_in_step_is_that_of_each_client(sizes, batch_size):
+def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
     weights = _weights()
-    in_step = domain_pass(
-        model, 3, weights, group_of_many(clients), batch_size=batch_size, per_client=clients_in_step
-    )
-    alone = [
-        domain_pass(model, 3, weights, group_of_one(c), batch_size=batch_size) for c in clients
-    ]
-    for found, expected in zip(tf.nest.flatten(in_step), zip(*map(tf.nest.flatten, alone))):
+    together = domain_sums(model, 3, weights, vectorised(clients), batch_size=batch_size)
+    alone = [domain_sums(model, 3, weights, single(c), batch_size=batch_size) for c in clients]
+    for found, expected in zip(tf.nest.flatten(together), zip(*map(tf.nest.flatten, alone))):
         assert_all_close(found, np.stack(expected))
 
 
 @pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5)])
-def test_training_in_step_is_that_of_each_client(sizes):
+def test_vectorised_training_is_that_of_each_client(sizes):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
     options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
     alpha = np.array([0.5, 1, 2], np.float32)
     seeds = tf.range(10, 10 + len(sizes), dtype=tf.int64)
     betas = tf.constant([float(max(n, 1)) for n in sizes])
-    in_step = local_training(
-        model, options, _weights(), group_of_many(clients), alpha, betas, seeds, clients_in_step
-    )
+    together = local_sgd(model, options, _weights(), vectorised(clients, seeds), alpha, betas)
     for k, client in enumerate(clients):
-        alone = local_training(
-            model, options, _weights(), group_of_one(client), alpha, betas[k], seeds[k]
-        )
-        assert_all_close([w[k] for w in in_step.trained], list(alone.trained))
+        alone = local_sgd(model, options, _weights(), single(client, seeds[k]), alpha, betas[k])
+        assert_all_close([w[k] for w in together.trained], list(alone.trained))
 
 
-def test_a_client_in_a_group_cannot_be_told_from_one_alone_by_its_neighbours():
+def test_a_vectorised_client_cannot_be_told_from_one_alone_by_its_neighbours():
     """An empty client's rows are its neighbour's, whose numbers are not finite here."""
     spoiled = make_client([[np.nan] * 4] * 2, [0, 1])
     model = logistic_regression(4, 3)
     good = _clients(5)[0]
     clients = [make_client(np.zeros([0, 4]), []), spoiled, good]
-    sums = domain_pass(model, 3, _weights(), group_of_many(clients), clients_in_step, 2)
-    expected = domain_pass(model, 3, _weights(), group_of_one(good), batch_size=2)
+    sums = domain_sums(model, 3, _weights(), vectorised(clients), batch_size=2)
+    expected = domain_sums(model, 3, _weights(), single(good), batch_size=2)
     assert_all_close(sums.losses[2], expected.losses)
     np.testing.assert_array_equal(sums.losses[0], [0, 0, 0])
     np.testing.assert_array_equal(sums.counts, [[0, 0, 0], [1, 1, 0], expected.counts])

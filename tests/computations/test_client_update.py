@@ -13,12 +13,12 @@ from tests.computations.harness import (
     linear_model,
     make_client,
     random_client,
+    single,
 )
-from tff_agnostic.algorithms.agnostic_fed_avg import AgnosticClient
+from tff_agnostic.algorithms.agnostic_fed_avg import client_work
 from tff_agnostic.computations.client_output import TrainingBroadcast, TrainingOutput
-from tff_agnostic.computations.clients import client_seeds, group_of_one, one_client
-from tff_agnostic.computations.domain_losses import domain_pass
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.domain_losses import Holdout, domain_sums
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_sgd
 from tff_agnostic.models import Metric, Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
@@ -38,10 +38,14 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 
 def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOutput:
     """What a client sends in a round whose seed is `seed`."""
-    clients = group_of_one(client)
-    work = AgnosticClient(model, len(alpha), LocalTrainingOptions(**options))
-    broadcast = TrainingBroadcast(weights, np.array(alpha, np.float32))
-    return work(broadcast, clients, client_seeds(seed, clients), one_client)
+    return client_work(
+        TrainingBroadcast(weights, np.array(alpha, np.float32)),
+        single(client).seeded(seed),
+        model=model,
+        num_domains=len(alpha),
+        options=LocalTrainingOptions(**options),
+        holdout=Holdout(),
+    )
 
 
 def _update(client, alpha=(0.1, 0.2, 0.3, 0.4), **options) -> TrainingOutput:
@@ -53,14 +57,13 @@ def test_beta_is_the_scaled_count_and_weighs_the_delta():
     output = _update(client, batch_size=5)
     counts = np.bincount(client["domain_id"], minlength=4)
     np.testing.assert_allclose(output.beta, counts @ [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-    trained, _ = local_training(
+    trained, _ = local_sgd(
         logistic_regression(4, 3),
         LocalTrainingOptions(batch_size=5, shuffle=False),
         _weights(),
-        group_of_one(client),
+        single(client, _CLIENT_SEED),
         np.array([0.1, 0.2, 0.3, 0.4], np.float32),
         output.beta,
-        _CLIENT_SEED,
     )
     unshuffled = _update(client, batch_size=5, shuffle=False)
     for delta, w, w_k in zip(unshuffled.weighted_delta, _weights().trainable, trained):
@@ -70,7 +73,7 @@ def test_beta_is_the_scaled_count_and_weighs_the_delta():
 def test_losses_are_those_before_training():
     client = _client()
     output = _update(client, client_learning_rate=1.0, client_epochs=3)
-    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(client))
+    sums = domain_sums(logistic_regression(4, 3), 4, _weights(), single(client))
     assert_all_close(output.domain_losses, sums.losses)
     assert_identical(output.domain_counts, sums.counts)
     assert_all_close(output.metric_sums, OrderedDict(sums.metric_sums))

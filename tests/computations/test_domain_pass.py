@@ -9,9 +9,9 @@ from tests.computations.harness import (
     linear_model,
     make_client,
     random_client,
+    single,
 )
-from tff_agnostic.computations.clients import group_of_one
-from tff_agnostic.computations.domain_losses import domain_pass
+from tff_agnostic.computations.domain_losses import domain_sums
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
@@ -28,7 +28,7 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 
 def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
-    sums = domain_pass(model, 4, weights, group_of_one(client), batch_size=256)
+    sums = domain_sums(model, 4, weights, single(client), batch_size=256)
 
     scores = client["x"] @ weights.trainable[0] + weights.trainable[1]
     losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(23), client["y"]]
@@ -45,12 +45,12 @@ def test_domain_pass_sums_losses_counts_and_metrics_of_each_domain():
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 24])
 def test_domain_pass_does_not_depend_on_its_batch_size(batch_size):
     model, weights, client = logistic_regression(4, 3), _weights(), _client()
-    sums = domain_pass(model, 4, weights, group_of_one(client), batch_size=batch_size)
-    assert_all_close(sums, domain_pass(model, 4, weights, group_of_one(client), batch_size=1000))
+    sums = domain_sums(model, 4, weights, single(client), batch_size=batch_size)
+    assert_all_close(sums, domain_sums(model, 4, weights, single(client), batch_size=1000))
 
 
 def test_domain_pass_of_a_client_without_examples_is_zero():
-    sums = domain_pass(logistic_regression(4, 3), 4, _weights(), group_of_one(_client(size=0)))
+    sums = domain_sums(logistic_regression(4, 3), 4, _weights(), single(_client(size=0)))
     for value in tf.nest.flatten(sums):
         np.testing.assert_array_equal(value, np.zeros_like(value))
 
@@ -58,9 +58,7 @@ def test_domain_pass_of_a_client_without_examples_is_zero():
 def test_the_regularizer_is_part_of_every_examples_loss():
     model = linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2))
     weights = ModelWeights([np.array([4.0], np.float32)], [])
-    sums = domain_pass(
-        model, 2, weights, group_of_one(make_client([1, 2, 5], [0, 0, 1])), batch_size=2
-    )
+    sums = domain_sums(model, 2, weights, single(make_client([1, 2, 5], [0, 0, 1])), batch_size=2)
     np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
 
 
@@ -68,11 +66,11 @@ def test_the_regularizer_is_part_of_every_examples_loss():
 def test_a_large_sum_does_not_swallow_small_losses(order):
     """Of 60,000 examples the first, or the last, has a million times the loss of the others."""
     x = np.array([1e4] + [0.017] * 59_999, np.float32)[::order]
-    sums = domain_pass(
+    sums = domain_sums(
         linear_model(),
         2,
         linear_model().initial_weights,
-        group_of_one(make_client(x, [0] * 60_000)),
+        single(make_client(x, [0] * 60_000)),
     )
     expected = 4.0 * np.sum(x, dtype=np.float64)
     np.testing.assert_allclose(sums.losses, [expected, 0.0], rtol=5e-5)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_all_close, make_client, random_client
+from tests.computations.harness import assert_all_close, make_client, random_client, single
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.computations.clients import group_of_one, one_client
-from tff_agnostic.computations.domain_losses import domain_pass
-from tff_agnostic.computations.evaluation import EvaluateClients, EvaluationOutput, measure_grids
+from tff_agnostic.computations.domain_losses import domain_sums
+from tff_agnostic.computations.evaluation import EvaluationOutput, evaluate_clients, measure_grids
 from tff_agnostic.computations.histograms import quantile
 from tff_agnostic.models import Metric, accuracy, logistic_regression, next_word_lstm
 from tff_agnostic.models.model import Model, ModelWeights
@@ -183,8 +182,7 @@ def test_a_value_beyond_its_bound_is_cut_by_size_too(tff_runtime, output):
 
 
 def _of_one_client(model: Model, weights: ModelWeights, client: Any) -> EvaluationOutput:
-    work = EvaluateClients(model, _DOMAINS)
-    return work(weights, group_of_one(client), tf.constant(0, tf.int64), one_client)
+    return evaluate_clients(weights, single(client), model=model, num_domains=_DOMAINS)
 
 
 def _squared_error() -> Metric:
@@ -250,8 +248,8 @@ def test_text_metrics_are_exact_whatever_the_batches():
     client = {"x": x, "y": y, "domain_id": rng.integers(_DOMAINS, size=11).astype(np.int32)}
     outputs = []
     for batch_size in (1, 4, 256):
-        sums = domain_pass(
-            model, _DOMAINS, model.initial_weights, group_of_one(client), batch_size=batch_size
+        sums = domain_sums(
+            model, _DOMAINS, model.initial_weights, single(client), batch_size=batch_size
         )
         outputs.append(sums)
     for output in outputs[1:]:

@@ -5,12 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tests.computations import reference
-from tests.computations.harness import EagerTraining, linear_model, make_client
+from tests.computations.harness import EagerTraining, linear_model, make_client, single
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.clients import group_of_one
-from tff_agnostic.computations.local_training import LocalTrainingOptions, local_training
+from tff_agnostic.computations.local_training import LocalTrainingOptions, local_sgd
 from tff_agnostic.models.model import ModelWeights
 
 # The loss of an example is x * w: the order of examples does not matter, and shuffling stays on.
@@ -93,14 +92,13 @@ def test_client_deltas_of_the_golden_round(client, beta, delta):
 @pytest.mark.parametrize(("client", "beta", "delta"), [(_CLIENT_0, 0.5, 6.4), (_CLIENT_1, 0.2, 33)])
 def test_local_training_alone(client, beta, delta):
     """Alpha differs between domains here: an indexing mistake cannot pass."""
-    trained, _ = local_training(
+    trained, _ = local_sgd(
         linear_model(),
         LocalTrainingOptions(client_learning_rate=1.0, client_epochs=1, batch_size=3),
         ModelWeights([np.array([4.0], np.float32)], []),
-        group_of_one(client),
+        single(client, tf.constant(0, tf.int64)),
         alpha=np.array(_LAMBDA_0, np.float32),
         beta=np.float32(beta),
-        seed=tf.constant(0, tf.int64),
     )
     np.testing.assert_allclose(4.0 - trained[0], [delta], rtol=1e-6)
 
@@ -108,14 +106,13 @@ def test_local_training_alone(client, beta, delta):
 @pytest.mark.parametrize("epochs", [1, 2, 5])
 def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
     options = LocalTrainingOptions(client_learning_rate=0.5, client_epochs=epochs, batch_size=2)
-    trained, _ = local_training(
+    trained, _ = local_sgd(
         linear_model(),
         options,
         ModelWeights([np.array([4.0], np.float32)], []),
-        group_of_one(_CLIENT_0),
+        single(_CLIENT_0, tf.constant(0, tf.int64)),
         alpha=np.ones([4], np.float32),
         beta=np.float32(6.0),
-        seed=tf.constant(0, tf.int64),
     )
     # One epoch moves by 0.5 * sum(x) / 6 = 17 / 12.
     np.testing.assert_allclose(4.0 - trained[0], [epochs * 17 / 12], rtol=1e-5)
@@ -125,14 +122,13 @@ def test_batch_normalizer_steps_by_the_weighted_mean_of_each_batch():
     options = LocalTrainingOptions(
         client_learning_rate=1.0, batch_size=4, batch_normalizer="batch", shuffle=False
     )
-    trained, _ = local_training(
+    trained, _ = local_sgd(
         linear_model(),
         options,
         ModelWeights([np.array([4.0], np.float32)], []),
-        group_of_one(_CLIENT_0),
+        single(_CLIENT_0, tf.constant(0, tf.int64)),
         alpha=np.array(_LAMBDA_0, np.float32),
         beta=np.float32(0.5),
-        seed=tf.constant(0, tf.int64),
     )
     # Batches x=[1,2,4,3] of domains [1,0,0,0] and x=[6,1] of domain 2.
     expected = (0.2 * 1 + 0.1 * (2 + 4 + 3)) / 0.5 + (6 + 1) / 2

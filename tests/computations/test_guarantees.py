@@ -1,4 +1,4 @@
-"""What an aggregation promises is checked in every exchange before anything runs."""
+"""What an aggregation promises is checked in every step before anything runs."""
 
 import enum
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
         leaks=lambda bounds: False,
         guarantees=others | {_Unchecked.DIFFERENTIAL_PRIVACY},
     )
-    expected = "aggregation private: it promises differential privacy, and there is no check"
+    expected = "aggregation private declares 'differential privacy', but no check"
     for name in ("fed_avg", "above_mean"):
         assert expected in _refused(streaming_runtime.training, build(name), aggregation)
     assert expected in _refused(streaming_runtime.evaluation, *_EVALUATED, aggregation)
@@ -91,9 +91,9 @@ def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
     message = _refused(runtime.training, build("agnostic_fed_avg"), aggregation)
     assert "secure aggregation was asked for, but 1 values of a client" in message
     assert message.endswith(": mood")
-    assert message.startswith("exchange 'training': ")
+    assert message.startswith("step 'training': ")
     message = _refused(runtime.evaluation, *_EVALUATED, aggregation)
-    assert message.startswith("exchange 'evaluation': ")
+    assert message.startswith("step 'evaluation': ")
 
 
 def test_one_that_promises_nothing_is_not_checked(runtime):
@@ -107,15 +107,13 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
     assert evaluate(model.initial_weights, [cohort()]).output.clients["evaluated"] == 4
 
 
-@pytest.mark.parametrize(
-    ("leaks", "exchange"), [(_in_survey, "survey"), (_in_training, "training")]
-)
-def test_one_of_several_exchanges_that_leaks_is_refused_by_name(streaming_runtime, leaks, exchange):
+@pytest.mark.parametrize(("leaks", "step"), [(_in_survey, "survey"), (_in_training, "training")])
+def test_one_of_several_steps_that_leaks_is_refused_by_name(streaming_runtime, leaks, step):
     message = _refused(streaming_runtime.training, build("above_mean"), Leaky(leaks=leaks))
-    assert message.startswith(f"exchange '{exchange}': secure aggregation was asked for, but 1 ")
+    assert message.startswith(f"step '{step}': secure aggregation was asked for, but 1 ")
 
 
-def test_of_several_exchanges_everything_is_reported(runtime):
+def test_of_several_steps_everything_is_reported(runtime):
     security = runtime.training(build("above_mean"), SecureSum()).security
     assert security.is_secure
     assert any(value.startswith("survey: values.loss") for value in security.secure)
@@ -148,8 +146,8 @@ _WAYS = {
 
 
 @pytest.mark.parametrize("way", list(_WAYS))
-def test_a_way_to_the_server_beside_the_exchanges_is_refused(way):
-    """Each exchange is secure by itself; the round adds a sum that belongs to none."""
+def test_a_way_to_the_server_beside_the_steps_is_refused(way):
+    """Each step is secure by itself; the round adds a sum that belongs to none."""
     process = build_process(build("above_mean"), SecureSum())
     assert check_process(SecureSum(), process).is_secure
     next_ = process.learning_process.next

@@ -9,10 +9,11 @@ import tensorflow as tf
 from tests.algorithms.cases import build
 from tests.computations.harness import (
     random_client,
+    single,
+    vectorised,
 )
 from tests.computations.kept_out_split import SHARE, SPLIT, split_of
-from tff_agnostic.computations.clients import group_of_many, group_of_one
-from tff_agnostic.computations.domain_losses import DomainLossOptions, ExampleSplit
+from tff_agnostic.computations.domain_losses import Holdout, HoldoutOptions
 from tff_agnostic.domain_weights.ascent import LambdaOptions, lambda_steps
 from tff_agnostic.errors import UserError
 
@@ -37,7 +38,7 @@ def _places(group: Any) -> list[list[int]]:
 def test_every_example_is_measured_or_trained_on(share):
     rng = np.random.default_rng(0)
     clients = [_numbered(rng, n) for n in (*range(12), 1, 2, 200)]
-    parts = ExampleSplit(share, seed=3)(group_of_many(clients))
+    parts = Holdout(share, seed=3).split(vectorised(clients))
     for part in parts:
         assert np.max(part.num_examples) <= part.capacity
     for client, kept_out, trained in zip(clients, *map(_places, parts)):
@@ -54,7 +55,7 @@ def test_a_client_of_one_example_trains_on_it_and_one_of_two_on_one_at_least():
     rng = np.random.default_rng(1)
     for n, kept_out in ((1, {0}), (2, {0, 1})):
         clients = [_numbered(rng, n) for _ in range(100)]
-        found, _ = ExampleSplit(SHARE, seed=3)(group_of_many(clients))
+        found, _ = Holdout(SHARE, seed=3).split(vectorised(clients))
         assert set(np.asarray(found.num_examples)) == kept_out
 
 
@@ -62,7 +63,7 @@ def test_a_client_of_one_example_trains_on_it_and_one_of_two_on_one_at_least():
 def test_the_share_is_kept_out_on_average_and_of_every_place(n):
     rng = np.random.default_rng(2)
     clients = [_numbered(rng, n) for _ in range(3000)]
-    kept_out, _ = ExampleSplit(0.3, seed=5)(group_of_many(clients))
+    kept_out, _ = Holdout(0.3, seed=5).split(vectorised(clients))
     places = np.bincount(np.concatenate(_places(kept_out)).astype(int), minlength=n) / 3000
     np.testing.assert_allclose(places, 0.3, atol=0.03)
 
@@ -72,14 +73,14 @@ def test_it_is_the_same_alone_in_any_group_and_in_fixed_shapes():
     clients = [_numbered(rng, n) for n in (5, 0, 1, 30, 8, 2)]
     alone = [split_of(client) for client in clients]
     for members in ((0, 1, 2, 3, 4, 5), (4, 0), (5, 2, 1)):
-        parts = SPLIT(group_of_many([clients[k] for k in members]))
+        parts = SPLIT.split(vectorised([clients[k] for k in members]))
         found = zip(*map(_places, parts))
         assert [list(parts) for parts in found] == [alone[k] for k in members]
 
     @tf.function(jit_compile=True, autograph=False)
     def counts(examples: Any) -> Any:
         # As XLA sees a client: the sizes of arrays are known, and no others.
-        kept_out, trained = SPLIT(group_of_one(examples))
+        kept_out, trained = SPLIT.split(single(examples))
         ids = [part.take(tf.range(part.capacity))["y"] for part in (kept_out, trained)]
         return ids, kept_out.num_examples, trained.num_examples
 
@@ -95,23 +96,23 @@ def test_another_seed_or_another_client_has_another_split():
     client, other = _numbered(rng, 40), _numbered(rng, 40)
     assert split_of(client) == split_of(client)
     assert split_of(client) != split_of(other)
-    assert split_of(client) != split_of(client, ExampleSplit(SHARE, seed=8))
+    assert split_of(client) != split_of(client, Holdout(SHARE, seed=8))
 
 
 def test_without_a_share_nothing_depends_on_the_seed():
     """Trials then share what was traced."""
-    options = DomainLossOptions()
-    assert options.example_split(1) == options.example_split(2)
-    assert not options.example_split(1).is_apart
-    assert build("agnostic_fed_avg", seed=1).exchanges[0].client == (
-        build("agnostic_fed_avg", seed=2).exchanges[0].client
+    options = HoldoutOptions()
+    assert options.holdout(1) == options.holdout(2)
+    assert not options.holdout(1).is_active
+    assert build("agnostic_fed_avg", seed=1).steps[0].client_work == (
+        build("agnostic_fed_avg", seed=2).steps[0].client_work
     )
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_out_of_range_is_refused(share):
     with pytest.raises(UserError, match="--domain_loss_share: expected"):
-        DomainLossOptions(domain_loss_share=share)
+        HoldoutOptions(domain_loss_share=share)
 
 
 # Lambda

@@ -1,10 +1,10 @@
-"""In step, operands of any ranks are combined as they are for one client."""
+"""Vectorised, operands of any ranks are combined as they are for one client."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.computations.clients import clients_in_step
+from tff_agnostic.computations.clients import vectorised_clients
 
 _NUM_CLIENTS = 3
 _SHARED = {rank: np.arange(2.0**rank, dtype=np.float32).reshape([2] * rank) for rank in range(4)}
@@ -14,10 +14,10 @@ def _per_client(rank: int) -> np.ndarray:
     return np.stack([_SHARED[rank] + np.float32(10 * k) for k in range(_NUM_CLIENTS)])
 
 
-def _in_step(fn, *args, known: bool = True):
+def _vectorised(fn, *args, known: bool = True):
     specs = [tf.TensorSpec([None] * np.ndim(a) if known else None, tf.float32) for a in args]
     return tf.function(
-        lambda *args: clients_in_step(fn, *args), autograph=False
+        lambda *args: vectorised_clients(fn, *args), autograph=False
     ).get_concrete_function(*specs)
 
 
@@ -26,24 +26,24 @@ def _in_step(fn, *args, known: bool = True):
 @pytest.mark.parametrize("other_rank", range(4))
 def test_operands_of_each_client_are_broadcast(rank, other_rank, known):
     args = _per_client(rank), np.float32(0.5) * _per_client(other_rank)
-    in_step = _in_step(lambda a, b: a * b - b, *args, known=known)
+    combine = _vectorised(lambda a, b: a * b - b, *args, known=known)
     expected = np.stack([a * b - b for a, b in zip(*args)])
-    np.testing.assert_array_equal(in_step(*map(tf.constant, args)), expected)
+    np.testing.assert_array_equal(combine(*map(tf.constant, args)), expected)
 
 
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("shared_rank", range(4))
 def test_operands_that_all_share_are_broadcast(rank, shared_rank):
     values, shared = _per_client(rank), _SHARED[shared_rank]
-    in_step = _in_step(lambda a: tf.maximum(shared - a, 0.25), values)
+    combine = _vectorised(lambda a: tf.maximum(shared - a, 0.25), values)
     np.testing.assert_array_equal(
-        in_step(tf.constant(values)), np.stack([np.maximum(shared - a, 0.25) for a in values])
+        combine(tf.constant(values)), np.stack([np.maximum(shared - a, 0.25) for a in values])
     )
 
 
 def test_of_three_operands_the_largest_decides():
     condition, vectors, scalars = _per_client(2) > 11, _per_client(1), _per_client(0)
-    select = _in_step(lambda c, v, s: tf.where(c > 0, v, s), condition * 1.0, vectors, scalars)
+    select = _vectorised(lambda c, v, s: tf.where(c > 0, v, s), condition * 1.0, vectors, scalars)
     np.testing.assert_array_equal(
         select(*(tf.constant(a, tf.float32) for a in (condition, vectors, scalars))),
         np.stack([np.where(c, v, s) for c, v, s in zip(condition, vectors, scalars)]),
@@ -51,5 +51,5 @@ def test_of_three_operands_the_largest_decides():
 
 
 def test_no_shape_is_computed_where_all_ranks_are_known():
-    traced = _in_step(lambda a, b: tf.exp(a) * a + b, _per_client(2), _per_client(1))
+    traced = _vectorised(lambda a, b: tf.exp(a) * a + b, _per_client(2), _per_client(1))
     assert "Tile" not in {op.type for op in traced.graph.get_operations()}

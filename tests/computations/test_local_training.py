@@ -9,11 +9,11 @@ from tests.computations.harness import (
     linear_model,
     make_client,
     random_client,
+    single,
 )
-from tff_agnostic.computations.clients import group_of_one
 from tff_agnostic.computations.local_training import (
     LocalTrainingOptions,
-    local_training,
+    local_sgd,
     minus_rows,
 )
 from tff_agnostic.errors import UserError
@@ -35,27 +35,25 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 
 def test_the_regularizer_is_in_the_gradient():
     """The mean gradient of the examples is 8 / 3, that of the regularizer w = 4."""
-    trained, _ = local_training(
+    trained, _ = local_sgd(
         linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2)),
         LocalTrainingOptions(client_learning_rate=1.0),
         ModelWeights([np.array([4.0], np.float32)], []),
-        group_of_one(make_client([1, 2, 5], [0, 0, 1])),
+        single(make_client([1, 2, 5], [0, 0, 1]), _SEED),
         np.ones([2], np.float32),
         np.float32(3),
-        _SEED,
     )
     np.testing.assert_allclose(trained[0], [4 - (8 / 3 + 4)], rtol=1e-5)
 
 
 def _trained(client, *, seed=_SEED, **options):
-    return local_training(
+    return local_sgd(
         logistic_regression(4, 3),
         LocalTrainingOptions(client_learning_rate=1.0, batch_size=4, **options),
         _weights(),
-        group_of_one(client),
+        single(client, seed),
         np.full([4], 0.25, np.float32),
         np.float32(len(client["y"]) * 0.25),
-        seed,
     ).trained
 
 
@@ -72,14 +70,13 @@ def test_each_epoch_visits_every_example_once():
     """The gradient of a linear loss does not depend on the order: only on who was visited."""
     client = make_client(2.0 ** np.arange(9), np.zeros(9))
     for epochs in (1, 2, 3):
-        trained, _ = local_training(
+        trained, _ = local_sgd(
             linear_model(initial=0.0),
             LocalTrainingOptions(client_learning_rate=1.0, batch_size=2, client_epochs=epochs),
             ModelWeights([np.array([0.0], np.float32)], []),
-            group_of_one(client),
+            single(client, _SEED),
             np.ones([1], np.float32),
             np.float32(1.0),
-            _SEED,
         )
         assert trained[0] == -epochs * (2.0**9 - 1)
 
@@ -89,14 +86,13 @@ def test_epochs_have_different_orders():
     client = _client()
     two_epochs = _trained(client, client_epochs=2)
     first = ModelWeights(_trained(client, client_epochs=1), [])
-    same_order_again = local_training(
+    same_order_again = local_sgd(
         logistic_regression(4, 3),
         LocalTrainingOptions(client_learning_rate=1.0, batch_size=4),
         first,
-        group_of_one(client),
+        single(client, _SEED),
         np.full([4], 0.25, np.float32),
         np.float32(len(client["y"]) * 0.25),
-        _SEED,
     ).trained
     assert not np.array_equal(two_epochs[0], same_order_again[0])
 

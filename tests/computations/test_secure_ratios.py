@@ -17,14 +17,14 @@ from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import (
     ClientCounts,
     TrainingOutput,
-    training_output_bounds,
+    training_bounds,
 )
 from tff_agnostic.computations.domain_losses import MetricSums
 from tff_agnostic.models import logistic_regression
 
 _DOMAINS = 3
 _OPTIONS = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=0.5, max_beta=2.0, bits=40)
-_BOUNDS = training_output_bounds(logistic_regression(4, 3), _OPTIONS, default_max_beta=1.0)
+_BOUNDS = training_bounds(logistic_regression(4, 3), 1.0)(_OPTIONS)
 _MAX_BETA, _MAX_UPDATE, _MAX_LOSSES, _MAX_COUNT = 2.0, 1.0, 200.0, 20
 _FLOAT32 = 1e-6
 # Bounds are met exactly, and quotients of floats are not.

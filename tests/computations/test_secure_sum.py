@@ -49,7 +49,7 @@ def _algorithm():
 
 
 def _bounds(options: SecureSumOptions) -> TrainingOutput:
-    return _algorithm().exchanges[0].bounds(options)
+    return _algorithm().steps[0].bounds(options)
 
 
 def _cohort(seed: int = 0) -> list[dict[str, np.ndarray]]:

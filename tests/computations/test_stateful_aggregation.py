@@ -133,7 +133,7 @@ def _expected(name: str, first_norm: float = _FIRST_NORM) -> Any:
     state, norm = training.initialize(), first_norm
     for clients in cohorts(_ROUNDS):
         sums: tuple[Any, ...] = ()
-        for _ in algorithm.exchanges:
+        for _ in algorithm.steps:
             outputs = [training.client_output(state, client, sums) for client in clients]
             scaled = [_scaled(output, norm * len(output._fields)) for output in outputs]
             sums = (*sums, _summed(scaled))
@@ -165,8 +165,8 @@ def test_rounds_are_those_of_numpy(runtime, name):
     state, reports = run_rounds(training, cohorts(_ROUNDS))
     assert_all_close(state.algorithm, _expected(name), rtol=1e-4, atol=1e-6)
     # Each exchange has a state of its own.
-    fields = {"survey": 2, "training": 6}
-    names = [exchange.name for exchange in build(name).exchanges]
+    fields = {"survey": 2, "training": 7}
+    names = [exchange.name for exchange in build(name).steps]
     assert [of_exchange.rounds for of_exchange in state.aggregations] == [_ROUNDS] * len(names)
     for k, exchange in enumerate(names):
         norms = [_FIRST_NORM * fields[exchange] * 0.5**t for t in range(_ROUNDS + 1)]

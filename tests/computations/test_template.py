@@ -98,8 +98,8 @@ def test_all_communication_is_one_broadcast_and_one_sum(process):
 )
 def test_every_further_exchange_is_a_broadcast_and_a_sum_more(aggregation, uri):
     process = build_process(build("above_mean"), aggregation)
-    assert list(process.exchanges) == ["survey", "training"]
-    for exchange in process.exchanges.values():
+    assert list(process.steps) == ["survey", "training"]
+    for exchange in process.steps.values():
         assert _communication(exchange) == {"federated_broadcast": 1, uri: 1}
     assert _communication(process.learning_process.next) == {"federated_broadcast": 2, uri: 2}
 

@@ -16,7 +16,7 @@ from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.histograms import LogGrid
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.metrics import EvaluationMetrics, quantiles
 from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise
@@ -86,7 +86,7 @@ def test_rounds_have_the_noise_of_the_fleets_key_and_of_their_number(
     deployment, request = open_export(folder), make_request(profile)
     columns = request.algorithm.client_data_spec
     clients = synthetic_clients(columns, request.column_ranges, request.num_domains)
-    algorithm = AggregatedRound(request.algorithm, PlainSum()).initialize().algorithm
+    algorithm = Round(request.algorithm, PlainSum()).initialize().algorithm
     weights = request.algorithm.main_model(algorithm)
     evaluate = streaming_runtime.measurement(noise.measurement, noise.aggregation)
     cohorts = [conformance_clients(deployment)] * 2

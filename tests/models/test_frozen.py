@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.computations.harness import linear_model
 from tests.models import keras_zoo
 from tff_agnostic.aggregations.aggregation import ClientLimits
-from tff_agnostic.computations.client_output import training_output_bounds
+from tff_agnostic.computations.client_output import training_bounds
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import model_from_keras
 from tff_agnostic.models.keras import as_in_keras, freeze, with_frozen
@@ -40,7 +40,7 @@ def test_predictions_are_the_same_and_gradients_are_of_the_others():
     np.testing.assert_array_equal(found.predict(found.initial_weights, x, False, _SEED), expected)
     assert found.num_parameters == 7 * 3 + 3
     # What a client sends has no place for the others.
-    bounds = training_output_bounds(found, ClientLimits(), 1.0)
+    bounds = training_bounds(found)(ClientLimits())
     assert len(bounds.weighted_delta) == 2
 
 

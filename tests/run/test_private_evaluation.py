@@ -142,7 +142,7 @@ class _Telling(PrivateSum):
 def test_a_key_that_is_sent_to_clients_is_refused(streaming_runtime, task):
     noise = _private(task, 1.0)
     fields = {f.name: getattr(noise.aggregation, f.name) for f in dataclasses.fields(PrivateSum)}
-    with pytest.raises(UserError, match="exchange 'evaluation': what clients are sent is made of"):
+    with pytest.raises(UserError, match="step 'evaluation': the broadcast depends on"):
         streaming_runtime.measurement(noise.measurement, _Telling(**fields))
 
 

@@ -14,7 +14,7 @@ from tff_agnostic.algorithms.fed_boost import fed_boost
 from tff_agnostic.boosting.alpha import BoostOptions
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.round import AggregatedRound
+from tff_agnostic.computations.round import Round
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
@@ -24,20 +24,18 @@ from tff_agnostic.runtimes.sharding import streamed_shards
 
 
 class _Work:
-    """What clients do in the first exchange of an algorithm, and the message to them."""
+    """Client work of the first step of an algorithm, and the message to clients."""
 
-    def __init__(
-        self, model: Model, change: Any = lambda client: client, built: Any = None
-    ) -> None:
+    def __init__(self, model: Model, change: Any = lambda work: work, built: Any = None) -> None:
         options = FedAvgOptions(client_learning_rate=0.5, client_epochs=2, batch_size=4)
         algorithm = built or fed_avg(Problem.of_numbered_domains(model, 3), options)
-        (exchange,) = algorithm.exchanges
-        exchange = dataclasses.replace(exchange, client=change(exchange.client))
-        round_ = AggregatedRound(dataclasses.replace(algorithm, exchanges=(exchange,)), PlainSum())
+        (step,) = algorithm.steps
+        step = dataclasses.replace(step, client_work=change(step.client_work))
+        round_ = Round(dataclasses.replace(algorithm, steps=(step,)), PlainSum())
         self.broadcast = round_.start(round_.initialize())
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.broadcast)
         self.compiled = CompiledWork(
-            client_work_of(round_.exchanges[0], specs, algorithm.client_data_spec)
+            client_work_of(round_.steps[0], specs, algorithm.client_data_spec)
         )
 
     def plan(self, mode, cohort, max_clients_in_step=None):
@@ -46,7 +44,7 @@ class _Work:
     def sums(self, mode, cohort, max_clients_in_step=None):
         """Returns the sum of each shard."""
         run, shards = self.plan(mode, cohort, max_clients_in_step)
-        return [run(self.broadcast, [cohort[k] for k in shard]).submitted for shard in shards]
+        return [run(self.broadcast, [cohort[k] for k in shard]).output for shard in shards]
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +148,10 @@ def _has_wrong_shapes(values: tf.Tensor) -> tf.Tensor:
 def _also_for_each_client(wrong: Any) -> Any:
     """Adds a function that goes wrong to what clients do, where runtimes apply it to each."""
 
-    def change(client: Any) -> Any:
-        def changed(broadcast: Any, clients: Any, seed: Any, per_client: Any) -> Any:
-            output = client(broadcast, clients, seed, per_client)
-            return output._replace(beta=per_client(wrong, output.beta))
+    def change(work: Any) -> Any:
+        def changed(broadcast: Any, clients: Any) -> Any:
+            output = work(broadcast, clients)
+            return output._replace(beta=clients.map(wrong, output.beta))
 
         return changed
 
@@ -163,9 +161,9 @@ def _also_for_each_client(wrong: Any) -> Any:
 def _also_for_all_clients(wrong: Any) -> Any:
     """Adds it where a function of many clients in step is called once."""
 
-    def change(client: Any) -> Any:
-        def changed(broadcast: Any, clients: Any, seed: Any, per_client: Any) -> Any:
-            output = client(broadcast, clients, seed, per_client)
+    def change(work: Any) -> Any:
+        def changed(broadcast: Any, clients: Any) -> Any:
+            output = work(broadcast, clients)
             return output._replace(beta=wrong(output.beta))
 
         return changed
@@ -195,9 +193,9 @@ def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, wrong, err
 def test_a_function_that_is_only_right_for_one_client_at_a_time_is_not_hidden():
     """It has no place for an axis of clients, and works only where they are streamed."""
 
-    def change(client: Any) -> Any:
-        def changed(broadcast: Any, clients: Any, seed: Any, per_client: Any) -> Any:
-            output = client(broadcast, clients, seed, per_client)
+    def change(work: Any) -> Any:
+        def changed(broadcast: Any, clients: Any) -> Any:
+            output = work(broadcast, clients)
             return output._replace(beta=tf.ensure_shape(output.beta, []))
 
         return changed

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms import two_exchanges
+from tests.algorithms import two_steps
 from tests.algorithms.cases import CASES, NUM_DOMAINS, build
 from tests.computations.harness import assert_identical, run_rounds
 from tests.runtimes.model_kinds import KINDS, ModelKind
@@ -33,7 +33,7 @@ _GROUP = 2
 
 _MODES = ("streamed", "vectorised")
 # Of algorithms, the two of two exchanges, one with choices of its own, and the one of the paper.
-_CHOSEN = ("agnostic_fed_avg", "stochastic_afl", "delta_fl", two_exchanges.NAME)
+_CHOSEN = ("agnostic_fed_avg", "stochastic_afl", "delta_fl", two_steps.NAME)
 # (algorithm, aggregation, kind of model, client modes): every algorithm, every aggregation and
 # every kind, secure sums with what they bound in different ways. TFF compiles each run, which takes
 # seconds, and secure ones again for each mode: the modes differ only in plain work.

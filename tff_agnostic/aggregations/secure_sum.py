@@ -107,8 +107,8 @@ class SecureSum(StatelessSum):
         """Bounds and quantises `output`; see the class."""
         del params
         clipped = OrderedDict(
-            (field, _count_exceeding(values, getattr(bounds, field)))
-            for field, values in output._asdict().items()
+            (field, _count_exceeding(getattr(output, field), getattr(bounds, field)))
+            for field in _sent_fields(bounds)
         )
         clipped[_EXAMPLES] = client.examples_cut
         scaled = scaled_to_bounds(output, bounds)
@@ -122,7 +122,9 @@ class SecureSum(StatelessSum):
         """Returns the secure sum of a `SecureSummand` in one intrinsic."""
         bit_widths = SecureSummand(
             values=tf.nest.map_structure(self.bit_width, bounds),
-            clipped=OrderedDict((field, _COUNT_BITS) for field in (*bounds._fields, _EXAMPLES)),
+            clipped=OrderedDict(
+                (field, _COUNT_BITS) for field in (*_sent_fields(bounds), _EXAMPLES)
+            ),
             num_clients=1,
         )
         return tff.federated_secure_sum_bitwidth(encoded, bit_widths)
@@ -148,7 +150,9 @@ class SecureSum(StatelessSum):
             return Quantity(f"{prefix}clipped/{field}", label, unit=Unit.VALUES)
 
         return OrderedDict(
-            clipped=OrderedDict((field, clipped(field)) for field in (*bounds._fields, _EXAMPLES))
+            clipped=OrderedDict(
+                (field, clipped(field)) for field in (*_sent_fields(bounds), _EXAMPLES)
+            )
         )
 
     def bit_width(self, bound: Bound) -> int:
@@ -220,6 +224,11 @@ def _common_factor(members: Sequence[tuple[tf.Tensor, Bound]]) -> tf.Tensor:
             # The smallest share below 1 that leaves a whole number; all of it where nothing is cut.
             factor = tf.math.divide_no_nan(tf.floor(count * factor), count)
     return factor
+
+
+def _sent_fields(bounds: Any) -> list[str]:
+    """Returns the fields of an output that hold values."""
+    return [field for field in bounds._fields if tf.nest.flatten(getattr(bounds, field))]
 
 
 def _count_exceeding(values: Any, bounds: Any) -> tf.Tensor:
