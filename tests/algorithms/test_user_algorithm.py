@@ -100,10 +100,10 @@ def test_it_runs_as_a_registered_one_does(path, cohort_runtime):
 def test_options_that_fail_are_told_with_their_lines_and_ranges_with_the_flag(path):
     path.write_text(
         BY_SIZE.replace(
-            "\n\n@dataclasses.dataclass(frozen=True)\nclass Client",
+            "\n\ndef weighted_work",
             "\n    def __post_init__(self):\n        super().__post_init__()\n"
             "        assert self.size_power != 3\n"
-            "\n\n@dataclasses.dataclass(frozen=True)\nclass Client",
+            "\n\ndef weighted_work",
         )
     )
     options = load_user_algorithm(path).options

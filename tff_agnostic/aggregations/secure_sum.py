@@ -122,9 +122,7 @@ class SecureSum(StatelessSum):
         """Returns the secure sum of a `SecureSummand` in one intrinsic."""
         bit_widths = SecureSummand(
             values=tf.nest.map_structure(self.bit_width, bounds),
-            clipped=OrderedDict(
-                (field, _COUNT_BITS) for field in (*_sent_fields(bounds), _EXAMPLES)
-            ),
+            clipped=OrderedDict((field, _COUNT_BITS) for field in _counted_fields(bounds)),
             num_clients=1,
         )
         return tff.federated_secure_sum_bitwidth(encoded, bit_widths)
@@ -150,9 +148,7 @@ class SecureSum(StatelessSum):
             return Quantity(f"{prefix}clipped/{field}", label, unit=Unit.VALUES)
 
         return OrderedDict(
-            clipped=OrderedDict(
-                (field, clipped(field)) for field in (*_sent_fields(bounds), _EXAMPLES)
-            )
+            clipped=OrderedDict((field, clipped(field)) for field in _counted_fields(bounds))
         )
 
     def bit_width(self, bound: Bound) -> int:
@@ -229,6 +225,11 @@ def _common_factor(members: Sequence[tuple[tf.Tensor, Bound]]) -> tf.Tensor:
 def _sent_fields(bounds: Any) -> list[str]:
     """Returns the fields of an output that hold values."""
     return [field for field in bounds._fields if tf.nest.flatten(getattr(bounds, field))]
+
+
+def _counted_fields(bounds: Any) -> list[str]:
+    """Returns what clipped values are counted by: fields, and the examples that are left out."""
+    return [*_sent_fields(bounds), _EXAMPLES]
 
 
 def _count_exceeding(values: Any, bounds: Any) -> tf.Tensor:
