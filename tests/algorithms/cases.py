@@ -1,4 +1,4 @@
-"""Algorithms for tests: every registered one, and one of two exchanges; built with any settings."""
+"""Algorithms for tests: every registered one, and one of two steps; built with any settings."""
 
 import dataclasses
 import functools

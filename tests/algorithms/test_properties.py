@@ -247,7 +247,7 @@ def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_r
     assert not np.array_equal(weights[0].trainable[0], weights[1].trainable[0])
 
 
-# TFF compiles for seconds. Answers of several shapes: one exchange, surveys, ratios.
+# TFF compiles for seconds. Answers of several shapes: one step, surveys, ratios.
 @pytest.mark.parametrize(
     "name",
     usually(["agnostic_fed_avg", "delta_fl", "q_ffl"], CASES),

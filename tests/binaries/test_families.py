@@ -146,7 +146,7 @@ class TestChoice:
 def test_a_plan_cannot_hold_the_survey(call, folder, family):
     message = call.refused(folder, export, f"--checkpoint={family[0]}", "--output_dir=plan")
     assert message == (
-        "--algorithm: a plan of the platform has one exchange between server and devices in a "
+        "--algorithm: a plan of the platform has one step between server and devices in a "
         "round, and delta_fl has 2 (survey, training): it cannot be exported; it has one with "
         "--threshold=lagged or --threshold=tracked"
     )

@@ -103,7 +103,7 @@ def make_request(
 ) -> ExportRequest:
     """Returns a request whose clients take several steps in batches that do not divide them.
 
-    `threshold` and `conformity` are for Delta-FL: by default it has two exchanges a round.
+    `threshold` and `conformity` are for Delta-FL: by default it has two steps a round.
     """
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
     built = build(

@@ -22,7 +22,7 @@ NUM_DOMAINS = 3
 _SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
 OPTIONS = {"max_clients_in_step": 2}
 _AGGREGATIONS = {"plain": PlainSum(), "secure": SecureSum(SecureSumOptions(max_examples=50))}
-# Of each mode and aggregation; secure sums are those of an algorithm of two exchanges.
+# Of each mode and aggregation; secure sums are those of an algorithm of two steps.
 _ALGORITHMS = {
     ("vectorised", "plain"): "agnostic_fed_avg",
     ("vectorised", "secure"): "above_mean",

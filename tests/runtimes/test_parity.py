@@ -32,7 +32,7 @@ _SIZES = ((9, 0, 1, 14, 6), (3, 1, 11), (2, 8, 0, 5, 4, 1), ())
 _GROUP = 2
 
 _MODES = ("streamed", "vectorised")
-# Of algorithms, the two of two exchanges, one with choices of its own, and the one of the paper.
+# Of algorithms, the two of two steps, one with choices of its own, and the one of the paper.
 _CHOSEN = ("agnostic_fed_avg", "stochastic_afl", "delta_fl", two_steps.NAME)
 # (algorithm, aggregation, kind of model, client modes): every algorithm, every aggregation and
 # every kind, secure sums with what they bound in different ways. TFF compiles each run, which takes

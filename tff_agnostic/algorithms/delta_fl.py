@@ -93,8 +93,8 @@ class DeltaFlOptions(
     )
     threshold: str = setting(
         "survey",
-        "How clients learn whether they train: from a survey of the losses, an exchange of its "
-        "own; or in one exchange, from the losses of the round before (lagged), or from a "
+        "How clients learn whether they train: from a survey of the losses, a step of its own; or "
+        "in one step, from the losses of the round before (lagged), or from a "
         "threshold that moves by factors (tracked).",
         choices=THRESHOLDS,
     )

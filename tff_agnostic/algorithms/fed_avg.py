@@ -111,7 +111,7 @@ def fed_avg(
 
     def share(r: core.RoundView) -> tf.Tensor:
         # The mixture of domains that the round's average minimised.
-        weight = scale * tf.cast(r.sums[0].domain_counts, tf.float32)
+        weight = scale * tf.cast(r.sums[-1].domain_counts, tf.float32)
         return tf.math.divide_no_nan(weight, tf.reduce_sum(weight))
 
     training = core.CommunicationStep(

@@ -1,33 +1,31 @@
 """Where the tail of the clients' losses begins: cuts of a histogram in sums, smoothed, tracked.
 
 A level theta of Delta-FL (Laguel et al. 2021) keeps the clients with the largest losses, theta of
-their weight. The server sees no loss: each client adds its weight to the bin of its loss, and
-the server answers with a bin. Clients above it count in full, those in it with the share that is
-left of theta, and those below it not at all. Losses of one bin are taken for equal: a bin of the
-grid is 2.7% wide, so that a threshold is off by 1.36% at most. (Where the tail is a few clients,
-bins of twice that width cost 1.7% of the objective, and these 0.3%: see the tests.)
+their weight. A client has to know before it trains whether it is among them. The server sees sums
+only, and can find the quantile of the losses
 
-How a client learns whether it is in the tail: from a survey, from the round before, or tracked.
-
-Of Delta-FL (Laguel et al. 2021) a round is: losses, their quantile, training by those above it. The
-quantile has to be known before a client trains, and a server that sees sums only can have it
-
-- from a *survey*, an exchange of its own before the training;
+- from a *survey*, a communication step before the training;
 - *lagged*, from the losses that clients send beside their updates: those of the round before;
 - *tracked*: one number that moves by a factor until the right share of the clients is below it.
 
-The latter two are rounds of one exchange, as platforms have them.
+The latter two are rounds of one step, which is all that platforms allow.
 
-The smoothed objective of Delta-FL (Laguel et al. 2021, section IV), from a histogram in sums.
+For a survey and a lagged threshold each client adds its weight to the bin of its loss. Clients
+above the bin of the quantile count in full, those in it with the share that is left of theta, and
+those below it not at all. Losses in one bin count as equal: a bin of the grid is 2.7% wide, so that
+a threshold is off by 1.36% at most. (Where the tail is a few clients, bins of twice that width cost
+1.7% of the objective, and these 0.3%: see the tests.)
 
-With the Moreau envelope h_nu in the place of max(., 0) the objective is
+The smoothed objective (section IV of the paper) has the Moreau envelope h_nu in the place of
+max(., 0):
 
     eta + (1/theta) sum_k alpha_k h_nu(F_k - eta)
     h_nu(r) = r^2 / (2 nu) on [0, nu], r - nu / 2 above, 0 below
 
-so that a client does not begin to train from one round to the next: one whose loss is above eta
-counts with h_nu'(F_k - eta), which grows from 0 at eta to 1 at eta + nu. The eta that minimises it
-is the one with which exactly theta of the weight counts. A loss is the centre of its bin.
+A client whose loss is above eta counts with h_nu'(F_k - eta), which grows from 0 at eta to 1 at
+eta + nu, so that clients do not begin to train from one round to the next. The eta that minimises
+the objective is the one with which exactly theta of the weight counts. A loss is the centre of its
+bin.
 """
 
 import dataclasses

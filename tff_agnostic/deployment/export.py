@@ -225,7 +225,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
 
 def check_single_step(algorithm: Algorithm) -> None:
-    """Checks that an algorithm can be a plan of the platform, which has one exchange a round.
+    """Checks that an algorithm can be a plan of the platform, which has one communication step a round.
 
     Raises:
         UserError: If its rounds have several.
@@ -234,7 +234,7 @@ def check_single_step(algorithm: Algorithm) -> None:
     if len(names) > 1:
         advice = algorithm.single_step_flags and f"; it has one with {algorithm.single_step_flags}"
         raise UserError(
-            f"--algorithm: a plan of the platform has one exchange between server and devices in a "
+            f"--algorithm: a plan of the platform has one step between server and devices in a "
             f"round, and {algorithm.name} has {len(names)} ({', '.join(names)}): it cannot be "
             f"exported{advice}"
         )

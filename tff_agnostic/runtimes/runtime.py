@@ -81,7 +81,7 @@ class Runtime(Protocol):
         """Prepares rounds of `algorithm`.
 
         Raises:
-            UserError: If what `aggregation` promises does not hold in a compiled exchange, or the
+            UserError: If what `aggregation` declares does not hold in a compiled step, or the
                 algorithm's functions do not fit together.
         """
 
