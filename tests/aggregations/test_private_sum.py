@@ -28,7 +28,6 @@ from tff_agnostic.algorithms import Problem
 from tff_agnostic.computations.round import Round
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.runtimes.client_work import client_work_of
 
 _SECURE = SecureSum(SecureSumOptions(max_examples=20, max_loss=5.0, min_clients=1))
 
@@ -296,9 +295,7 @@ def test_processes_that_run_clients_do_not_get_the_key():
     key = (0x1A2B3C4D5E6F7788, 0x1122334455667799)
     aggregation = private_sum(noise_multiplier=1.0, noise_key=key)
     (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps
-    specs = (tf.TensorSpec([], tf.float32), {})
-    on_clients: Any = client_work_of(exchange, *specs).fn
-    for side, is_there in ((on_clients.__self__, False), (exchange, True)):
+    for side, is_there in ((exchange.on_clients(), False), (exchange, True)):
         pickled = cloudpickle.dumps(side.aggregation)
         for number in key:
             assert (number.to_bytes(8, "little") in pickled) == is_there

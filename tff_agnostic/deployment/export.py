@@ -225,7 +225,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
 
 def check_single_step(algorithm: Algorithm) -> None:
-    """Checks that an algorithm can be a plan of the platform, which has one communication step a round.
+    """Checks that an algorithm can be a plan of the platform, which has one step a round.
 
     Raises:
         UserError: If its rounds have several.

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -67,32 +67,49 @@ class ShardFunction:
         return summed_in_order(calls, self.add)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClientWork:
-    """What each client does with what the server broadcasts; what it sends is only ever summed.
+    """What each client does in a step: its output, encoded for the sum.
+
+    Two are equal if clients do the same: what was traced for one serves the other.
 
     Attributes:
-        key: Works with equal keys are equal: what was traced for one serves the other.
-        fn: A pure function: (what is broadcast, clients) -> what each sends and remembers.
-        broadcast_spec: Tensor specs of its first argument.
+        step: The step as clients have it; it may travel to other processes. See
+            `RoundStep.on_clients`.
+        message_spec: Tensor specs of the message that every client is sent.
         client_spec: Tensor specs of one client's examples.
         state_spec: Of what one client remembers of the round's earlier steps.
-        numbers_clients: Whether clients have their place in the cohort.
-        bytes_per_example: See `CommunicationStep`.
     """
 
-    key: Hashable
-    fn: Callable[[Any, Clients], ClientResult] = dataclasses.field(compare=False)
-    broadcast_spec: Any = dataclasses.field(compare=False)
-    client_spec: Mapping[str, Any] = dataclasses.field(compare=False)
-    state_spec: Any = dataclasses.field(compare=False, default=())
-    numbers_clients: bool = dataclasses.field(compare=False, default=False)
-    bytes_per_example: Optional[int] = dataclasses.field(default=None, compare=False)
+    step: RoundStep
+    message_spec: Any
+    client_spec: Mapping[str, Any]
+    state_spec: Any = ()
+
+    @functools.cached_property
+    def _key(self) -> Any:
+        return self.step.key, tuple(tf.nest.flatten(self.state_spec))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientWork) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
     @property
-    def broadcast_bytes(self) -> int:
-        """Size of what is broadcast, about that of the model."""
-        return _num_bytes(self.broadcast_spec)
+    def numbers_clients(self) -> bool:
+        """Whether clients have their place in the cohort."""
+        return self.step.aggregation.numbers_clients
+
+    @property
+    def gathered_bytes(self) -> Optional[int]:
+        """See `CommunicationStep.bytes_per_example`."""
+        return self.step.step.bytes_per_example
+
+    @property
+    def message_bytes(self) -> int:
+        """Size of the message, about that of the model."""
+        return _num_bytes(self.message_spec)
 
     @property
     def example_bytes(self) -> int:
@@ -102,34 +119,6 @@ class ClientWork:
             dict(self.client_spec),
         )
         return _num_bytes(rows)
-
-
-def client_work_of(
-    step: RoundStep,
-    message_spec: Any,
-    client_spec: Mapping[str, Any],
-    state_spec: Any = (),
-) -> ClientWork:
-    """Returns what clients do in a step: their output, encoded for the sum.
-
-    Args:
-        step: The step with its aggregation.
-        message_spec: Tensor specs of the message that every client is sent.
-        client_spec: Tensor specs of one client's examples.
-        state_spec: Of what one client remembers of the round's earlier steps.
-    """
-    # It may travel to other processes.
-    of_clients = step.on_clients()
-    key = (of_clients.key, tuple(tf.nest.flatten(state_spec)))
-    return ClientWork(
-        key,
-        of_clients.client_work,
-        message_spec,
-        client_spec,
-        state_spec=state_spec,
-        numbers_clients=step.aggregation.numbers_clients,
-        bytes_per_example=step.step.bytes_per_example,
-    )
 
 
 def _num_bytes(specs: Any) -> int:
@@ -165,8 +154,10 @@ class CompiledWork:
     def _one(self) -> Any:
         map_ = one_client_in_fixed_shapes if self._jit_compile else one_client
 
-        def one(broadcast: Any, client: tuple[Any, Any, Any]) -> ClientResult:
-            output, state = self.work.fn(broadcast, Clients.of(arrays_of_client(*client), map_))
+        def one(message: Any, client: tuple[Any, Any, Any]) -> ClientResult:
+            output, state = self.work.step.client_work(
+                message, Clients.of(arrays_of_client(*client), map_)
+            )
             # With a client axis of size 1, as vectorised work has one.
             return ClientResult(
                 output, tf.nest.map_structure(lambda value: value[tf.newaxis], state)
@@ -178,8 +169,10 @@ class CompiledWork:
 
     @functools.cached_property
     def _many(self) -> Any:
-        def many(broadcast: Any, arrays: ClientArrays) -> ClientResult:
-            outputs, state = self.work.fn(broadcast, Clients.of(arrays, _ConvertedClients()))
+        def many(message: Any, arrays: ClientArrays) -> ClientResult:
+            outputs, state = self.work.step.client_work(
+                message, Clients.of(arrays, _ConvertedClients())
+            )
             return ClientResult(
                 tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs), state
             )
@@ -199,7 +192,7 @@ class CompiledWork:
         with tf.device(None):
             return tf.function(
                 fn, autograph=False, jit_compile=self._jit_compile
-            ).get_concrete_function(self.work.broadcast_spec, clients_spec)
+            ).get_concrete_function(self.work.message_spec, clients_spec)
 
     @functools.cached_property
     def vectorisation_error(self) -> Optional[str]:
@@ -337,13 +330,13 @@ def _choose(
     compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
     work = compiled.work
-    looks_up = work.bytes_per_example is not None
-    is_small = looks_up or work.broadcast_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
+    only_gathers = work.gathered_bytes is not None
+    is_small = only_gathers or work.message_bytes <= _LARGEST_VECTORISED_MODEL_BYTES
     can_vectorise = is_small and compiled.vectorisation_error is None
     return (_vectorise if can_vectorise else _stream)(compiled, cohort, max_clients_in_step)
 
 
-# (work, cohort, most clients of a group) -> how to run a shard, and the shards; a function of its
+# (work, cohort, most clients of a shard) -> how to run a shard, and the shards; a function of its
 # arguments alone, so that no number of devices or workers changes the sums.
 CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]], Plan]] = (
     Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
@@ -352,9 +345,9 @@ CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]
 
 def _largest_group(compiled: CompiledWork, num_rows: int) -> int:
     work, output = compiled.work, compiled.output_bytes()
-    looked_up = work.bytes_per_example
+    gathered = work.gathered_bytes
     # Tables that are only gathered from are shared, not copied per client.
-    model = work.broadcast_bytes if looked_up is None else num_rows * looked_up
+    model = work.message_bytes if gathered is None else num_rows * gathered
     # Weights with their steps, outputs with their encoding, a batch with its gradients: roughly.
     bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes
     return max(1, min(_MAX_GROUP, _GROUP_BYTES // bytes_per_client))

@@ -15,7 +15,7 @@ from tff_agnostic.computations.tff_process import EvaluationFunctions, build_pro
 from tff_agnostic.computations.verification import check_measurement, check_process
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.models.model import Examples, Model
-from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork, client_work_of
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork
 from tff_agnostic.runtimes.devices import (
     DEVICES,
     Lanes,
@@ -47,7 +47,36 @@ class SumOverClients(Protocol):
         """
 
 
-class CohortRuntime:
+class SummingRuntime:
+    """What runtimes have in common that differ in where clients run."""
+
+    def sum_over_clients(self, work: ClientWork) -> SumOverClients:
+        """Returns what runs the work for every client of a cohort."""
+        raise NotImplementedError
+
+    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> "CohortTraining":
+        """Prepares rounds; see `runtime.Runtime.training`."""
+        return CohortTraining(algorithm, aggregation, self.sum_over_clients)
+
+    def evaluation(
+        self, model: Model, num_domains: int, aggregation: Aggregation
+    ) -> "CohortEvaluation":
+        """Prepares evaluations; see `runtime.Runtime.evaluation`."""
+        return self.measurement(measurement_of_model(model, num_domains), aggregation)
+
+    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> "CohortEvaluation":
+        """Prepares measurements; see `runtime.Runtime.measurement`."""
+        return CohortEvaluation(measurement, aggregation, self.sum_over_clients)
+
+    def check_clients_per_round(self, clients_per_round: int) -> None:
+        """Accepts any number; see `runtime.Runtime.check_clients_per_round`."""
+
+    def take_events(self) -> list[str]:
+        """Returns nothing; see `runtime.Runtime.take_events`."""
+        return []
+
+
+class CohortRuntime(SummingRuntime):
     """Runs rounds in this process; a context manager that owns its threads.
 
     Args:
@@ -82,34 +111,14 @@ class CohortRuntime:
             self._lanes.close()
         self._lanes = None
 
-    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> "CohortTraining":
-        """Prepares rounds; see `runtime.Runtime.training`."""
-        return CohortTraining(algorithm, aggregation, self._sum_over_clients)
-
-    def evaluation(
-        self, model: Model, num_domains: int, aggregation: Aggregation
-    ) -> "CohortEvaluation":
-        """Prepares evaluations; see `runtime.Runtime.evaluation`."""
-        return self.measurement(measurement_of_model(model, num_domains), aggregation)
-
-    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> "CohortEvaluation":
-        """Prepares measurements; see `runtime.Runtime.measurement`."""
-        return CohortEvaluation(measurement, aggregation, self._sum_over_clients)
-
-    def check_clients_per_round(self, clients_per_round: int) -> None:
-        """Accepts any number; see `runtime.Runtime.check_clients_per_round`."""
+    def sum_over_clients(self, work: ClientWork) -> "SumOnLanes":
+        """Returns what runs the work on the lanes of this process."""
+        return SumOnLanes(self._compile(work), self._options, self.running_lanes)
 
     def execution(self) -> dict[str, Any]:
         """Returns what may change last bits; see `runtime.Runtime.execution`."""
         kinds = {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}
         return {**self._options.execution(), "device": ", ".join(sorted(kinds))}
-
-    def take_events(self) -> list[str]:
-        """Returns nothing; see `runtime.Runtime.take_events`."""
-        return []
-
-    def _sum_over_clients(self, work: ClientWork) -> "SumOnLanes":
-        return SumOnLanes(self._compile(work), self._options, self.running_lanes)
 
     def running_lanes(self) -> Lanes:
         """Returns the threads.
@@ -222,7 +231,8 @@ class CohortTraining:
             state_spec = tf.nest.map_structure(
                 lambda column: tf.TensorSpec(column.shape[1:], column.dtype), client_state
             )
-            work = client_work_of(self._steps[k], specs_of(message), self._client_spec, state_spec)
+            step = self._steps[k].on_clients()
+            work = ClientWork(step, specs_of(message), self._client_spec, state_spec)
             self._sums.append(self._sum_over_clients(work))
         return self._sums[k]
 
@@ -253,7 +263,8 @@ class CohortEvaluation:
             ).structured_outputs
         )
         self._decode = tf.function(functions.decode, autograph=False)
-        work = client_work_of(functions.step, message_spec, measurement.client_data_spec)
+        step = functions.step.on_clients()
+        work = ClientWork(step, message_spec, measurement.client_data_spec)
         self._sum = sum_over_clients(work)
 
     def __call__(

@@ -11,13 +11,11 @@ import numpy as np
 import ray
 import tensorflow as tf
 
-from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.computations.algorithm import Algorithm, ClientResult
-from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
+from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.models.model import Examples, Model
+from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork, ShardFunction
-from tff_agnostic.runtimes.cohort import CohortEvaluation, CohortTraining
+from tff_agnostic.runtimes.cohort import SummingRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_session import ray_session
 from tff_agnostic.runtimes.ray_worker import pack
@@ -28,7 +26,7 @@ from tff_agnostic.runtimes.tff_exit import end_quietly
 _KEPT_WORKS = 8
 
 
-class RayRuntime:
+class RayRuntime(SummingRuntime):
     """Runs rounds on Ray's workers; a context manager that owns them, and Ray if it started it.
 
     Shards are the cohort runtime's and are summed in their order, so no number of workers, and no
@@ -44,7 +42,7 @@ class RayRuntime:
         self._pool: Optional[WorkerPool] = None
         self._schedule: Optional[Schedule] = None
         # Trials that differ in their seeds only share what was traced and sent.
-        self._sum_over_clients = functools.lru_cache(maxsize=_KEPT_WORKS)(
+        self._sums = functools.lru_cache(maxsize=_KEPT_WORKS)(
             lambda work: SumOnRay(work, options, self._running)
         )
 
@@ -72,19 +70,9 @@ class RayRuntime:
         self._schedule = None
         self._stack.close()
 
-    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> CohortTraining:
-        """Prepares rounds; see `runtime.Runtime.training`."""
-        return CohortTraining(algorithm, aggregation, self._sum_over_clients)
-
-    def evaluation(
-        self, model: Model, num_domains: int, aggregation: Aggregation
-    ) -> CohortEvaluation:
-        """Prepares evaluations; see `runtime.Runtime.evaluation`."""
-        return self.measurement(measurement_of_model(model, num_domains), aggregation)
-
-    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> CohortEvaluation:
-        """Prepares measurements; see `runtime.Runtime.measurement`."""
-        return CohortEvaluation(measurement, aggregation, self._sum_over_clients)
+    def sum_over_clients(self, work: ClientWork) -> "SumOnRay":
+        """Returns what runs the work on Ray's workers."""
+        return self._sums(work)
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
         """Refuses workers for whom there is nothing to do; see `runtime.Runtime`."""
