@@ -17,7 +17,7 @@ from tests.computations.harness import (
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.server import SERVER_OPTIMIZERS
+from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.models import Metric, logistic_regression
 
 
@@ -76,7 +76,7 @@ def test_a_round_without_weight_leaves_the_optimizer_as_it_was(optimizer):
     assert_identical(next_state._replace(round_num=state.round_num), state)
 
 
-# One of TFF's, and our own.
+# One that counts its steps, and one that does not.
 @pytest.mark.parametrize("optimizer", ["adam", "nesterov"], indirect=True)
 def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
     algorithm = _algorithm(optimizer)

@@ -7,7 +7,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
-from tff_agnostic.computations.server import ServerOptimizerOptions
+from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.command_line import (
     define_run_flags,

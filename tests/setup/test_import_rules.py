@@ -18,9 +18,6 @@ _TFF_STILL = {
     "aggregations/secure_sum.py",
     "algorithms/agnostic_fed_avg.py",
     "algorithms/fed_avg.py",
-    "computations/round.py",
-    "computations/server.py",
-    "models/model.py",
     "run/import_state.py",
     "tasks/stored.py",
 }

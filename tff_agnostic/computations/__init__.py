@@ -52,7 +52,6 @@ from tff_agnostic.computations.local_training import (
     local_sgd,
 )
 from tff_agnostic.computations.server import (
-    ServerOptimizerOptions,
     TrainingState,
     as_tensors,
     average_and_apply,
@@ -60,6 +59,7 @@ from tff_agnostic.computations.server import (
     training_columns,
     update_norm,
 )
+from tff_agnostic.computations.server_optimizers import ServerOptimizer, ServerOptimizerOptions
 from tff_agnostic.computations.tff_process import build_evaluation, build_learning_process
 from tff_agnostic.computations.verification import security_report
 from tff_agnostic.models.model import Model, ModelWeights
@@ -97,6 +97,7 @@ __all__ = [
     "RunState",
     "SecureSum",
     "SecureSumOptions",
+    "ServerOptimizer",
     "ServerOptimizerOptions",
     "TrainingBroadcast",
     "TrainingOutput",

@@ -1,23 +1,15 @@
-"""The weighted average, the server optimizers, and the columns that every training reports."""
+"""The server's step: the weighted average, and the columns that every training reports."""
 
-import dataclasses
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
+from tff_agnostic.computations.server_optimizers import ServerOptimizer
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
-from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Quantity, Role, Unit
-from tff_agnostic.settings import Settings, setting
-
-_ADAPTIVE = ("adam", "yogi", "adagrad")
-_WITH_MOMENTUM = ("momentum", "nesterov", "adam", "yogi")
-_LEARNING_RATE, _MOMENTUM, _VELOCITY = "learning_rate", "momentum", "velocity"
 
 
 class TrainingState(NamedTuple):
@@ -32,7 +24,7 @@ class TrainingState(NamedTuple):
     optimizer_state: Any
 
 
-def initial_model(model: Model, optimizer: tff.learning.optimizers.Optimizer) -> TrainingState:
+def initial_model(model: Model, optimizer: ServerOptimizer) -> TrainingState:
     """Returns the model's initial weights w_0 with the optimizer's initial state."""
     weights = as_tensors(model.initial_weights)
     specs = [tf.TensorSpec(w.shape, w.dtype) for w in weights.trainable]
@@ -45,7 +37,7 @@ def as_tensors(structure: Any) -> Any:
 
 
 def average_and_apply(
-    optimizer: tff.learning.optimizers.Optimizer,
+    optimizer: ServerOptimizer,
     state: Any,
     weighted_delta: list[tf.Tensor],
     beta: tf.Tensor,
@@ -180,111 +172,3 @@ def training_columns(
         *map(outcome, ClientCounts._fields),
         *grouped("finalizer", [norm_column, *finalizer]),
     )
-
-
-# (learning rate, momentum or beta_1, epsilon) -> optimizer.
-OptimizerBuilder = Callable[[float, float, float], tff.learning.optimizers.Optimizer]
-
-SERVER_OPTIMIZERS: Registry[OptimizerBuilder] = Registry(
-    "server optimizer",
-    {
-        "sgd": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate),
-        "momentum": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(
-            rate, momentum=momentum
-        ),
-        "nesterov": lambda rate, momentum, epsilon: Nesterov(rate, momentum),
-        "adagrad": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adagrad(
-            rate, epsilon=epsilon
-        ),
-        "adam": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adam(
-            rate, beta_1=momentum, epsilon=epsilon
-        ),
-        "yogi": lambda rate, momentum, epsilon: tff.learning.optimizers.build_yogi(
-            rate, beta_1=momentum, epsilon=epsilon
-        ),
-    },
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerOptimizerOptions(Settings):
-    """How the server applies a round's update; part of the settings of algorithms that do.
-
-    Attributes:
-        server_optimizer: Member of `SERVER_OPTIMIZERS`.
-        server_learning_rate: Its learning rate.
-        server_momentum: Its momentum or beta_1.
-        server_epsilon: Its epsilon.
-    """
-
-    server_optimizer: str = setting("sgd", "Applies a round's update.", choices=SERVER_OPTIMIZERS)
-    server_learning_rate: float = setting(1.0, "Of the server optimizer.", positive=True)
-    server_momentum: float = setting(
-        0.9,
-        "Momentum (also nesterov's), or beta_1 of adam and yogi.",
-        at_least=0.0,
-        below=1.0,
-        only_with=("server_optimizer", _WITH_MOMENTUM),
-    )
-    server_epsilon: float = setting(
-        1e-3,
-        "Of adam, yogi and adagrad.",
-        positive=True,
-        only_with=("server_optimizer", _ADAPTIVE),
-    )
-
-    def build_server_optimizer(self) -> tff.learning.optimizers.Optimizer:
-        """Returns the optimizer."""
-        build = SERVER_OPTIMIZERS[self.server_optimizer]
-        return build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
-
-
-if TYPE_CHECKING:
-    # TFF has no types that a checker could see.
-    _Optimizer = Any
-else:
-    _Optimizer = tff.learning.optimizers.Optimizer
-
-
-class Nesterov(_Optimizer):
-    """SGD with Nesterov momentum, in the form of Sutskever et al. 2013 that Keras' SGD has too.
-
-        v <- m v - eta g,  w <- w + m v - eta g
-
-    Args:
-        learning_rate: eta, positive.
-        momentum: m, in [0, 1).
-    """
-
-    def __init__(self, learning_rate: float, momentum: float) -> None:
-        self._learning_rate = learning_rate
-        self._momentum = momentum
-
-    def initialize(self, specs: Any) -> Any:
-        """Returns the state before the first step: velocities of zero."""
-        return OrderedDict(
-            [
-                (_LEARNING_RATE, self._learning_rate),
-                (_MOMENTUM, self._momentum),
-                (_VELOCITY, tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)),
-            ]
-        )
-
-    def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-        """Returns the state and the weights after one step."""
-
-        def velocity(v: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-            rate, momentum = _hyperparameters(state, g.dtype)
-            return momentum * v - rate * g
-
-        def step(w: tf.Tensor, v: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-            rate, momentum = _hyperparameters(state, g.dtype)
-            return w + momentum * v - rate * g
-
-        velocities = tf.nest.map_structure(velocity, state[_VELOCITY], gradients)
-        next_weights = tf.nest.map_structure(step, weights, velocities, gradients)
-        return OrderedDict(state, **{_VELOCITY: velocities}), next_weights
-
-
-def _hyperparameters(state: Any, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    return tf.cast(state[_LEARNING_RATE], dtype), tf.cast(state[_MOMENTUM], dtype)

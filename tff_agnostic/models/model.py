@@ -3,22 +3,38 @@
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.report_fields import Unit
 
 Weights = Sequence[tf.Tensor]
 
-if TYPE_CHECKING:
-    # TFF has no types that a checker could see.
-    ModelWeights = Any
-else:
-    ModelWeights = tff.learning.models.ModelWeights
+
+class ModelWeights(NamedTuple):
+    """Weights of a model, with the fields of TFF's class of that name.
+
+    Attributes:
+        trainable: Arrays or tensors, in the order of the model.
+        non_trainable: The same of weights that no step changes.
+    """
+
+    trainable: Any
+    non_trainable: Any
+
+    def assign_weights_to(self, model: tf.keras.Model) -> None:
+        """Gives a Keras model of the same architecture these weights."""
+        pairs = (
+            (model.trainable_weights, self.trainable),
+            (model.non_trainable_weights, self.non_trainable),
+        )
+        for variables, values in pairs:
+            for variable, value in zip(variables, values):
+                variable.assign(value)
+
 
 # One client's data, or a batch of it: "x" (an array or a mapping of arrays), "y" and "domain_id"
 # (int32 in [0, p)), all with the same first dimension.

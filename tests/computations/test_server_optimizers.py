@@ -1,14 +1,21 @@
-"""Nesterov momentum beside Keras', which has it too."""
+"""Server optimizers beside TFF's, and Nesterov momentum beside Keras', which has it too."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
-from tests.computations.harness import assert_all_close, random_client, run_rounds
+from tests.computations.harness import (
+    assert_all_close,
+    assert_identical,
+    random_client,
+    run_rounds,
+    to_tensors,
+)
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.computations.server import Nesterov
+from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
 from tff_agnostic.models import logistic_regression
 
 
@@ -37,7 +44,7 @@ def test_steps_are_those_of_keras(learning_rate, momentum):
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
     keras = _Keras(weights, learning_rate, momentum)
-    optimizer = Nesterov(learning_rate, momentum)
+    optimizer = SERVER_OPTIMIZERS["nesterov"](learning_rate, momentum, 0.0)
     state = optimizer.initialize(_specs(weights))
     for _ in range(6):
         gradients = [np.asarray(rng.normal(size=w.shape), np.float32) for w in weights]
@@ -45,9 +52,53 @@ def test_steps_are_those_of_keras(learning_rate, momentum):
         assert_all_close(list(weights), keras.step(gradients), rtol=1e-5, atol=1e-6)
 
 
+_OF_TFF = {
+    "sgd": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate),
+    "momentum": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate, momentum),
+    "adagrad": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adagrad(
+        rate, epsilon=epsilon
+    ),
+    "adam": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adam(
+        rate, beta_1=momentum, epsilon=epsilon
+    ),
+    "yogi": lambda rate, momentum, epsilon: tff.learning.optimizers.build_yogi(
+        rate, beta_1=momentum, epsilon=epsilon
+    ),
+}
+
+
+def test_every_optimizer_is_held_to_another_ones():
+    assert {*_OF_TFF, "nesterov"} == set(SERVER_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", _OF_TFF)
+@pytest.mark.parametrize("numbers", [(0.1, 0.9, 1e-3), (1.0, 0.5, 1e-7), (0.01, 0.0, 0.1)])
+def test_steps_and_states_are_those_of_tff(name, numbers):
+    """To the last bit, traced as in a run, with the same keys in the same order."""
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
+    gradients = [[rng.normal(size=w.shape).astype(np.float32) for w in weights] for _ in range(6)]
+
+    def run(optimizer):
+        step = tf.function(optimizer.next, autograph=False)
+        state, now = to_tensors((optimizer.initialize(_specs(weights)), weights))
+        states = [state]
+        for gradient in gradients:
+            state, now = step(state, now, to_tensors(gradient))
+            states.append(state)
+        return now, states
+
+    found, found_states = run(SERVER_OPTIMIZERS[name](*numbers))
+    expected, expected_states = run(_OF_TFF[name](*numbers))
+    assert_identical(found, expected)
+    for state, expected_state in zip(found_states, expected_states):
+        assert list(state) == list(expected_state)
+        assert_identical(dict(state), dict(expected_state))
+
+
 def test_a_step_by_hand():
     # v = 0.5 v - 0.1 g: -1, then -0.5 - 2 = -2.5.  w += 0.5 v - 0.1 g: -0.5 - 1, -1.25 - 2.
-    optimizer = Nesterov(0.1, 0.5)
+    optimizer = SERVER_OPTIMIZERS["nesterov"](0.1, 0.5, 0.0)
     state = optimizer.initialize([tf.TensorSpec([], tf.float32)])
     state, weights = optimizer.next(state, [tf.constant(8.0)], [tf.constant(10.0)])
     np.testing.assert_allclose(weights[0], 6.5)
@@ -57,7 +108,7 @@ def test_a_step_by_hand():
 
 
 def test_other_types_of_numbers():
-    optimizer = Nesterov(0.1, 0.9)
+    optimizer = SERVER_OPTIMIZERS["nesterov"](0.1, 0.9, 0.0)
     weights = [tf.constant([1.0], tf.float64)]
     state, (stepped,) = optimizer.next(
         optimizer.initialize([tf.TensorSpec([1], tf.float64)]), weights, weights
