@@ -122,12 +122,11 @@ def _of_run(task, evaluate, sample=None):
     """The evaluations of a run of 5 rounds, in which states are the models by name."""
     algorithm = Algorithm(
         name="any",
+        problem=Problem.of_numbered_domains(task.model, task.num_domains),
         initialize=dict,
-        exchanges=(),
-        finish=lambda state, sums: (state, {}),
+        steps=(),
+        finish=lambda state: state,
         models=lambda state: state,
-        quantities={},
-        client_data_spec={},
     )
     return RunEvaluations(algorithm, Evaluator(task, evaluate, sample), every=2, rounds=5)
 
