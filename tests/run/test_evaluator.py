@@ -5,7 +5,7 @@ import pytest
 
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.computations.algorithm import Algorithm, RunState
+from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.data import clients as parts_of_clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
