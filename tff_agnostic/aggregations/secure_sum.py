@@ -223,8 +223,8 @@ def _common_factor(members: Sequence[tuple[tf.Tensor, Bound]]) -> tf.Tensor:
 
 
 def _sent_fields(bounds: Any) -> list[str]:
-    """Returns the fields of an output that hold values."""
-    return [field for field in bounds._fields if tf.nest.flatten(getattr(bounds, field))]
+    """Returns the fields of an output but for those that a client does not have, which are ()."""
+    return [field for field in bounds._fields if getattr(bounds, field) != ()]
 
 
 def _counted_fields(bounds: Any) -> list[str]:

@@ -30,10 +30,8 @@ _MAX_WINDOW_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class AgnosticFedAvgOptions(
-    core.LocalTrainingOptions, core.ServerOptimizerOptions, LambdaOptions, core.HoldoutOptions
-):
-    """Settings: of clients' training, the server's optimizer, lambda, its losses, and the window.
+class WindowOptions(LambdaOptions):
+    """How lambda moves, and what it is scaled by.
 
     Attributes:
         window: r, the number of rounds whose counts scale lambda.
@@ -48,6 +46,13 @@ class AgnosticFedAvgOptions(
         "N_0, comma-separated; if not given, the counts that a round is expected to have, from the "
         "totals over all training clients.",
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class AgnosticFedAvgOptions(
+    core.LocalTrainingOptions, core.ServerOptimizerOptions, WindowOptions, core.HoldoutOptions
+):
+    """Settings: of clients' training, of the server's optimizer, of lambda and of its losses."""
 
 
 class DomainState(NamedTuple):
