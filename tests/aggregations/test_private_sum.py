@@ -22,7 +22,7 @@ from tff_agnostic.aggregations.clipping import (
     without_noise_below,
 )
 from tff_agnostic.aggregations.noise_generators import DEVIATION
-from tff_agnostic.aggregations.private_sum import PrivateSum
+from tff_agnostic.aggregations.private_sum import PrivateSum, Released
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.computations.round import Round
@@ -148,6 +148,31 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
         assert report["aggregator"]["clip_norm"]["update"] == state.aggregations[0].clip_norms[0]
         state = next_state
     assert state.aggregations[0].clip_norms[0] != pytest.approx(0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.6])
+def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
+    """By sums of bits that noise takes below no client and above all of them, too."""
+    settings = {"clip_quantile": quantile, "clip_learning_rate": 0.3, "expected_clients": 8.0}
+    aggregation = private_sum(clip_norm=0.4, clipping="adaptive", **settings)
+    (exchange,) = Round(build("fed_avg"), aggregation).steps
+    state = exchange.initialize()
+    query = tfp.QuantileEstimatorQuery(
+        initial_estimate=0.4,
+        target_quantile=quantile,
+        learning_rate=0.3,
+        below_estimate_stddev=0.0,
+        expected_num_records=8.0,
+        geometric_update=True,
+    )
+    query_state = query.initial_global_state()
+    answer = tf.nest.map_structure(lambda bound: tf.constant(0.0, tf.float64), exchange.bounds)
+    # Bits less one half each: of 8 clients all within the norm is 4, none of them -4.
+    for summed in (-4.0, -2.5, 0.0, 3.0, 4.0, 4.5, 90.0, -5.0, -90.0, 1.0):
+        within = [tf.constant(summed, tf.float64)]
+        state, _, _ = exchange.aggregation.decode(state, Released(answer, within), exchange.bounds)
+        expected, query_state, _ = query.get_noised_result(tf.constant(summed), query_state)
+        assert float(state.clip_norms[0]) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_groups_of_all_exchanges_share_one_budget():

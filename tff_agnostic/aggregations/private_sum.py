@@ -229,6 +229,8 @@ class PrivateRelease:
         if not within:
             return clip_norms
         share = tf.cast(tf.stack(within) / self.expected_clients, tf.float32) + _WITHIN.limit
+        # Noise, or a large Poisson cohort, may take the share b beyond what a share can be.
+        share = tf.clip_by_value(share, 0.0, 1.0)
         options = self.options
         steps = options.clip_learning_rate * (share - options.clip_quantile)
         return clip_norms * tf.exp(-steps)
