@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-from dp_accounting import ExplicitBracketInterval, NoOpDpEvent, calibrate_dp_mechanism, rdp
-from dp_accounting.mechanism_calibration import NoOptimumFoundError
+from dp_accounting import rdp
+from scipy import optimize
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import finite_or_none
@@ -25,8 +25,6 @@ _MOST_NOISE = 2.0**20
 _TOLERANCE = 1e-5
 # Steps in which less noise is tried, of the noise before.
 _NEARLY = 0.8
-# The epsilons that are calibrated know their delta.
-_NO_DELTA = 0.0
 # More than any run has. Of many more no account is worked out: privacy losses would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
@@ -228,19 +226,11 @@ def _calibrated(
     """Returns the least noise that is enough, between one that may be and one that is enough."""
     if epsilon(low) <= target_epsilon:
         return low
-    try:
-        found: float = calibrate_dp_mechanism(
-            _Fresh,
-            lambda noise_multiplier: epsilon(float(noise_multiplier)),
-            target_epsilon,
-            _NO_DELTA,
-            ExplicitBracketInterval(low, high),
-            tol=_TOLERANCE * high,
-        )
-    except NoOptimumFoundError:
-        # Rounding of the accountant: the end of the bracket is enough noise.
-        found = high
-    return found
+    tolerance = _TOLERANCE * high
+    root = float(optimize.brentq(lambda z: epsilon(z) - target_epsilon, low, high, xtol=tolerance))
+    # The root may be on either side of the noise that is enough; `high` always is.
+    is_enough = (z for z in (root, root + tolerance) if epsilon(z) <= target_epsilon)
+    return next(is_enough, high)
 
 
 def rounds_for_budget(
@@ -291,23 +281,6 @@ def _first_power(is_enough: Callable[[float], bool], least: float) -> Optional[f
         if noise > _MOST_NOISE:
             return None
     return noise
-
-
-class _Fresh:
-    """What `calibrate_dp_mechanism` asks of an accountant, for epsilons that are known already."""
-
-    ledger = NoOpDpEvent()
-
-    def __init__(self) -> None:
-        self._epsilon = 0.0
-
-    def compose(self, epsilon: float) -> "_Fresh":
-        self._epsilon = epsilon
-        return self
-
-    def get_epsilon(self, delta: float) -> float:
-        del delta
-        return self._epsilon
 
 
 def guarantee(epsilon: float, delta: float, of_what: str) -> str:
