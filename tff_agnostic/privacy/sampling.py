@@ -130,47 +130,36 @@ class PoissonCohorts:
         return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedSizeCohorts:
-    """A round draws exactly that many clients, without replacement.
+class _WithoutReplacement:
+    """Base of cohorts of a fixed size, drawn without replacement.
 
     Neighbours differ by one client that stands in for another, so a sum may move by two clip norms:
     the event's multiplier is half of the noise's (Wang, Balle, Kasiviswanathan 2019, Theorem 27,
     which dp-accounting computes, takes a release and its own sensitivity).
-
-    Attributes:
-        clients: N, clients of the fleet.
-        clients_per_round: Clients of each cohort, from 1 to N.
     """
 
-    clients: int
     clients_per_round: int
 
     relation = NeighboringRelation.REPLACE_ONE
-    adjacency = REPLACE_ONE
     accountants = (RDP,)
     sensitivity = 2.0
 
-    def __post_init__(self) -> None:
-        """Raises a `UserError` if the cohort is larger than the fleet."""
-        _check_cohort(self.clients_per_round, self.clients)
+    @property
+    def _densest(self) -> tuple[int, int]:
+        """How many clients are drawn of how many, where any client has the largest chance."""
+        raise NotImplementedError
 
     @property
     def rate(self) -> float:
-        """Returns the chance of a client to be drawn."""
-        return float(self.clients_per_round) / float(self.clients)
-
-    @property
-    def assumption(self) -> str:
-        """Returns what has to hold."""
-        return (
-            f"each round draws {self.clients_per_round} of {self.clients} clients uniformly "
-            "without replacement, and who took part stays secret"
-        )
+        """Returns the largest chance of a client to be drawn."""
+        drawn, clients = self._densest
+        return float(drawn) / float(clients)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release."""
-        return _without_replacement(self.clients_per_round, self.clients, noise_multiplier)
+        """Returns one round's release, for a client with the largest chance."""
+        drawn, clients = self._densest
+        gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / self.sensitivity)
+        return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
 
     def participations(self, rounds: int) -> int:
         """Returns all rounds: each draws from all clients."""
@@ -182,7 +171,38 @@ class FixedSizeCohorts:
 
 
 @dataclasses.dataclass(frozen=True)
-class StratifiedCohorts:
+class FixedSizeCohorts(_WithoutReplacement):
+    """A round draws exactly that many clients of the fleet.
+
+    Attributes:
+        clients: N, clients of the fleet.
+        clients_per_round: Clients of each cohort, from 1 to N.
+    """
+
+    clients: int
+    clients_per_round: int
+
+    adjacency = REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` if the cohort is larger than the fleet."""
+        _check_cohort(self.clients_per_round, self.clients)
+
+    @property
+    def _densest(self) -> tuple[int, int]:
+        return self.clients_per_round, self.clients
+
+    @property
+    def assumption(self) -> str:
+        """Returns what has to hold."""
+        return (
+            f"each round draws {self.clients_per_round} of {self.clients} clients uniformly "
+            "without replacement, and who took part stays secret"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StratifiedCohorts(_WithoutReplacement):
     """A round draws from each stratum its share of the places, rounded up or down by chance.
 
     Every client is accounted for at the rate of the stratum with the largest one, and no more is
@@ -196,10 +216,7 @@ class StratifiedCohorts:
     strata: tuple[int, ...]
     clients_per_round: int
 
-    relation = NeighboringRelation.REPLACE_ONE
     adjacency = "replace one client by another of the same stratum"
-    accountants = (RDP,)
-    sensitivity = 2.0
 
     def __post_init__(self) -> None:
         """Raises a `UserError` if the cohort is larger than the fleet."""
@@ -208,10 +225,11 @@ class StratifiedCohorts:
         _check_cohort(self.clients_per_round, sum(self.strata))
 
     @property
-    def rate(self) -> float:
-        """Returns the largest chance of a client to be drawn, its stratum's places rounded up."""
-        places, size = self._densest
-        return float(places) / float(size)
+    def _densest(self) -> tuple[int, int]:
+        total = sum(self.strata)
+        # In integers: a share that is whole must not gain a place by rounding.
+        places = [(-(-size * self.clients_per_round // total), size) for size in self.strata]
+        return max(places, key=lambda pair: pair[0] / pair[1])
 
     @property
     def assumption(self) -> str:
@@ -221,32 +239,6 @@ class StratifiedCohorts:
             f"{len(self.strata)} strata, uniformly within each and at most {self.rate:.6g} of it; "
             "who took part stays secret, the sizes of strata do not"
         )
-
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release, for a client of the stratum with the largest rate."""
-        return _without_replacement(*self._densest, noise_multiplier)
-
-    def participations(self, rounds: int) -> int:
-        """Returns all rounds: each draws from all clients."""
-        return rounds
-
-    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences of a draw from the stratum with the largest rate."""
-        return sampled_without_replacement(divergence, self.rate, orders)
-
-    @property
-    def _densest(self) -> tuple[int, int]:
-        total = sum(self.strata)
-        # In integers: a share that is whole must not gain a place by rounding.
-        places = [(-(-size * self.clients_per_round // total), size) for size in self.strata]
-        return max(places, key=lambda pair: pair[0] / pair[1])
-
-
-def _without_replacement(
-    drawn: int, clients: int, noise_multiplier: float
-) -> dp_accounting.DpEvent:
-    gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / 2)
-    return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,7 +425,7 @@ def noise_of_clients(
                 "--answering_clients: expected --cohort_sampling=poisson, with which a secret coin "
                 "of a client decides whether it takes part, found other cohorts"
             )
-        assert isinstance(sampling, (FixedSizeCohorts, StratifiedCohorts))
+        assert isinstance(sampling, _WithoutReplacement)
         noise_clients = wanted = sampling.clients_per_round
     elif secret_participation:
         noise_clients = wanted = answering_clients or sampling.clients
@@ -494,15 +486,8 @@ def _check_cohort(drawn: float, clients: int) -> None:
         )
 
 
-def _uniform(clients: int, clients_per_round: int) -> CohortSampling:
-    return FixedSizeCohorts(clients, clients_per_round)
-
-
-def _poisson(clients: int, clients_per_round: int) -> CohortSampling:
-    return PoissonCohorts(clients, clients_per_round)
-
-
 # What the sizes of the fleet and the cohort alone describe.
 COHORT_SAMPLINGS: Registry[Callable[[int, int], CohortSampling]] = Registry(
-    "cohort sampling", {"poisson": _poisson, "fixed_size": _uniform, "uniform": _uniform}
+    "cohort sampling",
+    {"poisson": PoissonCohorts, "fixed_size": FixedSizeCohorts, "uniform": FixedSizeCohorts},
 )
