@@ -296,11 +296,6 @@ def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, 
     return tuple(each[kind] for kind in kinds)
 
 
-def noise_factor(share: float) -> float:
-    """Returns z_g / z_eff = 1 / sqrt(w_g)."""
-    return 1.0 / math.sqrt(share)
-
-
 def without_noise_below(
     values: Sequence[tf.Tensor],
     deviations: Sequence[tf.Tensor],

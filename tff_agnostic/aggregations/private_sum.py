@@ -6,6 +6,7 @@ sum of weights is public nobody is asked for it.
 """
 
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +27,6 @@ from tff_agnostic.aggregations.clipping import (
     clip,
     clip_jointly,
     groups_of,
-    noise_factor,
     without_noise_below,
 )
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussian
@@ -146,7 +146,7 @@ class PrivateRelease:
 
     def noise_factors(self, bounds: Any) -> tuple[float, ...]:
         """Returns z_g / z = 1 / sqrt(w_g) of each group."""
-        return tuple(map(noise_factor, self._shares(bounds)))
+        return tuple(1.0 / math.sqrt(share) for share in self._shares(bounds))
 
     def _shares(self, bounds: Any) -> tuple[float, ...]:
         return self.shares or budget_shares(self.groups(bounds), self.options.update_share)

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tff_agnostic.privacy.mechanisms import PrivacyLoss
+from tff_agnostic.privacy.mechanisms import Mechanism, effective_noise_multiplier
 from tff_agnostic.privacy.sampling import RDP, IntegerSampling
 from tff_agnostic.registry import Registry
 
@@ -140,7 +140,7 @@ class IntegerGroup:
 
 
 @dataclasses.dataclass(frozen=True)
-class DistributedNoise:
+class DistributedNoise(Mechanism):
     """Integer noise that clients add before a secure sum.
 
     Each client's has the variance (z_g c_g)^2 / `noise_clients`. Fewer clients bring less of it:
@@ -167,8 +167,7 @@ class DistributedNoise:
     @property
     def noise_multiplier(self) -> float:
         """Returns z of the release with all clients' noise, before rounding."""
-        z = [float(group.noise_multiplier) for group in self.groups]
-        return 0.0 if min(z) == 0 else math.fsum(x**-2 for x in z) ** -0.5
+        return effective_noise_multiplier(group.noise_multiplier for group in self.groups)
 
     @property
     def adjacency(self) -> str:
@@ -188,14 +187,6 @@ class DistributedNoise:
         if self.noise_multiplier == 0:
             return np.full(len(orders), np.inf) if rounds else np.zeros(len(orders))
         return self.sampling.participations(rounds) * _distributed_rdp(self, orders)
-
-    def interval(self, rounds: int) -> float:
-        """Raises an error, as `privacy_loss` does."""
-        raise NotImplementedError(f"privacy loss of {rounds} rounds of {self.noise}")
-
-    def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Raises an error: only bounds of the divergences are known."""
-        raise NotImplementedError(f"privacy loss of {rounds} rounds of {self.noise}")
 
     def release_rdp(self, orders: np.ndarray) -> np.ndarray:
         """Returns the divergences of one release about a known cohort.

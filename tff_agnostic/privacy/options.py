@@ -1,6 +1,7 @@
 """What determines an account of privacy: settings, and the mechanisms that they describe."""
 
 import dataclasses
+import math
 from typing import Callable, Optional
 
 from tff_agnostic.errors import UserError
@@ -8,9 +9,7 @@ from tff_agnostic.privacy.accountant import ACCOUNTANTS, check_delta, check_roun
 from tff_agnostic.privacy.distributed import INTEGER_NOISES, DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanisms import (
     LEAST_NOISE,
-    BudgetSplit,
     CentralNoise,
-    Group,
     Mechanism,
     TreeNoise,
     effective_noise_multiplier,
@@ -117,11 +116,10 @@ class AccountingOptions(Settings):
         _ = self.known_delta
         _ = self.mechanism(1.0)
 
-    @property
-    def split(self) -> BudgetSplit:
-        """Returns how the budget is divided."""
-        share = self.update_share
-        return BudgetSplit((Group("update", share), Group("statistics", 1 - share)))
+    def noise_multipliers(self, noise_multiplier: float) -> dict[str, float]:
+        """Returns z_g = z / sqrt(w_g) of each group that a round releases."""
+        shares = {"update": self.update_share, "statistics": 1 - self.update_share}
+        return {name: float(noise_multiplier) / math.sqrt(w) for name, w in shares.items()}
 
     @property
     def known_delta(self) -> float:
@@ -184,7 +182,7 @@ class AuditOptions(Settings):
 
 
 def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
-    groups = options.split.noise_multipliers(noise_multiplier)
+    groups = options.noise_multipliers(noise_multiplier)
     return CentralNoise(effective_noise_multiplier(groups.values()), options.sampling())
 
 
@@ -198,7 +196,7 @@ def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechani
     return DistributedNoise(
         tuple(
             IntegerGroup(z, options.integer_clip, options.privacy_dimension)
-            for z in options.split.noise_multipliers(noise_multiplier).values()
+            for z in options.noise_multipliers(noise_multiplier).values()
         ),
         options.distributed_noise,
         sampling,
@@ -208,7 +206,7 @@ def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechani
 
 
 def _tree(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
-    groups = options.split.noise_multipliers(noise_multiplier)
+    groups = options.noise_multipliers(noise_multiplier)
     participations = Participations(
         options.max_participations, options.min_separation, options.tree_restart_every
     )
