@@ -77,23 +77,13 @@ class PrivacySpec:
 
 
 def _of_server(noise_of: Callable[[Any], Noise]) -> _Build:
-    def build(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
-        of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
-        return PrivateSum(inner, options, name, *of_run, noise=noise_of(options))
-
-    return build
+    return lambda name, inner, options, facts: PrivateSum(
+        inner, options, name, *facts[:3], noise=noise_of(options)
+    )
 
 
 def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
-    of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
-    return DistributedSum(
-        inner,
-        options,
-        name,
-        *of_run,
-        least_clients=facts.least_clients,
-        noise_clients=facts.noise_clients,
-    )
+    return DistributedSum(inner, options, name, **facts._asdict())
 
 
 PRIVACIES: Registry[PrivacySpec] = Registry(
