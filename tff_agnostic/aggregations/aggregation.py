@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Protocol, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -124,154 +124,118 @@ class Bound:
         return float(self.limit if self.max_norm is None else self.max_norm)
 
 
-class Aggregation(Protocol):
+_Sum = TypeVar("_Sum", bound="Aggregation")
+
+
+class Aggregation:
     """Sums named tuples of tensors over a cohort; the structure of bounds is that of the values.
 
-    Equal aggregations do the same: what was traced for one serves the other.
+    The defaults are those of a sum of the values as they are, without a state or a secret. Equal
+    aggregations do the same: what was traced for one serves the other.
+
+    Attributes:
+        name: Name in the registry.
     """
 
-    @property
-    def name(self) -> str:
-        """Name in the registry."""
+    name: str
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
-        """What is promised, and checked before anything runs."""
+        """The declared properties, each verified before anything runs."""
+        return frozenset()
 
     @property
     def limits(self) -> ClientLimits:
         """Limits of what one client may send, from which bounds are made."""
+        return ClientLimits()
 
     @property
     def cuts_clients(self) -> bool:
         """Whether no more than `limits.max_examples` examples of a client are used."""
+        return False
 
     @property
     def numbers_clients(self) -> bool:
-        """Whether simulated clients are told their place in the cohort, to draw apart by it."""
+        """Whether simulated clients get their place in the cohort, as a part of their seeds."""
+        return False
 
     @property
     def min_clients(self) -> int:
-        """How many clients a sum that is looked at must hold at least, if it holds any."""
+        """The fewest clients of a sum that is looked at, if it holds any."""
+        return 0
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> "tuple[Aggregation, ...]":
-        """Returns the aggregation of each exchange of a round.
+    def of_exchanges(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
+        """Returns the aggregation of each communication step of a round.
 
         Args:
-            bounds: Of the answer of each exchange.
+            bounds: Of the client output in each step.
         """
+        return (self,) * len(bounds)
 
     def on_clients(self) -> "Aggregation":
-        """Returns it as clients have it: without what only the server may know."""
+        """Returns the aggregation as clients have it: without secrets of the server."""
+        return self
 
-    def exact(self) -> "Aggregation":
-        """Returns it without a rounding of real sums to float32 after they are made."""
+    def exact(self: _Sum) -> _Sum:
+        """Returns the aggregation without a rounding of real sums to float32."""
+        return self
 
     def initialize(self, bounds: Any) -> Any:
         """Returns the state before the first sum."""
+        del bounds
+        return ()
 
     def secrets(self, state: Any) -> list[Any]:
-        """Returns what of the state no client may learn."""
+        """Returns the parts of the state that no client may learn."""
+        del state
+        return []
 
     def rounding(self, bound: Bound) -> float:
         """Returns by how much a value within its bound may change between client and sum."""
+        del bound
+        return 0.0
 
     def client_params(self, state: Any) -> Any:
-        """On the server: returns what clients are sent of the state, such as a norm to clip to."""
+        """On the server: returns the part of the state that is broadcast, such as clip norms."""
+        return state
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """On a client: returns what is summed, from the client's answer."""
+        """On a client: returns the summand that is made of the client's output."""
+        del params, bounds, client
+        return output
 
     def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
         """In a federated computation: sums `encoded`, placed at clients, on the server."""
+        del bounds
+        return tff.federated_sum(encoded)
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        """On the server: returns the next state, the sum of the answers, and a report."""
+        """On the server: returns the next state, the sum of the outputs, and a report."""
+        del bounds
+        return state, summed, OrderedDict()
 
     def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
         """Describes the report of `decode`.
 
         Args:
-            bounds: Of a client's answer.
-            prefix: First part of the quantities' names, which keeps exchanges apart.
+            bounds: Of a client's output.
+            prefix: First part of the names, by which communication steps differ.
         """
-
-
-_Sum = TypeVar("_Sum", bound=Aggregation)
-
-
-class StatelessSum:
-    """What aggregations share that remember nothing from round to round, and have no secret."""
-
-    numbers_clients = False
-
-    def of_exchanges(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
-        """Returns itself for each."""
-        return (self,) * len(bounds)
-
-    def on_clients(self: _Sum) -> _Sum:
-        """Returns itself."""
-        return self
-
-    def exact(self: _Sum) -> _Sum:
-        """Returns itself: what clients send is what is summed."""
-        return self
-
-    def initialize(self, bounds: Any) -> Any:
-        """Returns no state."""
-        del bounds
-        return ()
-
-    def secrets(self, state: Any) -> list[Any]:
-        """Returns nothing."""
-        del state
-        return []
-
-    def client_params(self, state: Any) -> Any:
-        """Returns nothing."""
-        return state
+        del bounds, prefix
+        return OrderedDict()
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainSum(StatelessSum):
+class PlainSum(Aggregation):
     """The sum of the values as they are.
 
     Attributes:
-        limits: Not enforced; bounds are made of them to see that an algorithm states them all.
+        limits: Not enforced; algorithms make bounds of them, which shows that each value has one.
         name: Name of the aggregation.
     """
 
     limits: ClientLimits = ClientLimits()
     name: str = "plain"
-
-    guarantees = frozenset[Guarantee]()
-    cuts_clients = False
-    min_clients = 0
-
-    def rounding(self, bound: Bound) -> float:
-        """Returns 0: values stay as they are."""
-        del bound
-        return 0.0
-
-    def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """Returns `output`."""
-        del params, bounds, client
-        return output
-
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
-        """Returns `tff.federated_sum`."""
-        del bounds
-        return tff.federated_sum(encoded)
-
-    def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Returns `summed`, and no report."""
-        del bounds
-        return state, summed, OrderedDict()
-
-    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
-        """Describes no report."""
-        del bounds, prefix
-        return OrderedDict()
 
 
 def require_enough_clients(aggregation: Aggregation, num_clients: int) -> None:

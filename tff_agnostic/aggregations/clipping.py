@@ -11,9 +11,10 @@ w_g of the budget on a group, sum_g w_g = 1, means z_g = z_eff / sqrt(w_g).
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -124,22 +125,44 @@ class Group:
     is_update: bool = False
 
 
+class _Part(NamedTuple):
+    """A group as a part of one vector that is clipped jointly.
+
+    Attributes:
+        positions: The group's.
+        share: w_g.
+        norm: |x_g|, float64 scalar.
+        limit: c_g, float64 scalar.
+        rounding: Square of the length that rounding may add to x_g.
+    """
+
+    positions: tuple[int, ...]
+    share: float
+    norm: tf.Tensor
+    limit: tf.Tensor
+    rounding: float
+
+
 def clip(
     values: Sequence[tf.Tensor],
     bounds: Sequence[Bound],
     groups: Sequence[Group],
     clip_norms: Sequence[tf.Tensor],
     rounding: Sequence[float] = (),
+    joint_shares: Optional[Sequence[float]] = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Bounds a client's answer.
+    """Bounds a client's output, each group alone or all of them as one vector.
 
     Args:
-        values: The flattened answer.
+        values: The flattened output.
         bounds: The bound of each value.
-        groups: All groups of the answer.
+        groups: All groups of the output.
         clip_norms: The clip norm of each update among them, float32 scalars.
         rounding: By how much each value may change when it is sent, such as half a step of secure
             sums; nothing if empty. The bounds hold for what is sent.
+        joint_shares: w_g of each group, if they are clipped as one vector. Whole numbers that are
+            in no ratio, such as a count of clients, would be 0 as soon as they are scaled: they
+            are clipped alone all the same.
 
     Returns:
         (values, whether each update was within its clip norm, float32 scalars). Values that belong
@@ -147,79 +170,58 @@ def clip(
     """
     found = scaled_ratios([finite(value) for value in values], bounds)
     sent = [tf.zeros_like(value) for value in found]
-    norms, within = iter(clip_norms), []
-    for group in groups:
+    norms, within, parts = iter(clip_norms), [], []
+    shares = joint_shares or itertools.repeat(None)
+    for group, share in zip(groups, shares):
         members = [found[i] for i in group.positions]
         limit = tf.constant(group.limit, tf.float64)
         if group.is_update:
             limit *= tf.cast(next(norms), tf.float64)
             within.append(tf.cast(l2_norm(members) <= limit, tf.float32))
+        added = 0.0
         if rounding:
-            sizes = [rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions]
-            limit = tf.maximum(limit - math.sqrt(sum(sizes)), 0.0)
+            added = sum(rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions)
+        is_counts = any(bounds[i].integer and bounds[i].ratio is None for i in group.positions)
+        if share is not None and not is_counts:
+            parts.append(_Part(group.positions, share, l2_norm(members), limit, added))
+            continue
+        if rounding:
+            limit = tf.maximum(limit - math.sqrt(added), 0.0)
         for i, value in zip(group.positions, clipped_group(members, limit)):
+            sent[i] = value
+    if parts:
+        for i, value in _jointly_clipped(found, bounds, parts).items():
             sent[i] = value
     return sent, within
 
 
-def clip_jointly(
-    values: Sequence[tf.Tensor],
-    bounds: Sequence[Bound],
-    groups: Sequence[Group],
-    shares: Sequence[float],
-    clip_norms: Sequence[tf.Tensor],
-    rounding: Sequence[float] = (),
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Bounds a client's answer as one vector; arguments and results are those of `clip`.
+def _jointly_clipped(
+    values: Sequence[tf.Tensor], bounds: Sequence[Bound], parts: Sequence[_Part]
+) -> dict[int, tf.Tensor]:
+    """Returns the values of all parts by their positions, clipped as one vector.
 
-    Group g of bound c_g and share w_g has the part v_g = sqrt(w_g) x_g / c_g of it, and v is
-    scaled to a norm of at most sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on
-    x_g, as when each group is clipped by itself; and answers whose groups are within their bounds
-    stay as they are, as do some that exceed the bound of one and have less of others.
-
-    Whole numbers that are in no ratio, such as a count of clients, would be 0 as soon as they are
-    scaled: they are clipped by themselves, and take no part.
-
-    Args:
-        values: The flattened answer.
-        bounds: The bound of each value.
-        groups: All groups of the answer.
-        shares: w_g of each of them.
-        clip_norms: The clip norm of each update among them, float32 scalars.
-        rounding: By how much each value may change when it is sent.
+    Group g has the part v_g = sqrt(w_g) x_g / c_g of it, and v is scaled to a norm of at most
+    sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on x_g, as when each group is
+    clipped alone; and outputs whose groups are within their bounds stay as they are, as do some
+    that exceed the bound of one group and have less of others.
     """
-    found = scaled_ratios([finite(value) for value in values], bounds)
-    sent = [tf.zeros_like(value) for value in found]
-    norms, within, joint = iter(clip_norms), [], []
     square = of_rounding = tf.constant(0.0, tf.float64)
-    for group, share in zip(groups, shares):
-        limit = tf.constant(group.limit, tf.float64)
-        if any(bounds[i].integer and bounds[i].ratio is None for i in group.positions):
-            members = [found[i] for i in group.positions]
-            for i, value in zip(group.positions, clipped_group(members, limit)):
-                sent[i] = value
-            continue
-        norm = l2_norm([found[i] for i in group.positions])
-        if group.is_update:
-            limit *= tf.cast(next(norms), tf.float64)
-            within.append(tf.cast(norm <= limit, tf.float32))
-        square += share * tf.square(norm / limit)
-        if rounding:
-            sizes = [rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions]
-            of_rounding += share * sum(sizes) / tf.square(limit)
-        joint.append((group, share))
+    for part in parts:
+        square += part.share * tf.square(part.norm / part.limit)
+        of_rounding += part.share * part.rounding / tf.square(part.limit)
     norm = tf.sqrt(square)
-    largest = math.sqrt(math.fsum(share for _, share in joint)) - tf.sqrt(of_rounding)
+    largest = math.sqrt(math.fsum(part.share for part in parts)) - tf.sqrt(of_rounding)
     largest = tf.maximum(largest, 0.0)
     factor = tf.where(norm > largest, tf.math.divide_no_nan(largest, norm) * _ROOM, 1.0)
-    positions = {i for group, _ in joint for i in group.positions}
+    positions = {i for part in parts for i in part.positions}
+    clipped = {}
     for ratio in dict.fromkeys(bound.ratio for bound in bounds):
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
         # What is a ratio with counts stays one, of whole counts.
-        of_ratio = factor if ratio is None else _whole(factor, found, bounds, members)
+        of_ratio = factor if ratio is None else _whole(factor, values, bounds, members)
         for i in positions & {*members}:
-            sent[i] = _times(of_ratio, found[i])
-    return sent, within
+            clipped[i] = _times(of_ratio, values[i])
+    return clipped
 
 
 def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:

@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, Guarantee
+from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.aggregations.integer_codec import IntegerCodec, joined, pieces_of
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.privacy_options import DistributedOptions
@@ -68,8 +68,9 @@ class Integers(NamedTuple):
 class DistributedSum(PrivateRelease):
     """Clips what clients answer, and sums integers to which they added noise.
 
-    It promises what the inner secure sum does. `Guarantee.SECRET_NOISE` is not claimed, which is
-    about a server's key.
+    It has the guarantees of the inner secure sum. `Guarantee.SECRET_NOISE` is about a server's key,
+    and here simulated clients are sent theirs: no part of the state is secret. Nor is there a least
+    number of clients below which a round is refused: a Poisson cohort may be small by chance.
 
     Attributes:
         noise_multiplier: z; here equal sums have equal ones, as the number of bits is made of it.
@@ -87,8 +88,6 @@ class DistributedSum(PrivateRelease):
 
     # Copies of a client differ in their places only, and have noise of their own.
     numbers_clients = True
-    # A sum of too few is not looked at, and a Poisson cohort may be small by chance.
-    min_clients = 0
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
@@ -109,16 +108,6 @@ class DistributedSum(PrivateRelease):
     def on_clients(self) -> "DistributedSum":
         """Returns it without the key, which clients get with the message."""
         return dataclasses.replace(self, noise_key=())
-
-    def secrets(self, state: PrivateState) -> list[Any]:
-        """Returns nothing: simulated clients are sent the key."""
-        del state
-        return []
-
-    def rounding(self, bound: Bound) -> float:
-        """Returns 0: rounding is part of the noise."""
-        del bound
-        return 0.0
 
     def client_params(self, state: PrivateState) -> ClientParams:
         """Returns the clip norms, and what simulated noise is made of."""

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -25,7 +25,6 @@ from tff_agnostic.aggregations.clipping import (
     Group,
     budget_shares,
     clip,
-    clip_jointly,
     groups_of,
     without_noise_below,
 )
@@ -73,11 +72,8 @@ class PrivateState(NamedTuple):
     clip_norms: tf.Tensor
 
 
-_Release = TypeVar("_Release", bound="PrivateRelease")
-
-
 @dataclasses.dataclass(frozen=True)
-class PrivateRelease:
+class PrivateRelease(Aggregation):
     """Base of private sums.
 
     Attributes:
@@ -101,7 +97,6 @@ class PrivateRelease:
     shares: tuple[float, ...] = ()
 
     cuts_clients = True
-    numbers_clients = False
 
     @property
     def generator(self) -> NoiseGenerator:
@@ -128,10 +123,6 @@ class PrivateRelease:
             dataclasses.replace(self, exchange=k, shares=tuple(next(shares) for _ in of_exchange))
             for k, of_exchange in enumerate(groups)
         )
-
-    def exact(self: _Release) -> _Release:
-        """Returns itself: sums have noise."""
-        return self
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
         """Returns what is clipped and noised together; an adaptive clip norm's bits come last."""
@@ -173,14 +164,16 @@ class PrivateRelease:
             rounding: See `clipping.clip`.
         """
         groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
-        answer = tf.nest.flatten(output), tf.nest.flatten(bounds), groups
-        norms = tf.unstack(clip_norms)
-        if isinstance(self.options, ServerNoiseOptions) and self.options.joint_clipping:
+        is_joint = isinstance(self.options, ServerNoiseOptions) and self.options.joint_clipping
+        sent, within = clip(
+            tf.nest.flatten(output),
+            tf.nest.flatten(bounds),
+            groups,
+            tf.unstack(clip_norms),
+            rounding,
             # Bits, which come last, are as long as they may be.
-            shares = self._shares(bounds)[: len(groups)]
-            sent, within = clip_jointly(*answer, shares, norms, rounding)
-        else:
-            sent, within = clip(*answer, norms, rounding)
+            self._shares(bounds)[: len(groups)] if is_joint else None,
+        )
         is_adaptive = CLIPPINGS[self.options.clipping]
         bits = [bit - _WITHIN.limit for bit in within] if is_adaptive else []
         return Released(tf.nest.pack_sequence_as(output, sent), bits)

@@ -9,11 +9,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import (
+    Aggregation,
     Bound,
     ClientFacts,
     ClientLimits,
     Guarantee,
-    StatelessSum,
 )
 from tff_agnostic.report_fields import Quantities, Quantity, Unit
 from tff_agnostic.settings import setting
@@ -62,7 +62,7 @@ class SecureSummand(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureSum(StatelessSum):
+class SecureSum(Aggregation):
     """The sum through `tff.federated_secure_sum_bitwidth`: the server sees integers' sums only.
 
     A real value x in [-limit, limit] becomes round(x / step) + offset with the step
