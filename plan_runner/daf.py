@@ -130,10 +130,6 @@ class DafProfile(Profile):
         tensors = read_checkpoint(new_state, f"{_WHERE}: the new state")
         return RoundOutcome(tensors, down.stat().st_size, bytes_up / max(1, len(clients)), outputs)
 
-    def close(self) -> None:
-        """Ends its sessions."""
-        self._sessions.close()
-
 
 def _paths(router: Any, where: str) -> list[str]:
     names = [field.name for field in router.DESCRIPTOR.fields]

@@ -1,6 +1,7 @@
-"""What every kind of plan can do: play a round."""
+"""The kinds of plans: each plays a round of its own kind."""
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ class Profile(abc.ABC):
     """
 
     client: ClientGraph
+    _sessions: contextlib.ExitStack
 
     @abc.abstractmethod
     def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
@@ -49,6 +51,6 @@ class Profile(abc.ABC):
             PlanError: If a client's data or a graph fails, or a secure bound is broken.
         """
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Ends its sessions."""
+        self._sessions.close()

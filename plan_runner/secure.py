@@ -1,6 +1,5 @@
 """Plans whose server's graph is fed with secure sums, in its variables (`server_phase`)."""
 
-import abc
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -142,10 +141,6 @@ class SecureProfile(Profile):
         bytes_up = float(sum(s.bytes_up for s in sums.values()))
         return RoundOutcome(tensors, down.stat().st_size, bytes_up, self._measured())
 
-    def close(self) -> None:
-        """Ends its sessions."""
-        self._sessions.close()
-
     def _aggregate(self, sums: Mapping[str, np.ndarray], partial: Path) -> None:
         read = self._phase.read_aggregated_update
         feeds = {tensor.restore_name: sums[name] for name, tensor in self._tensors.items()}
@@ -171,61 +166,33 @@ class SecureProfile(Profile):
         return GraphSession(self._graph, f"{_WHERE}: {role}", always=always)
 
 
-class ModulusScheme(abc.ABC):
-    """How the modulus of a sum follows from the plan and the number of clients."""
-
-    @property
-    @abc.abstractmethod
-    def bound(self) -> int:
-        """Every value of a client is below it."""
-
-    @abc.abstractmethod
-    def modulus(self, clients: int) -> int:
-        """Returns the modulus of a sum over so many clients."""
-
-
 @dataclasses.dataclass(frozen=True)
-class FixedModulus(ModulusScheme):
-    """One modulus for values and sums, which may wrap around."""
+class Modulus:
+    """How the modulus of a sum follows from the plan and the number of clients.
 
-    value: int
+    Attributes:
+        bound: Every value of a client is below it.
+        grows: Whether no sum reaches the modulus, which is then the smallest power of two above the
+            largest sum. Otherwise it is `bound`, and sums may wrap around.
+    """
 
-    @property
-    def bound(self) -> int:
-        """Every value of a client is below it."""
-        return self.value
+    bound: int
+    grows: bool
 
-    def modulus(self, clients: int) -> int:
+    def of(self, clients: int) -> int:
         """Returns the modulus of a sum over so many clients."""
-        del clients
-        return self.value
+        return 1 << (clients * (self.bound - 1)).bit_length() if self.grows else self.bound
 
 
-@dataclasses.dataclass(frozen=True)
-class GrowingModulus(ModulusScheme):
-    """A modulus that no sum reaches: the smallest power of two above the largest one."""
-
-    base: int
-
-    @property
-    def bound(self) -> int:
-        """Every value of a client is below it."""
-        return self.base
-
-    def modulus(self, clients: int) -> int:
-        """Returns the modulus of a sum over so many clients."""
-        return 1 << (clients * (self.base - 1)).bit_length()
-
-
-def _bit_width(value: int) -> ModulusScheme:
+def _bit_width(value: int) -> Modulus:
     # Beyond the largest modulus anyway; a shift by a wild number would take all memory.
-    return GrowingModulus(1 << value if 0 <= value <= 64 else 0)
+    return Modulus(1 << value if 0 <= value <= 64 else 0, grows=True)
 
 
-_SCHEMES: dict[str, Callable[[Any], ModulusScheme]] = {
+_MODULI: dict[str, Callable[[Any], Modulus]] = {
     "quantized_input_bitwidth": _bit_width,
-    "fixed_modulus": lambda part: FixedModulus(part.modulus),
-    "modulus_times_shard_size": lambda part: GrowingModulus(part.base_modulus),
+    "fixed_modulus": lambda part: Modulus(part.modulus, grows=False),
+    "modulus_times_shard_size": lambda part: Modulus(part.base_modulus, grows=True),
 }
 
 
@@ -235,7 +202,7 @@ class SecureTensor:
 
     name: str
     kind: TensorType
-    scheme: ModulusScheme
+    modulus: Modulus
     restore_name: str
 
 
@@ -256,11 +223,11 @@ def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
         raise PlanError(f"{where}: dimension: expected sizes, found {shape}")
     which = aggregand.WhichOneof("modulus_scheme")
     if which is None:
-        raise PlanError(f"{where}: expected one of {', '.join(_SCHEMES)}, found none")
-    scheme = _SCHEMES[which](getattr(aggregand, which))
-    if not 1 <= scheme.bound <= LARGEST_MODULUS:
+        raise PlanError(f"{where}: expected one of {', '.join(_MODULI)}, found none")
+    modulus = _MODULI[which](getattr(aggregand, which))
+    if not 1 <= modulus.bound <= LARGEST_MODULUS:
         raise PlanError(f"{where}: {which}: expected a modulus from 1 to 2^62, found another")
-    return SecureTensor(name, TensorType(dtype, shape), scheme, channel.restore_name)
+    return SecureTensor(name, TensorType(dtype, shape), modulus, channel.restore_name)
 
 
 class SecureSum:
@@ -276,11 +243,11 @@ class SecureSum:
 
     def __init__(self, tensor: SecureTensor, clients: int) -> None:
         self._tensor = tensor
-        self._modulus = tensor.scheme.modulus(clients)
+        self._modulus = tensor.modulus.of(clients)
         if self._modulus > LARGEST_MODULUS:
             raise PlanError(
                 f"{tensor.name}: expected a modulus of at most 2^62, {clients} clients with values "
-                f"below {tensor.scheme.bound} need {self._modulus}"
+                f"below {tensor.modulus.bound} need {self._modulus}"
             )
         shape = [size or 0 for size in tensor.kind.shape]
         # Twice a modulus fits.
@@ -298,7 +265,7 @@ class SecureSum:
         Raises:
             PlanError: If they are of another dtype or shape, or one is out of range.
         """
-        kind, bound = self._tensor.kind, self._tensor.scheme.bound
+        kind, bound = self._tensor.kind, self._tensor.modulus.bound
         place = f"{where}: {self._tensor.name}"
         if not kind.admits(value.dtype.name, value.shape):
             found = TensorType(value.dtype.name, value.shape)
