@@ -12,7 +12,6 @@ from tff_agnostic.data.clients import check_labels
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT
 
@@ -126,16 +125,6 @@ def stored_domains(store: Store) -> tuple[str, ...]:
             f"{store.path}: expected a store that names its domains, found one that TFF wrote"
         )
     return store.description.domains
-
-
-def check_domain(name: str, domain_names: Sequence[str], flag: str) -> int:
-    """Returns the id of the domain that a flag names.
-
-    Raises:
-        UserError: If there is none.
-    """
-    index_of = {domain: i for i, domain in enumerate(domain_names)}
-    return Registry(f"domain in --{flag}", index_of)[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,10 +250,7 @@ def emnist_store(cache_dir: Optional[Path]) -> Path:
     Raises:
         UserError: If it is neither there nor can be downloaded.
     """
-
-    def load(folder: str) -> None:
-        tff.simulation.datasets.emnist.load_data(cache_dir=folder)
-
+    load = tff.simulation.datasets.emnist.load_data
     return _fetched(cache_dir, "emnist_all.sqlite", load)
 
 
@@ -274,10 +260,7 @@ def stackoverflow_store(cache_dir: Optional[Path]) -> Path:
     Raises:
         UserError: If it is neither there nor can be downloaded.
     """
-
-    def load(folder: str) -> None:
-        tff.simulation.datasets.stackoverflow.load_data(cache_dir=folder)
-
+    load = tff.simulation.datasets.stackoverflow.load_data
     return _fetched(cache_dir, "stackoverflow.sqlite", load)
 
 
@@ -296,11 +279,11 @@ def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]
     return tuple(counts)
 
 
-def _fetched(cache_dir: Optional[Path], file: str, load: Callable[[str], None]) -> Path:
+def _fetched(cache_dir: Optional[Path], file: str, load: Callable[..., Any]) -> Path:
     folder = Path.home() / ".tff" if cache_dir is None else cache_dir
     if not (folder / file).is_file():
         try:
-            load(str(folder))
+            load(cache_dir=str(folder))
         except Exception as e:  # Whatever a download can raise.
             raise _not_fetched(file, e, "name a client store with --data") from e
     return folder / file
