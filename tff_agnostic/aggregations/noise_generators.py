@@ -33,13 +33,14 @@ hold: copies of a client have noise of their own. A round that is run again has 
   clients' is looked up. Nothing is lost to floating point.
 """
 
+import abc
 import dataclasses
 import decimal
 import functools
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -200,34 +201,32 @@ def _counts() -> list[int]:
     return [0, *counts[:0:-1], *counts]
 
 
-class NoiseGenerator(Protocol):
-    """A generator of noise."""
+class NoiseGenerator(abc.ABC):
+    """A generator of noise.
 
-    @property
-    def title(self) -> str:
-        """What it is, for people."""
+    Attributes:
+        title: A name and what it is good for, for people.
+        is_exact: Whether floating point reveals nothing about a sum with noise.
+        key_bytes: How many random bytes a key takes.
+    """
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether floating point gives nothing away of a sum with noise."""
+    title: str
+    is_exact: bool
+    key_bytes: int
 
-    @property
-    def key_bytes(self) -> int:
-        """How many random bytes a key takes."""
-
+    @abc.abstractmethod
     def key(self, content: bytes) -> tuple[int, ...]:
         """Returns a key, numbers of an int64 tensor, from as many random bytes as it takes."""
 
     def check(self, multipliers: Sequence[float]) -> None:
-        """Refuses noise that it cannot make.
+        """Raises a `UserError` for noise that the generator cannot make; by default it makes any.
 
         Args:
             multipliers: The noise multiplier of each group of a server's sum.
-
-        Raises:
-            UserError: If one is out of range.
         """
+        del multipliers
 
+    @abc.abstractmethod
     def add_noise(
         self,
         noise: Noise,
@@ -247,17 +246,36 @@ class NoiseGenerator(Protocol):
     def client_draws(
         self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
     ) -> list[Draws]:
-        """On a client: returns what it draws in an exchange, for each group.
+        """On a client: returns its random numbers for a communication step, for each group.
 
         Args:
-            release: Which release it is for.
+            release: Which release they are for.
             place: Number of the client in its cohort, int32 scalar.
             codecs: How each group becomes integers.
+        """
+        number = release.number * 2**32 + tf.cast(place, tf.int64)
+        sizes = [codec.size for codec in codecs]
+        num_words = [codec.num_words for codec in codecs]
+        # One draw for all groups: starting one costs a small group's many times over.
+        uniforms, words = self._client_stream(release, number, sum(sizes), sum(num_words))
+        return [Draws(*pair) for pair in zip(tf.split(uniforms, sizes), tf.split(words, num_words))]
+
+    @abc.abstractmethod
+    def _client_stream(
+        self, release: Release, number: tf.Tensor, num_values: int, num_words: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the uniforms and the words of all groups; see `Draws`.
+
+        Args:
+            release: Which release they are for.
+            number: A number of its own of each client in each release, int64 scalar.
+            num_values: Number of uniforms.
+            num_words: Number of words.
         """
 
 
 @dataclasses.dataclass(frozen=True)
-class Philox:
+class Philox(NoiseGenerator):
     """TensorFlow's stateless random numbers, whose seed is the key xor the place."""
 
     title = "Philox with a key of 126 bits, a generator for simulations"
@@ -267,9 +285,6 @@ class Philox:
     def key(self, content: bytes) -> tuple[int, ...]:
         """Returns two numbers of 63 bits."""
         return tuple(int(word >> np.uint64(1)) for word in np.frombuffer(content, np.uint64))
-
-    def check(self, multipliers: Sequence[float]) -> None:
-        """Accepts any."""
 
     def add_noise(
         self,
@@ -290,23 +305,19 @@ class Philox:
                 deviations[i] = deviation
         return noisy, deviations
 
-    def client_draws(
-        self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
-    ) -> list[Draws]:
-        """Returns draws of one stream for rounding, and of one for noise."""
-
+    def _client_stream(
+        self, release: Release, number: tf.Tensor, num_values: int, num_words: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        # A stream for rounding, and one for noise.
         def seed(use: int) -> tf.Tensor:
-            of_client = release.number * 2**32 + tf.cast(place, tf.int64)
             of_use = tf.constant((release.exchange << 1) + use, tf.int64)
-            return tf.bitwise.bitwise_xor(release.key, tf.stack([of_client, of_use]))
+            return tf.bitwise.bitwise_xor(release.key, tf.stack([number, of_use]))
 
-        # One draw for all groups: starting one costs a small group's many times over.
-        num_values, num_words = _totals(codecs)
         uniforms = tf.random.stateless_uniform([num_values], seed(0), alg="philox")
         words = tf.random.stateless_uniform(
             [num_words], seed(1), None, None, tf.int64, alg="philox"
         )
-        return _by_group(codecs, uniforms, words)
+        return uniforms, words
 
 
 def _philox_normal(
@@ -319,7 +330,7 @@ def _philox_normal(
 
 
 @dataclasses.dataclass(frozen=True)
-class ChaCha20:
+class ChaCha20(NoiseGenerator):
     """ChaCha20, of which every bit of noise is made."""
 
     title = "ChaCha20 with a key of 256 bits, a cryptographic generator"
@@ -355,18 +366,16 @@ class ChaCha20:
         spec = tf.TensorSpec([size], tf.int64)
         return with_noise(values, groups, noise(draw, release.number, spec))
 
-    def client_draws(
-        self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
-    ) -> list[Draws]:
-        """Returns draws of one stream: 32 bits for each rounding, then the words of the noise."""
-        number = release.number * 2**32 + tf.cast(place, tf.int64)
+    def _client_stream(
+        self, release: Release, number: tf.Tensor, num_values: int, num_words: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        # One stream: 32 bits for each rounding, then the words of the noise.
         nonce = _nonce(_OF_CLIENT, release.exchange, tf.constant(0, tf.int64), number)
-        num_values, num_words = _totals(codecs)
         bits = chacha20.keystream(release.key, nonce, num_values + 2 * num_words)
         # 24 bits of each, as many as float32 has room for.
         of_rounding = tf.bitwise.right_shift(bits[:num_values], tf.constant(8, tf.uint32))
         uniforms = tf.cast(of_rounding, tf.float32) / 2.0**24
-        return _by_group(codecs, uniforms, chacha20.joined_halves(bits[num_values:]))
+        return uniforms, chacha20.joined_halves(bits[num_values:])
 
 
 def _whole_gaussian(key: tf.Tensor, nonce: tf.Tensor, size: int) -> tf.Tensor:
@@ -408,18 +417,6 @@ def key_like(noise_key: Any, content: bytes) -> tuple[int, ...]:
     num_bytes = len(noise_key) * _WORD_BYTES
     generator = next(g for g in NOISE_GENERATORS.values() if g.key_bytes == num_bytes)
     return generator.key(content[:num_bytes])
-
-
-def _totals(codecs: Sequence[IntegerCodec]) -> tuple[int, int]:
-    """Returns how many values, and how many words of noise, all groups have together."""
-    return sum(codec.size for codec in codecs), sum(codec.num_words for codec in codecs)
-
-
-def _by_group(codecs: Sequence[IntegerCodec], uniforms: tf.Tensor, words: tf.Tensor) -> list[Draws]:
-    """Cuts the draws of all groups into those of each."""
-    of_rounding = tf.split(uniforms, [codec.size for codec in codecs])
-    of_noise = tf.split(words, [codec.num_words for codec in codecs])
-    return [Draws(*pair) for pair in zip(of_rounding, of_noise)]
 
 
 NOISE_GENERATORS: Registry[NoiseGenerator] = Registry(
