@@ -1,4 +1,4 @@
-"""Clients: files of serialised examples, and their work in a session."""
+"""Clients: files of serialised examples, and the client graph that works on them."""
 
 import contextlib
 import dataclasses

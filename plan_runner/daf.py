@@ -1,4 +1,4 @@
-"""Plans whose server sums by itself, between two graphs (`server_phase_v2`)."""
+"""Plans whose server computes the sums, between two graphs (`server_phase_v2`)."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""How a client's examples get into its graph, which asks for them with ExternalDataset."""
+"""Feeds a client's examples to its graph, which reads them with ExternalDataset."""
 
 import abc
 from collections.abc import Sequence

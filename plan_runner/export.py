@@ -1,8 +1,7 @@
-"""The folder of an export, read without trusting it: files, archives, frames, limits, manifest.
+"""The folder of an export, read as untrusted: files, archives, TFRecord frames, limits, manifest.
 
-The frames of a TFRecord file: how long every record says that it is.
-
-TensorFlow takes a length at its word, and ends the process if there is not so much memory.
+TensorFlow takes the length that a TFRecord frame claims, and ends the process if there is not so
+much memory. So frames are checked here first.
 """
 
 import contextlib

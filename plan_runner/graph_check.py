@@ -1,7 +1,7 @@
-"""Which operations a plan's graphs may hold; refuses graphs that could do more than compute.
+"""The operations that a plan's graphs may hold; refuses graphs that could do more than compute.
 
-A plan is code that somebody else wrote. The lists name what may run rather than what may not: an
-operation that TensorFlow adds one day is refused until somebody has looked at it.
+A plan is code of a stranger. The lists name what may run rather than what may not: an operation
+that TensorFlow adds later is refused until somebody has looked at it.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The parts of a plan that are TensorFlow's own, and refusals of those too large."""
+"""TensorFlow's own messages in a plan, and refusals of those too large."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own, which is ended when it reaches its bounds."""
+"""Runs a function in a process of its own, which is ended when it reaches its limits."""
 
 import contextlib
 import ctypes

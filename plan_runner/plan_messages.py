@@ -1,6 +1,7 @@
-"""Reading a plan's messages, so that no part of them goes unnoticed.
+"""Reads a plan's messages, and refuses unknown parts.
 
-Without TensorFlow: what is no plan is refused before seconds go to its import.
+It does not need TensorFlow: a file that is no plan is refused before TensorFlow's import, which
+takes seconds.
 """
 
 from collections.abc import Collection

@@ -1,6 +1,6 @@
-"""Does what the runner is asked for: verifies an export, runs its rounds, reads its state.
+"""The runner's tasks: verifies an export, runs its rounds, reads its state.
 
-What can be refused without TensorFlow is, before it is imported.
+Checks that do not need TensorFlow come before its import.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The kinds of plans: each plays a round of its own kind."""
+"""The interface of the kinds of plans, each of which runs a round in its own way."""
 
 import abc
 import contextlib

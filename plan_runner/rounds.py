@@ -1,4 +1,4 @@
-"""Rounds one after the other: who takes part, the kinds of plans, what is left of each."""
+"""A sequence of rounds: their cohorts, the kinds of plans, and the files of each round."""
 
 import dataclasses
 import itertools

@@ -1,8 +1,8 @@
-"""What keeps a process from the machine's files, processes and networks, whatever it runs.
+"""A sandbox that keeps a process from the machine's files, processes and networks.
 
-Landlock says which files it reaches, a seccomp filter which system calls it makes. Both are the
-kernel's, hold for every thread that is started later, and cannot be taken back. They are set by
-system calls through `ctypes`, so that nothing has to be installed.
+Landlock restricts the files that it reaches, a seccomp filter its system calls. The kernel enforces
+both, on every thread that is started later too, and neither can be undone. They are set by system
+calls through `ctypes`, so that nothing has to be installed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The TFLite graph that devices get: checked, and run beside TensorFlow's on the same clients."""
+"""The TFLite graph of devices: checked, and run next to TensorFlow's on the same clients."""
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Replays an export's conformance rounds, and tells what matches."""
+"""Replays an export's conformance rounds, and reports which results match."""
 
 import dataclasses
 import math

@@ -1,9 +1,8 @@
-"""The aggregation interface with its defaults, the plain sum, bounds and limits.
+"""The aggregation interface, whose defaults are the plain sum's; bounds and limits.
 
-What happens to a client's answer before the sum over the cohort, and to the sum after it.
-
-An aggregation is pure functions around one sum, and a state of its own that lives on the server.
-`PlainSum` leaves values as they are; `secure_sum.SecureSum` turns them into bounded integers.
+An aggregation changes a client's output before the sum over the cohort, and the sum after it. It is
+pure functions around one sum, and a state of its own on the server. `PlainSum` leaves values as
+they are; `secure_sum.SecureSum` turns them into bounded integers.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """ChaCha20 (RFC 8439, section 2.3), a stream cipher, in TensorFlow's integer operations.
 
-Its key stream is a function of a 256-bit key and a 96-bit nonce. Without the key nobody can tell it
-from random bits, nor work out the rest of it from a part, as far as is known in public. All of it
-is 32-bit integer arithmetic, so every runtime, every device and every exported graph has the same
-bits. No table is looked up and nothing branches on the key.
+Its key stream is a function of a 256-bit key and a 96-bit nonce. As far as is publicly known, the
+stream cannot be told from random bits without the key, nor can the rest of it be computed from a
+part. All of it is 32-bit integer arithmetic, so every runtime, every device and every exported
+graph has the same bits. There is no table look-up and no branch that depends on the key.
 """
 
 import functools

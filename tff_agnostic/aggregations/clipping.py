@@ -1,13 +1,13 @@
-"""Groups of values with one share of the budget, how they are clipped, and noisy sums read.
+"""Groups of values with a share of the budget each, their clipping, and their noisy sums.
 
-Clipping leaves every group within its bound, and ratios as they were, by pure functions of one
-client's values. Whatever a client answers, be it huge or not a number, the sum of a group changes
-by no more than its bound when the client joins or leaves.
-
-All that clients answer in a round is one release: every value belongs to a group, whose l2 norm is
+All that clients send in a round is one release. Every value belongs to a group, whose l2 norm is
 bounded. Noise of standard deviation z_g times the bound of group g, for all groups, is as private
 as one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2). Spending a share
 w_g of the budget on a group, sum_g w_g = 1, means z_g = z_eff / sqrt(w_g).
+
+Clipping is a pure function of one client's values that leaves every group within its bound, and
+ratios as they were. Whatever a client sends, infinite numbers included, the sum of a group changes
+by at most its bound when the client joins or leaves.
 """
 
 import dataclasses

@@ -1,21 +1,20 @@
-"""Sums with differential privacy of which nobody sees one without noise: clients add it.
+"""Distributed differential privacy: clients add the noise, and no party sees an exact sum.
 
-A client scales each group of its clipped answer to a norm of c steps, rotates updates, rounds to
+A client scales each group of its clipped output to a norm of c steps, rotates updates, rounds to
 integers, adds its share of Skellam noise (Agarwal, Kairouz, Liu 2021), and submits them modulo a
 power of two to a modular secure sum. The server takes the integers nearest zero, rotates back and
-rescales. Rotating is of use for the many values of an update, of which it makes small ones; single
-sums are sent as they are.
+rescales. Rotation spreads an update's norm over its coordinates, so that fewer bits suffice. Single
+sums are not rotated.
 
-**Who takes part is a secret** where a coin of a client's own decides it: a public number of clients
-answers each round, and those that their coin leaves out send zeros with their share of the noise.
-To everybody else a client that is left out is then a client whose values are zeros. A simulation
-need not play each of them: an entry of the cohort stands for as many as a table of their noise
-together has room for.
+**Who takes part is a secret** where each client's own coin decides it. A public number of clients
+reports in each round; those that their coin leaves out send zeros with their share of the noise.
+To everybody else they look like clients whose values are zeros. A simulation does not run each of
+them: one entry of the cohort stands for as many as fit into one table of their joint noise.
 
-**In a simulation** all clients' noise is made of one key, which the server sends them, so that a
-run can be repeated. Whoever knows the key can take the noise away, and clients know it: that is
-sound where one process plays everybody. On a device the noise must be the device's own draw, and no
-key be sent.
+**In a simulation** the noise of all clients is made of one key, which the server sends them, so
+that a run can be repeated. Anyone with the key can remove the noise, and clients have it: that is
+sound where one process simulates all parties. On a device the noise must be the device's own draw,
+and no key is sent.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""How the values of a group travel: as integers with noise, of which only a sum is turned back.
+"""Encodes the values of a group as noised integers, and decodes their sum.
 
 A vector is scaled to a norm of c steps, rotated if it is an update, rounded, noised, and reduced
 modulo a power of two. The sum over clients takes the way back. Rounding keeps norms bounded.

@@ -1,19 +1,16 @@
-"""Noise: the server's kinds, functions of the number of the release, and the clients' Skellam.
+"""Kinds of noise: the server's, functions of the release's number, and the clients' Skellam noise.
 
-`gaussian` is fresh noise for each release. `TreeResidual` is that of tree aggregation (DP-FTRL,
-Kairouz et al. 2021): after t releases the noises add up to that of the nodes of a binary tree which
-cover 1 to t, so that all prefix sums together cost a logarithm of the rounds.
+On the server, `gaussian` is fresh noise for each release. `TreeResidual` is the noise of tree
+aggregation (DP-FTRL, Kairouz et al. 2021): after t releases the noises add up to those of the nodes
+of a binary tree which cover 1 to t, so that all prefix sums together cost a logarithm of the
+rounds. `noise_generators` draws the numbers themselves.
 
-What single numbers are drawn with, and of which type they are, is a generator's; see
-`noise_generators`.
-
-Symmetric Skellam noise: the difference of two Poisson numbers of equal means.
-
-A sum over clients is Skellam noise too, of the sum of the variances. Where the variance allows,
-numbers are looked up in a table of the distribution that takes one random number of 64 bits for
+Clients add symmetric Skellam noise, the difference of two Poisson numbers of equal means. A sum
+over clients is Skellam noise too, with the sum of the variances. Where the variance is small
+enough, numbers are looked up in a table of the distribution, with one random number of 64 bits for
 each (Walker 1977, Vose 1991: columns of equal probability, which two values share). Wider noise is
-drawn as it is defined, by TensorFlow's Poisson numbers, which are computed in float64; or, where
-nothing but random words may decide, as the sum of several numbers of a table.
+drawn by its definition from TensorFlow's Poisson numbers, which are computed in float64; or, where
+random words alone must decide, as the sum of several numbers of a table.
 """
 
 import dataclasses

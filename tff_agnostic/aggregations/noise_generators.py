@@ -1,17 +1,25 @@
-"""What noise is made of, by the name of a generator, and Gaussian noise on a grid.
+"""Generators of noise, by name, from a secret key and the place of the noise.
 
-Gaussian noise in whole steps of a grid, and sums on that grid.
+- **philox** is TensorFlow's generator: fast, statistically good, and not made to withstand
+  prediction. A server's noise is float32. Clients' noise is looked up, or drawn by TensorFlow's
+  Poisson.
+- **secure** is ChaCha20. A server's noise is in whole steps of a grid, see below, and clients'
+  noise is looked up. Floating point reveals nothing.
 
-A normal number of floating point leaves gaps: with a known sum, the values that noise can turn it
-into are those of no other sum, so that low bits tell sums apart which epsilon calls alike (Mironov
-2012). Here nothing but a whole number of steps is ever released:
+No two releases, communication steps, clients and uses of a run share random bits, whatever examples
+clients hold: copies of a client have noise of their own. A round that is run again has the same
+noise.
 
-- **The sum is rounded** to the grid: a number x becomes r = round(x / g), g the step.
-- **The noise is whole**, a normal number of standard deviation s = `DEVIATION` rounded to a whole
-  number; r plus it is what is released, and everything else is made of that.
-- **The account is the Gaussian mechanism's**, whichever it is: rounding noise that is added to a
-  whole number rounds their sum, and what is made of a release costs nothing. What a client changes
-  in r has to be at most s / z steps long for that; see `_stretch`.
+**Why a grid.** A normal number of floating point leaves gaps: given a sum, noise can turn it into
+certain values that it can make of no other sum, so low bits tell sums apart which epsilon treats
+alike (Mironov 2012). Here only a whole number of steps is ever released:
+
+- The sum is rounded to the grid: a number x becomes r = round(x / g), g the step.
+- The noise is whole, a normal number of standard deviation s = `DEVIATION` rounded to a whole
+  number. r plus it is released, and everything else is computed from that.
+- The account is the Gaussian mechanism's: rounding noise that is added to a whole number rounds
+  their sum, and post-processing costs nothing. For that, a client may change r by at most s / z
+  steps; see `_stretch`.
 
 **The noise is drawn as digits.** x_0 + m x_1 + m^2 x_2 has, of independent discrete Gaussians x_k
 of standard deviation t, a distribution whose every probability is that of one discrete Gaussian of
@@ -19,18 +27,8 @@ s = t sqrt(1 + m^2 + m^4) to within a factor 1 +- 2^-290: m steps are t / 3.25, 
 shifted grids that tell the two apart differ by 4 exp(-2 pi^2 (t / m)^2) (Poisson's summation
 formula; Micciancio and Walter 2017 have the general case). Each digit is looked up in an alias
 table (Walker 1977, Vose 1991) with 15 bits for the column and 64 for the choice in it, so that
-probabilities are right to 2^-80. Together with the 2^-63 by which a discrete Gaussian differs from
-a rounded one, a number is drawn with a total variation of at most 2^-62 from the one accounted for.
-
-What noise is made of, by the name of a generator: of a secret key and the place of the noise.
-
-No two releases, exchanges, clients and uses of a run share random bits, whatever examples clients
-hold: copies of a client have noise of their own. A round that is run again has the same noise.
-
-- **philox** is TensorFlow's: fast, statistically good, and not made to withstand anyone who wants
-  to predict it. A server's noise is float32, and clients' is looked up or is TensorFlow's Poisson.
-- **secure** is ChaCha20. A server's noise is in whole steps of a grid, see `grid_noise`, and
-  clients' is looked up. Nothing is lost to floating point.
+probabilities are right to 2^-80. A discrete Gaussian differs from a rounded one by 2^-63. Together
+a number is drawn with a total variation of at most 2^-62 from the one accounted for.
 """
 
 import abc

@@ -1,8 +1,8 @@
-"""Private sums: groups that share a budget, clipping, noise of the server, adaptive clip norms.
+"""Private sums: clipping to shares of one budget, noise of the server, adaptive clip norms.
 
-Everything that a client answers in a round is one release, in groups that share one budget; see
-`clipping`. What is not noised is not sent: counters of clipped values stay at home, and where the
-sum of weights is public nobody is asked for it.
+Everything that a client sends in a round is one release, in groups that share one budget; see
+`clipping`. Values that get no noise are not sent: counters of clipped values stay on the client,
+and where the sum of weights is public, clients send no weights.
 """
 
 import dataclasses

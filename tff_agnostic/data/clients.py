@@ -1,4 +1,4 @@
-"""Client datasets, in parts that need not much memory, or split from pooled examples."""
+"""Client datasets: of parts that need little memory, or dealt from pooled examples."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Protocol, runtime_checkable

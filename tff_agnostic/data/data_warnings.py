@@ -1,7 +1,7 @@
-"""Remarks on data: what a user has to know of it before trusting a result.
+"""Warnings about data, which a user needs before trusting a result.
 
-Imports say them of stores, with `importing.report`, and runs of what they train on, with
-`program.data_remarks`; what is lost is counted here for both.
+Imports print them about stores, see `importing.report`, and runs about their training data; the
+lost examples are counted here for both.
 """
 
 import dataclasses

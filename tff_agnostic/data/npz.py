@@ -1,4 +1,4 @@
-"""Reading .npz files that somebody else may have written, or that may be damaged."""
+"""Reads .npz files that are untrusted or may be damaged."""
 
 import os
 import zipfile

@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and cohorts that are read while the one before runs."""
+"""The clients of a round, and cohorts that are read while the round before runs."""
 
 import dataclasses
 import functools

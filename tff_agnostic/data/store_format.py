@@ -1,8 +1,6 @@
-"""The SQLite format of client stores, and what it holds: records and serialized examples.
+"""The SQLite format of client stores: TFF's tables and ours, records, and serialized examples.
 
-The SQLite format of client stores: TFF's tables, and ours beside them.
-
-TFF's (`tff.simulation.datasets`): `examples` holds a row per example, a serialized
+TFF's tables (`tff.simulation.datasets`): `examples` holds a row per example, a serialized
 `tf.train.Example`, and `client_metadata` a row per client and split. TFF reads our stores, and
 these modules read TFF's, which lack our tables:
 

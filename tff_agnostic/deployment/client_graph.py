@@ -1,9 +1,7 @@
-"""The client's graph in a plan, and its examples.
+"""The client's graph in a plan, and the format of its examples.
 
-How clients of a deployment hold their examples: serialised `tf.train.Example`s.
-
-An example of the task is one `tf.train.Example` with a feature for each column: "x", "y" and
-"domain_id"; columns of columns are "x/NAME". The client's graph parses them.
+An example of the task is one serialised `tf.train.Example` with a feature for each column: "x", "y"
+and "domain_id"; columns of columns are "x/NAME". The client's graph parses them.
 """
 
 import dataclasses

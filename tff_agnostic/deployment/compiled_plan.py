@@ -1,4 +1,4 @@
-"""A plan in memory, what a manifest says of it, and its variables in checkpoints."""
+"""A plan in memory, its description for a manifest, and its variables in checkpoints."""
 
 import dataclasses
 from collections.abc import Sequence

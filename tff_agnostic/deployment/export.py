@@ -1,10 +1,9 @@
 """The folder of an export: plan, state, manifest, task message, bytes.
 
-What a server of the platform is told to create a task, as JSON.
-
-The messages are those of the On-Device Personalization server, `shuffler/proto/task.proto` of
-privacysandbox/odp-federatedcompute at commit 015930f, in the JSON mapping of proto3: names in
-camelCase, 64-bit integers as texts. None was sent to a server here.
+The task message creates the task at a server of the platform. It is JSON in the mapping of proto3
+(names in camelCase, 64-bit integers as texts), with the messages of the On-Device Personalization
+server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit 015930f. It was
+never sent to a server.
 """
 
 import dataclasses

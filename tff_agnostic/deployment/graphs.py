@@ -1,10 +1,8 @@
-"""Graphs whose bytes depend on nothing but themselves.
+"""Graphs whose bytes depend on the computation alone.
 
-Names in graphs that depend on the graph alone.
-
-TensorFlow and Keras number functions, layers and nodes by process; the same export has to have the
-same bytes in every one. Nodes are named after their op and their position, functions after the
-order of their first use.
+TensorFlow and Keras number functions, layers and nodes by process, but the same export has to have
+the same bytes in every process. Nodes are named after their op and their position, functions after
+the order of their first use.
 """
 
 import dataclasses

@@ -1,18 +1,14 @@
-"""What TFLite lacks in terms of its own ops.
+"""Operations that TensorFlow Lite or devices lack, in terms of TFLite's own ops.
 
-Bitwise ops on int64 numbers, by ops that TensorFlow Lite has for them or for their halves.
+Each replacement computes the same numbers, integers to the last bit and floats up to rounding: a
+device computes what a simulation does. A `GraphDef` keeps the ops; TFLite's graph gets functions in
+their place:
 
-TFLite has no bitwise op on int64, and on int32 the exclusive or and the shift to the right.
-
-Gradients of convolutions and of maximum pooling in terms of ops that TensorFlow Lite has itself.
-
-Images are [n, height, width, channels]. A window that reaches over the edge (SAME) is cut out of an
-image with a margin, so that every window is whole.
-
-Ops that devices may lack, in terms of ops that TensorFlow Lite has itself.
-
-Each gives the same numbers, integers to the last bit and floats up to rounding: a device computes
-what a simulation does. A `GraphDef` keeps the ops; TFLite's graph gets functions in their place.
+- bitwise ops on int64, which TFLite lacks, as it lacks int32's exclusive or and shift to the right;
+- gradients of convolutions and of maximum pooling. Images are [n, height, width, channels]. A
+  window that reaches over the edge (SAME) is cut out of an image with a margin, so that every
+  window is whole;
+- other ops that devices may lack.
 """
 
 import hashlib

@@ -1,10 +1,8 @@
-"""What a server reports of a round.
+"""Metrics of a round as scalars, the form in which the platform's servers take them.
 
-Metrics of a round as scalars, the form in which the platform's servers take them.
-
-A metric that is a scalar has one, under its own name. One with an entry per domain has a scalar of
-each, NAME/0 to NAME/(p - 1), and NAME/overall of all domains where that follows from them. One with
-entries per domain and something else, such as a histogram, is in the checkpoint only.
+A scalar metric has one, under its own name. A metric with an entry per domain has a scalar for
+each, NAME/0 to NAME/(p - 1), and NAME/overall for all domains where that follows from them. A
+metric with entries per domain and something else, such as a histogram, is in the checkpoint only.
 """
 
 import dataclasses

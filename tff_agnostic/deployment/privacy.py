@@ -1,10 +1,8 @@
-"""Noise and promises of an exported plan.
+"""Noise of a private plan: its keys, and its description in a manifest.
 
-The noise of a private plan: whose key it is made with, and what a manifest says of it.
-
-A server adds noise in its result graph, with the key in its state. The state that a fleet begins
-with has a key that nobody else has; conformance rounds, which everybody may read, are made with a
-public one, in a state of their own.
+A server adds noise in its result graph, with the key in its state. The initial state of a
+deployment has a secret key of its own. Conformance rounds, which are public, are made with a public
+key, in a state of their own.
 """
 
 from collections.abc import Mapping, Sequence

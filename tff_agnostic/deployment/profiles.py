@@ -1,9 +1,8 @@
-"""The two kinds of plans.
+"""The two profiles of plans: `daf`, and `secure`.
 
-The `secure` profile: secure sums only, from TFF's MapReduceForm, as `ServerPhase`.
-
-Nothing of a client is in a checkpoint: its tensors go to a secure aggregation protocol, and the
-server's graph is fed their sums through side channels.
+The `secure` profile has secure sums only, from TFF's MapReduceForm, as `ServerPhase`. No checkpoint
+holds a client's values: its tensors go to a secure aggregation protocol, and the server's graph
+gets their sums through side channels.
 """
 
 import dataclasses

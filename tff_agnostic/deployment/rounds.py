@@ -1,9 +1,8 @@
 """Training and evaluation as rounds of a plan, and rounds to verify it by.
 
-Evaluations as rounds: the algorithm's state is that of the training, and stays as it is.
-
-So a server can give an evaluation any checkpoint that a training has left. With noise there is a
-state of its own beside it, of the evaluation's sums: a key, and how many were released.
+In an evaluation's round the algorithm's state is the training's, and stays as it is, so a server
+can evaluate any checkpoint of the training. With noise there is a state of the evaluation's sums as
+well: a key, and the number of releases.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The client's graph for TensorFlow Lite, and which of its ops devices lack."""
+"""The client's graph for TensorFlow Lite, and its ops that devices lack."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Which columns of a table make which inputs, and the examples that rows become."""
+"""The columns of a table as inputs of a model, and its rows as examples."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """IDX files of MNIST, Fashion-MNIST and EMNIST: images and labels in two files, or four.
 
-There are no clients in them: the examples are dealt, each client getting as many as any other.
+The files name no clients: examples are dealt to clients of equal size.
 """
 
 import math

@@ -1,8 +1,6 @@
 """NumPy files, read in blocks of rows: arrays of features, labels, clients and domains.
 
-NumPy files: arrays of features, labels, clients and domains, a row for each example.
-
-Names may end in _train, _heldout and _test; then the file itself says what is for what.
+Each row is one example. Arrays whose names end in _train, _heldout or _test go to that split.
 """
 
 import contextlib

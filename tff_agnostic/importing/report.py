@@ -1,4 +1,4 @@
-"""What an import made: counts, sizes, skewness, and what it says of the store."""
+"""The report of an import: counts, sizes, skewness, and warnings about the store."""
 
 import contextlib
 import dataclasses

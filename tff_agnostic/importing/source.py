@@ -1,4 +1,4 @@
-"""What a format is: input files, how they are read, and keys in few bytes."""
+"""The interface of a format: input files, how they are read, and keys in few bytes."""
 
 import contextlib
 import dataclasses

@@ -1,14 +1,9 @@
-"""Which split an example belongs to, with equal shares in every domain if asked for.
+"""The split of each example, with equal shares in every domain if wanted.
 
-Which split an example belongs to: a seeded hash of what is to stay together, its unit.
-
-That is the split for good with --nostratify. Otherwise it is a first guess, made while reading;
-`importing.strata` moves the units that are too many or too few in a domain.
-
-Splits that keep their shares in every domain.
-
-The units of a split, such as clients, are put into strata by the domain of most of their examples.
-Within a stratum they are ordered by hash and cut by rank.
+The split is a seeded hash of the example's unit, such as its client: the examples that stay
+together. With --nostratify that is final. Otherwise it is a first guess, made while reading. Then
+units are put into strata by the domain of most of their examples, ordered by hash within a stratum
+and cut by rank; those that are too many or too few in a domain move.
 """
 
 import dataclasses

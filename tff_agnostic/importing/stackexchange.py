@@ -1,8 +1,6 @@
-"""Dumps of Stack Exchange and Stack Overflow, and the domains of their posts.
+"""Dumps of Stack Exchange and Stack Overflow (`Posts.xml`), and the domains of their posts.
 
-Dumps of Stack Exchange and Stack Overflow: `Posts.xml`.
-
-A client is the owner of posts, an example one of their sentences, a domain what --domain says.
+A client is the owner of posts, an example one of their sentences, a domain what --domain chooses.
 """
 
 import bisect

@@ -1,9 +1,8 @@
-"""Text to words: of HTML, of English sentences, of any language; and the vocabulary.
+"""Text to words: HTML, English sentences, any language; and the vocabulary.
 
-English text to sentences of words, as TFF describes its Stack Overflow data.
-
-Lower case; no symbols beyond ASCII; punctuation apart, except apostrophes and hyphens inside words;
-a special word for every URL; one sentence each.
+English sentences are TFF's, as its Stack Overflow data describes them: lower case; no symbols
+beyond ASCII; punctuation apart, except apostrophes and hyphens inside words; a special word for
+every URL.
 """
 
 import dataclasses

@@ -1,14 +1,11 @@
-"""Folders of texts, a folder for each domain, and plays as plain text.
+"""Folders of texts, and plays as plain text.
 
-Folders of texts: a folder for each domain, with UTF-8 files `.txt`; or one domain's files.
-
-A client is a file, or a passage of some of its sentences; an example is a sentence; a group is a
-file, or a longer passage, so that --split_by=group keeps the passages of one together.
-
-Plays as plain text: speeches, a blank line between them, each headed by a line `SPEAKER:`.
-
-A client is a speaker, by the name as it is printed; an example is a speech; the domain is the file,
-or the one that is given.
+- `text_folders`: a folder for each domain, with UTF-8 files `.txt`; or the files of one domain. A
+  client is a file, or a passage of some of its sentences. An example is a sentence. A group is a
+  file, or a longer passage, so that --split_by=group keeps its passages together.
+- `plays`: speeches, a blank line between them, each headed by a line `SPEAKER:`. A client is a
+  speaker, by the name as it is printed. An example is a speech. The domain is the file, or the one
+  that is given.
 """
 
 import codecs

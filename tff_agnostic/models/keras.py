@@ -1,7 +1,6 @@
-"""A Keras model as a pure function: conversion, checks, penalties, precision, frozen layers.
+"""Keras models as pure functions: conversion, checks, penalties, precision, frozen layers.
 
-Keras models as pure functions: variables are swapped for tensors while a call is traced.
-
+Variables are swapped for tensors while a call is traced.
 `tff.learning.models.functional_model_from_keras` does the same through an imported GraphDef, which
 cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
 """

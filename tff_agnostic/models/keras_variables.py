@@ -1,4 +1,4 @@
-"""Where a Keras model holds its weights and random generators, and how others take their place."""
+"""Finds the weights and random generators of a Keras model, and swaps them for tensors."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

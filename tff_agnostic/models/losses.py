@@ -1,10 +1,8 @@
-"""Cross-entropy in fewer passes; the loss of a sentence.
+"""Losses: cross-entropy in fewer passes over the scores, and the loss of a sentence.
 
-Cross-entropy in fewer passes over the scores than TensorFlow's own operation takes.
-
-That one prepares the gradient even where there is none to take, as in the domain pass, and computes
-each exponential twice: with 10,000 classes, which exceed a processor's caches, most of a language
-model's time beside its matrix products.
+TensorFlow's own cross-entropy prepares the gradient even where none is taken, as in the domain
+pass, and computes each exponential twice. With 10,000 classes, which exceed a processor's caches,
+that is most of a language model's time next to its matrix products.
 """
 
 import dataclasses

@@ -1,17 +1,15 @@
-"""Metrics as ratios of sums: classes, numbers, text.
+"""Metrics as ratios of sums: of classes, of numbers, and of words.
 
-Metrics of models with one output: errors of real numbers, and accuracy of two classes.
+Metrics of classes and of numbers: labels are [n]; predictions are scores [n, classes], or for one
+output float [n] or [n, 1].
 
-Labels are [n]; predictions float [n], or [n, 1].
+Metrics of words: labels are ids of `TokenIds`, int [n, T]; predictions are scores, float [n, T,
+ids]. An example is a sentence. Numerators and denominators are sums over its words, so that every
+word has the same weight whatever sentence it is in. Padding is in none of them.
 
-Metrics of next-word models: perplexity, and two definitions of in-vocabulary accuracy.
-
-Labels are ids of `TokenIds`, int [n, T]; predictions are scores, float [n, T, ids]. An example is a
-sentence: numerators and denominators are sums over its words, so that every word has the same
-weight whatever sentence it is in. Padding is in none of them.
-
-What two metrics, or a metric and the loss, compute alike, such as the largest score of a word, is
-written down in each and computed once: TensorFlow merges equal operations of a graph.
+Two metrics, or a metric and the loss, may compute the same number, such as the largest score of a
+word. Each states it in full, and TensorFlow computes it once: it merges equal operations of a
+graph.
 """
 
 import dataclasses

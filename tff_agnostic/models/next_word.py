@@ -1,13 +1,11 @@
-"""Next-word networks, the sizes of the two papers, unigrams.
+"""Next-word networks with their sizes as settings, the two papers' sizes, and unigram models.
 
-Next-word models: recurrent networks on ids, with their sizes as settings.
+`NextWordNetwork` is a recurrent network on ids; `next_word_lstm` and `keyboard_cifg` are the
+papers' models.
 
-The papers' models are settings of it: `next_word_lstm` and `keyboard_cifg`.
-
-A distribution over outcomes, such as words, without any input: a unigram model.
-
-An example is an outcome, and is its own label: what is predicted of it is how probable it was.
-Hamer, Mohri, Suresh 2020, section 2: density estimation is classification without inputs.
+A unigram model is a distribution over outcomes, such as words, without any input: an example is an
+outcome, and its own label, and the prediction is its probability. Hamer, Mohri, Suresh 2020,
+section 2: density estimation is classification without inputs.
 """
 
 import dataclasses

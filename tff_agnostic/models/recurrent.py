@@ -1,10 +1,9 @@
-"""Shared core and Keras side of the recurrent layers.
+"""The common core of the recurrent layers, and its Keras side.
 
-What the cores of the recurrent layers share: a walk over time, and products over all steps.
-
-The cores are pure functions with gradients of their own. Plain backpropagation adds a weight
-gradient, as large as the recurrent kernel, at every time step. Here the walk back through time
-only collects the gradients of the gates, and each weight gets one product over all steps.
+A core is a walk over time and products over all steps, with gradients of its own, as pure
+functions. Plain backpropagation adds a weight gradient, as large as the recurrent kernel, at every
+time step. Here the walk back through time only collects the gradients of the gates, and each weight
+gets one product over all steps.
 """
 
 from collections.abc import Sequence

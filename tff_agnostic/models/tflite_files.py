@@ -1,9 +1,8 @@
-"""Files of TensorFlow Lite: what ops they hold, and the same graph in fewer bytes.
-
-Constants of one number everywhere, which a device can make itself.
+"""TensorFlow Lite files: their ops, and the same graph in fewer bytes.
 
 TFLite's converter computes what depends on constants alone, such as zeros in the shapes of all
-weights: of a large model that would be most of what a device downloads.
+weights, and stores the result. In a large model that would be most of the download. Constants with
+one number everywhere become ops that make them on the device.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""A user's `build_model`, tried on a few rows."""
+"""A user's `build_model`, loaded and tried on a few rows."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Renyi divergences of a release about a cohort drawn at random, whatever the release is.
+"""Amplification by sampling: Renyi divergences of any release about a cohort drawn at random.
 
-dp-accounting has this for Gaussian noise only. The bounds are for whole orders; a divergence does
-not fall with the order, so that at another order is at most that at the next whole one. Neither is
-one ever above that without sampling, which is the other bound.
+dp-accounting has this for Gaussian noise only. The bounds are for whole orders. A divergence does
+not fall with the order, so at any other order it is at most that of the next whole one. It is never
+above the divergence without sampling, which is the other bound.
 """
 
 import math

@@ -1,15 +1,13 @@
-"""Integer noise from clients: divergences, amplification, mechanism.
+"""Integer noise that clients add before a secure sum: Renyi divergences, and the mechanism.
 
-Renyi divergences of integer noise that clients add before a secure sum.
-
-Everything is in steps of the integer grid. Of D2 and D1, the l2 and l1 sensitivity, and a noise of
-variance mu of the whole sum, an order a has
+Everything is in steps of the integer grid. With the l2 and l1 sensitivities D2 and D1, and noise of
+variance mu in the whole sum, the divergence at order a is at most
 
 - Skellam (Agarwal, Kairouz, Liu 2021, Theorem 3.5):
   a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) );
 - discrete Gaussian of n clients (Kairouz, Liu, Steinke 2021, Theorem 1): with everything divided
   by sqrt(mu), and tau below, the least of a D2^2/2 + tau d, (a/2)(D2^2 + 2 D1 tau + tau^2 d) and
-  (a/2)(D2 + sqrt(d) tau)^2: sums of discrete Gaussians are none, tau bounds the difference.
+  (a/2)(D2 + sqrt(d) tau)^2. A sum of discrete Gaussians is not one; tau bounds the difference.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""Epsilons of earlier releases that were too small, and what they are.
+"""Corrects epsilons of earlier releases that were too small.
 
-Until config.json had format 7, runs with the clients' own noise and Poisson cohorts took the number
-of clients of a round for secret, which everybody learns there: see `CountedCohorts`.
+Before config.json had format 7, runs with the clients' own noise and Poisson cohorts treated the
+number of clients of a round as secret. Everybody learns it there: see `CountedCohorts`.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""Epsilon from below: what the outcomes of an attack prove, whatever was claimed.
+"""Epsilon from below: what the outcomes of an attack prove.
 
 With (epsilon, delta)-differential privacy no event has P(event | with) > e^epsilon P(event |
 without) + delta, nor the other way round. An attack scores each of many runs with a client and
 without it. "The score is above t" is such an event, so its frequencies bound epsilon from below
-(Jagielski, Ullman, Oprea 2020; Nasr et al. 2021). The bound holds for any score; a poor one makes
+(Jagielski, Ullman, Oprea 2020; Nasr et al. 2021). The bound holds for any score; a poor score makes
 it small.
 """
 

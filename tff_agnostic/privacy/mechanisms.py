@@ -1,15 +1,14 @@
-"""Central and tree noise as accountants see them; combining noise multipliers.
+"""Mechanisms as accountants see them: the interface, and Gaussian noise of the server.
 
-What a run releases of one fleet of clients, round by round, as accountants see it.
+A mechanism is what a run releases about one population of clients, round by round. `CentralNoise`
+is noise on sums over sampled cohorts, `TreeNoise` on a tree of sums; `distributed` has the noise
+that clients add.
 
-Here the server adds the noise; `distributed` is of noise that clients add.
-
-How one release divides its budget among groups of values, each clipped and noised by itself.
-
-A group g with sensitivity c_g gets Gaussian noise of standard deviation z_g c_g. All groups of a
-round together are one Gaussian mechanism of noise multiplier z_eff = (sum_g z_g^-2)^(-1/2)
-(McMahan and Andrew 2018, section 3), so with z_g = z / sqrt(w_g) and shares w_g that add up to 1
-the whole release has the multiplier z.
+A release is divided into groups of values, each clipped and noised alone. A group g with
+sensitivity c_g gets Gaussian noise of standard deviation z_g c_g. All groups of a round together
+are one Gaussian mechanism of noise multiplier z_eff = (sum_g z_g^-2)^(-1/2) (McMahan and Andrew
+2018, section 3). So with z_g = z / sqrt(w_g), and shares w_g that add up to 1, the whole release
+has the multiplier z.
 """
 
 import dataclasses

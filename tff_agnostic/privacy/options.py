@@ -1,4 +1,4 @@
-"""What determines an account of privacy: settings, and the mechanisms that they describe."""
+"""Settings of `./run privacy`, and the mechanisms that they describe."""
 
 import dataclasses
 import math

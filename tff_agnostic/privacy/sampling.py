@@ -1,4 +1,4 @@
-"""What an accountant may claim for how a round's cohort is drawn."""
+"""Cohort sampling schemes, and the privacy amplification that each of them justifies."""
 
 import dataclasses
 import math

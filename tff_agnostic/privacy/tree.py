@@ -1,8 +1,8 @@
-"""What a client that takes part in several rounds moves in a tree of sums, at the most.
+"""Sensitivity of trees of sums to a client that takes part in several rounds.
 
 DP-FTRL (Kairouz et al. 2021) releases noised sums of complete nodes of a binary tree over the
 rounds. A client's k contributions to a node move it by k clip norms, so the sum over nodes of k^2,
-times C^2, is the squared sensitivity of everything that is released; rho = that / (2 z^2).
+times C^2, is the squared sensitivity S^2 of everything that is released; rho = S^2 / (2 z^2 C^2).
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
-"""What a Keras file may hold that nobody vouches for: Keras' own layers, and numbers.
+"""Refuses Keras files that hold code: an untrusted file may have known layers and numbers only.
 
 Keras' safe mode refuses a lambda in a `.keras` file, and nothing else. In both formats a
 configuration may name modules to import and functions of TensorFlow to call, such as
 `load_op_library`; classes that another library registered may unpickle; weights may be pickles, or
-links to other files; and a Lambda layer in HDF5 runs. So everything that a configuration names is
-looked up here before Keras reads it, and what is not known is refused.
+links to other files; and a Lambda layer in HDF5 runs. So every name in a configuration is looked up
+here before Keras reads it, and unknown names are refused.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A trained model as a SavedModel, and what that can be asked."""
+"""A trained model as a SavedModel, and its signatures."""
 
 import functools
 from collections.abc import Mapping

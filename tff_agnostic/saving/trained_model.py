@@ -1,4 +1,4 @@
-"""A trained model, and whether a saved file predicts what it predicts."""
+"""A trained model, and the check that a saved file has the same predictions."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

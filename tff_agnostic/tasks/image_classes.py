@@ -1,17 +1,12 @@
-"""Digits and Fashion-MNIST: images of which every class is a domain.
+"""Image tasks whose classes are the domains, as in section 5.2 of Mohri et al. 2019.
 
-Handwritten digits from scikit-learn: real data that needs no network; every class is a domain.
-
-1,797 images of 8x8 pixels. As in Mohri et al. 2019, section 5.2, the classes are the domains.
-Groups are rarely of one size in life, so by default class 8 keeps 15% and class 9 keeps 30% of its
-training examples; the test images are untouched. Without the thinning there is little unfairness to
-mend: uniform and agnostic training end alike.
-
-Fashion-MNIST: which of three garments? Every class is a domain.
-
-As in section 5.2 of Mohri et al. 2019: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic
-regression, Adam. The store is one of all ten classes, from `import_data --format=idx`, or of these
-three, with `--classes=0,2,6`, which numbers them anew.
+- `digits`: handwritten digits from scikit-learn, real data that needs no network: 1,797 images of
+  8x8 pixels. Groups are rarely of one size, so by default class 8 keeps 15% and class 9 keeps 30%
+  of its training examples; the test images are untouched. Without the thinning there is little
+  unfairness to reduce, and uniform and agnostic training end alike.
+- `fashion_mnist`: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic regression, Adam. The
+  store has all ten classes, from `import_data --format=idx`, or these three, with
+  `--classes=0,2,6`, which renumbers them.
 """
 
 import dataclasses

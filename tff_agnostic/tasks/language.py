@@ -1,4 +1,4 @@
-"""What the next-word tasks share: sentences of a store, a vocabulary, domains by name."""
+"""Common parts of the next-word tasks: sentences of a store, a vocabulary, domains by name."""
 
 import dataclasses
 import types

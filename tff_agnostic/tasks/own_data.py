@@ -1,16 +1,12 @@
-"""Your own data: a store with a model of your own, or one .npz file a client.
+"""Tasks on your own data: a store with your own model, or a folder with one .npz file per client.
 
-Your own model on your own data: a Python file with `build_model`, and a client store.
-
-`--model` names the file, see `models.user_model.build_user_model`; `--data` the store, as
-`import_data` makes it of tables, images or texts. Of texts with labels the task is to tell the
-label, of others to predict the next word.
-
-Your own features as one .npz file a client, and a logistic regression on them.
-
-`--data_dir` holds `dataset.json`, an object with "domains" (a list of names), "num_features" and
-"num_classes", and the folders `train/` and `test/`. Each .npz file in them is one client with the
-arrays "x" float32 [n, features], "y" int32 [n] and "domain_id" int32 [n] (index of the domain).
+- `custom`: `--model` names a Python file with `build_model`, see
+  `models.user_model.build_user_model`. `--data` names a store, as `import_data` makes it of tables,
+  images or texts. With labelled texts the task is to predict the label, with others the next word.
+- `client_files`: logistic regression on your own features. `--data_dir` holds `dataset.json`, an
+  object with "domains" (a list of names), "num_features" and "num_classes", and the folders
+  `train/` and `test/`. Each .npz file in them is one client with the arrays "x" float32
+  [n, features], "y" int32 [n] and "domain_id" int32 [n] (index of the domain).
 """
 
 import dataclasses

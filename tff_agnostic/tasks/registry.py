@@ -1,4 +1,4 @@
-"""Every task by name, how one is loaded, and whom it is evaluated on."""
+"""Every task by name, how a task is loaded, and which split it is evaluated on."""
 
 import dataclasses
 import functools

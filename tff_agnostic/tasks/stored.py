@@ -1,4 +1,4 @@
-"""What tasks that read client stores share: stores, domains, values, TFF's own data sets."""
+"""Common parts of tasks that read client stores: domains, values, TFF's own data sets."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

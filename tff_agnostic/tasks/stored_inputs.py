@@ -1,4 +1,4 @@
-"""What models see of stores of features, and their labels."""
+"""Model inputs from stores of features, and their labels."""
 
 import abc
 import json

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""The definition of a task."""
 
 import dataclasses
 import enum

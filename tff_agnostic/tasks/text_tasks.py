@@ -1,9 +1,8 @@
 """Tasks of texts: the distribution of words, and the class of a text.
 
-The distribution of words of any texts, without the words before them: a unigram model.
-
-An example is a word. The task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors
-are unigram models of clients; its own model is a single one, for algorithms that train.
+`unigram` learns the distribution of words without the words before them: an example is a word. It
+is the task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors are unigram models of
+clients; its own model is a single one, for algorithms that train.
 """
 
 import dataclasses
