@@ -119,11 +119,6 @@ def main(
 
     Args:
         argv: The command line, without its flags.
-        values: The flags.
-        player: Does the work.
-
-    Raises:
-        PlanError: If a flag, the export or a client's data is not what it has to be.
     """
     if len(argv) > 1:
         raise PlanError(f"expected flags only, found {argv[1]!r}")

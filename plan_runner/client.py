@@ -44,12 +44,7 @@ class Client:
     max_records: int = DEFAULT_LIMITS.max_records
 
     def examples(self) -> list[bytes]:
-        """Returns its serialised examples.
-
-        Raises:
-            PlanError: If its file is damaged or has too many examples, or one lacks a feature or
-                has a wrong one.
-        """
+        """Returns its serialised examples."""
         records = read_records(self.path, self.max_records)
         for number, record in enumerate(records, 1):
             _check_example(record, self.features, f"{self.path}, record {number}")
@@ -62,12 +57,7 @@ def clients_in(
     """Returns the clients whose files are in a folder, by name, in order.
 
     Args:
-        folder: The folder.
-        features: What examples have.
         limits: How many a client may have.
-
-    Raises:
-        PlanError: If there are none.
     """
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected a folder with files NAME{SUFFIX}, found none")
@@ -79,11 +69,7 @@ def clients_in(
 
 
 def read_records(path: Path, max_records: int = DEFAULT_LIMITS.max_records) -> list[bytes]:
-    """Returns the records of a TFRecord file, which may be empty.
-
-    Raises:
-        PlanError: If it is missing or damaged, or has more records.
-    """
+    """Returns the records of a TFRecord file, which may be empty."""
     check_frames(path, max_records)
     try:
         return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
@@ -124,11 +110,7 @@ class ClientGraph:
         beside: What else runs every client, and compares; None by default.
 
     Args:
-        plan: The plan.
         writes_update: Whether a client writes a checkpoint; otherwise it returns tensors only.
-
-    Raises:
-        PlanError: If the plan's client part is not one that this runner can play.
     """
 
     def __init__(self, plan: plan_pb2.Plan, writes_update: bool) -> None:
@@ -192,11 +174,7 @@ class ClientGraph:
             self._session.require([*paths, *self._feed.feeds([]), *self._names])
 
     def check_cohort(self, clients: Sized) -> None:
-        """Checks that enough clients take part.
-
-        Raises:
-            PlanError: If fewer than the plan asks for.
-        """
+        """Checks that enough clients take part."""
         if len(clients) < self._minimum:
             raise PlanError(
                 f"cohort: expected at least {self._minimum} clients, found {len(clients)}"
@@ -209,12 +187,7 @@ class ClientGraph:
 
         Args:
             name: The client's name, for messages.
-            examples: Its serialised examples.
-            checkpoint: What the server has sent.
             update: Where to write its checkpoint, if it writes one.
-
-        Raises:
-            PlanError: If the graph fails on its examples, or writes nothing.
         """
         feeds: dict[str, Any] = {
             **self._feed.feeds(examples),

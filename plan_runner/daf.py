@@ -38,14 +38,7 @@ _SUMMABLE = "iufV"  # NumPy's kinds; TensorFlow's bfloat16 is of the last.
 
 
 class DafProfile(Profile):
-    """Plays rounds of plain sums.
-
-    Args:
-        plan: The plan.
-
-    Raises:
-        PlanError: If it is not one of this profile.
-    """
+    """Plays rounds of plain sums."""
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         check_parts(
@@ -203,11 +196,7 @@ class PlainSum:
 
 
 def read_sum(config: Any, where: str) -> PlainSum:
-    """Reads a ServerAggregationConfig.
-
-    Raises:
-        PlanError: If it is another aggregation than a sum of one tensor.
-    """
+    """Reads a ServerAggregationConfig."""
     if config.intrinsic_uri != _URI:
         raise PlanError(f"{where}: intrinsic_uri: expected {_URI}, found {config.intrinsic_uri!r}")
     check_parts(config, where, ("intrinsic_uri", "intrinsic_args", "output_tensors"))
@@ -232,11 +221,7 @@ class PlainSums:
         self._totals: dict[str, np.ndarray] = {}
 
     def add(self, update: dict[str, np.ndarray], where: str) -> None:
-        """Adds one client's tensors.
-
-        Raises:
-            PlanError: If they are not those that the plan sums.
-        """
+        """Adds one client's tensors."""
         check_tensors(update, self._expected, where)
         for name, value in update.items():
             if value.dtype.kind not in _SUMMABLE:

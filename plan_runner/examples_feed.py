@@ -29,11 +29,7 @@ class ExamplesFeed(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, graph: tf.compat.v1.GraphDef, where: str) -> plan_pb2.ExampleSelector:
-        """Makes of a checked graph what a session runs; returns which examples it asks for.
-
-        Raises:
-            PlanError: If it asks for others than it may.
-        """
+        """Makes of a checked graph what a session runs; returns which examples it asks for."""
 
     @abc.abstractmethod
     def feeds(self, examples: Sequence[bytes]) -> dict[str, Any]:

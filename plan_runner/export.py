@@ -141,11 +141,7 @@ class Limits:
         return Bounds(self.max_memory_gb, self.max_round_seconds)
 
     def check(self) -> None:
-        """Checks that each limit is one.
-
-        Raises:
-            PlanError: Naming the flag of the first that is none.
-        """
+        """Checks that each limit is one."""
         for field in dataclasses.fields(self):
             found = getattr(self, field.name)
             # NaN is not, either.
@@ -157,11 +153,7 @@ class Limits:
             )
 
     def check_manifest(self, size: int, where: str) -> None:
-        """Checks the size of a manifest, before it is read.
-
-        Raises:
-            PlanError: If it is larger.
-        """
+        """Checks the size of a manifest, before it is read."""
         if size > self.max_manifest_mb * 1e6:
             raise PlanError(
                 f"{where}: expected at most {self.max_manifest_mb:g} MB (--max_manifest_mb), found "
@@ -176,8 +168,6 @@ class Export:
     """An export whose files all had the right content when it was opened.
 
     Args:
-        folder: Its folder.
-        manifest: What that says of itself.
         limits: What reading and playing it may take.
     """
 
@@ -187,21 +177,13 @@ class Export:
         self.limits = limits
 
     def path(self, name: str) -> Path:
-        """Returns the path of a file that the manifest names.
-
-        Raises:
-            PlanError: If the manifest does not name it.
-        """
+        """Returns the path of a file that the manifest names."""
         if name not in self.manifest.files:
             raise PlanError(f"{NAME}: files: expected {name!r}, found none")
         return self.folder / name
 
     def read(self, name: str) -> bytes:
-        """Returns a file's content, which is the very content that was checked.
-
-        Raises:
-            PlanError: If the manifest does not name it, or it has changed since.
-        """
+        """Returns a file's content, which is the very content that was checked."""
         content = self.path(name).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name].sha256:
             raise PlanError(f"{self.folder / name}: expected the manifest's sha256, it has changed")
@@ -212,12 +194,7 @@ def open_export(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Export:
     """Opens an export, and checks every file's hash before anything in it is parsed.
 
     Args:
-        folder: Its folder.
         limits: What reading and playing it may take.
-
-    Raises:
-        PlanError: If a file is missing, damaged, not in the manifest or outside the folder, or the
-            manifest is not one for this runner, or larger than the limit.
     """
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected the folder of an export, found none")
@@ -292,11 +269,7 @@ def read_arrays(path: Path, max_unpacked_mb: float) -> dict[str, np.ndarray]:
     """Returns the arrays of an .npz file.
 
     Args:
-        path: The file.
         max_unpacked_mb: How much it may hold, in 10^6 bytes.
-
-    Raises:
-        PlanError: If it is none, damaged, too large, or holds anything but numbers and strings.
     """
     expected = f"{path}: expected an .npz file"
     try:
@@ -338,9 +311,6 @@ def check_frames(path: Path, max_records: int) -> None:
     """Checks that the records of a file fill it, and that there are not too many.
 
     Nothing of them is read; their checksums are TensorFlow's to compare.
-
-    Raises:
-        PlanError: If the file is missing, cut or damaged, or has too many records.
     """
     expected = f"{path}: expected a TFRecord file"
     if not path.is_file():
@@ -368,11 +338,7 @@ def check_frames(path: Path, max_records: int) -> None:
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Reads a manifest.
-
-    Raises:
-        PlanError: If it is damaged, of another or a newer format, or has missing or wrong parts.
-    """
+    """Reads a manifest."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as e:
@@ -480,11 +446,7 @@ def _checked(value: Any, kind: type[_T], where: str) -> _T:
 
 @contextlib.contextmanager
 def results_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder for a run's results, and removes it again if the first round fails.
-
-    Raises:
-        PlanError: If it holds something, or cannot be made.
-    """
+    """Makes the folder for a run's results, and removes it again if the first round fails."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -509,9 +471,6 @@ def publish(results: Path, folder: Path) -> None:
     Args:
         results: What `rounds.write_results` has written.
         folder: Where to; files of an earlier round are replaced.
-
-    Raises:
-        PlanError: If they cannot be written.
     """
     names = (METRICS, STATE)
     try:

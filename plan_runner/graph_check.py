@@ -150,12 +150,7 @@ class Permissions:
 
 
 def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: str) -> None:
-    """Checks the operations of a graph and of the functions in it.
-
-    Raises:
-        PlanError: If there is one that TensorFlow does not know, or that is not allowed, or the
-            graph is out of bounds; see `bounds`.
-    """
+    """Checks the operations of a graph and of the functions in it."""
     check_bounds(graph, where)
     functions = {function.signature.name for function in graph.library.function}
     for name in sorted(functions):

@@ -226,8 +226,6 @@ def run_isolated(
         function: (payload, listener, folder for its files) -> status, as MODULE:NAME. It may raise
             `sandbox.Refused`.
         payload: Its argument, of what JSON has.
-        bounds: What it may take.
-        listener: Is told of it.
         reads: Files and folders that it may read in its sandbox; without a sandbox None.
 
     Raises:

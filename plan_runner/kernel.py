@@ -94,11 +94,7 @@ def kernel_problem() -> str:
 
 
 def _built() -> Path:
-    """Returns the path of the library.
-
-    Raises:
-        PlanError: If there is no compiler, it fails, or the library cannot be written.
-    """
+    """Returns the path of the library."""
     digest = hashlib.sha256(b"\0".join(_made_of())).hexdigest()[:16]
     path = _cache() / f"external_dataset_{digest}.so"
     if path.is_file():

@@ -90,13 +90,8 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
     """Plays; returns the exit status: 1 if a verification has found a difference.
 
     Args:
-        request: What to do.
-        listener: Is told of it.
         scratch: A folder for files that nobody needs afterwards, and for results until the listener
             has taken them.
-
-    Raises:
-        PlanError: If the export, a client's data or the request is not what it has to be.
     """
     listener.step("reading the export")
     export = open_export(Path(request.plan), request.limits)
@@ -113,11 +108,7 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
 
 
 def play_isolated(request: Request, listener: Listener) -> int:
-    """Does what `play` does in a process of its own; see `call_isolated`.
-
-    Raises:
-        PlanError: As `play` does, or if `call_isolated` does.
-    """
+    """Does what `play` does in a process of its own; see `call_isolated`."""
     check_sandbox("--plan", request.trust)
     # Beforehand: no process can be started from the sandbox. Not for a path that is mistyped.
     found = find_kernel() if os.path.isdir(request.plan) else Kernel("", "there is no export")
@@ -133,9 +124,6 @@ def check_sandbox(flag: str, trust: bool) -> None:
     Args:
         flag: What is to be read in it, for the message.
         trust: Whether the user trusts that.
-
-    Raises:
-        PlanError: If it lacks something.
     """
     lacks = [] if trust else missing()
     if lacks:
@@ -157,9 +145,6 @@ def call_isolated(
 
     It has a sandbox, in which it can read what is given, and write nothing but files that go with
     it, unless the user trusts what it reads.
-
-    Raises:
-        PlanError: As the function does, or if a bound is reached or the process ends by itself.
     """
     try:
         return run_isolated(function, payload, bounds, listener, None if trust else reads)
@@ -261,11 +246,7 @@ def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]
 
     Args:
         path: The checkpoint; it is TensorFlow's code that reads it, away from this process.
-        limits: What reading it may take.
         trust: Do without a sandbox.
-
-    Raises:
-        PlanError: If it cannot be read or is none, or this machine has no sandbox.
     """
     check_sandbox("--server_state", trust)
     taker = _Taker(limits)

@@ -46,9 +46,6 @@ class Profile(abc.ABC):
             state: The checkpoint of the server's state.
             clients: The clients, in the order in which they are summed; at least one.
             scratch: An empty folder for this round's files.
-
-        Raises:
-            PlanError: If a client's data or a graph fails, or a secure bound is broken.
         """
 
     def close(self) -> None:

@@ -35,11 +35,7 @@ _PREFIX = "metrics/"
 def drawn_cohorts(
     clients: Mapping[str, Client], rounds: int, clients_per_round: Optional[int], seed: int
 ) -> list[list[Client]]:
-    """Returns the clients of every round, in the order of their names: all, or so many by chance.
-
-    Raises:
-        PlanError: If there are fewer.
-    """
+    """Returns the clients of every round, sorted by name: all of them, or so many by chance."""
     names = sorted(clients)
     if clients_per_round is None:
         return [[clients[name] for name in names]] * rounds
@@ -59,9 +55,6 @@ def written_cohorts(path: Path, clients: Mapping[str, Client]) -> list[list[Clie
     """Reads cohorts from a file: a line per round, of names with commas between them, or "-".
 
     A round of "-" is one without clients.
-
-    Raises:
-        PlanError: If it cannot be read, or a line has no clients, unknown ones or one twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -87,11 +80,7 @@ def _cohort(line: str, clients: Mapping[str, Client], where: str) -> list[Client
 
 
 def load_profile(name: str, plan: plan_pb2.Plan) -> Profile:
-    """Returns what plays a plan of the profile of that name.
-
-    Raises:
-        PlanError: If there is no such profile, or the plan is not one of it.
-    """
+    """Returns what plays a plan of the profile of that name."""
     if name not in PROFILES:
         known = ", ".join(sorted(PROFILES))
         raise PlanError(f"manifest.json: profile: expected one of {known}, found {name!r}")
@@ -141,9 +130,6 @@ def run_rounds(
         state: A checkpoint of the server's state to begin with, instead of the export's own.
         begins: Is told the name of each round when it begins.
         beside: What else runs every client, and compares.
-
-    Raises:
-        PlanError: If the plan, the state or a client's data is not what it has to be.
     """
     manifest = export.manifest
     initial = export.read(exports.SERVER_STATE) if state is None else _content(state)
@@ -246,11 +232,7 @@ def with_metrics(
     Args:
         tensors: What the server has written; earlier plans have their metrics there alone.
         outputs: What it has handed out, by name: a metric, or each of its elements as NAME/INDEX.
-        expected: Types of the metrics.
         where: What it is, for messages.
-
-    Raises:
-        PlanError: If a metric is handed out in part, or is another one in the checkpoint.
     """
     together = dict(tensors)
     for name, kind in expected.items():

@@ -39,14 +39,7 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 
 class SecureProfile(Profile):
-    """Plays rounds in which clients send nothing outside secure sums.
-
-    Args:
-        plan: The plan.
-
-    Raises:
-        PlanError: If it is not one of this profile.
-    """
+    """Plays rounds in which clients send nothing outside secure sums."""
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         check_parts(
@@ -207,11 +200,7 @@ class SecureTensor:
 
 
 def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
-    """Reads a SideChannel.
-
-    Raises:
-        PlanError: If it has missing parts or impossible values.
-    """
+    """Reads a SideChannel."""
     if not channel.HasField("secure_aggregand") or not channel.restore_name:
         raise PlanError(f"{where}: expected secure_aggregand and restore_name, found a part of it")
     aggregand = channel.secure_aggregand
@@ -234,11 +223,7 @@ class SecureSum:
     """The sum of one tensor over the clients of a round.
 
     Args:
-        tensor: The tensor.
         clients: Their number, which all parties know before.
-
-    Raises:
-        PlanError: If secure aggregation has no room for so many.
     """
 
     def __init__(self, tensor: SecureTensor, clients: int) -> None:
@@ -260,11 +245,7 @@ class SecureSum:
         return -(-bits // 8)
 
     def add(self, value: np.ndarray, where: str) -> None:
-        """Adds one client's values.
-
-        Raises:
-            PlanError: If they are of another dtype or shape, or one is out of range.
-        """
+        """Adds one client's values."""
         kind, bound = self._tensor.kind, self._tensor.modulus.bound
         place = f"{where}: {self._tensor.name}"
         if not kind.admits(value.dtype.name, value.shape):
@@ -278,11 +259,7 @@ class SecureSum:
         self._total = (self._total + value.astype(np.uint64)) % np.uint64(self._modulus)
 
     def result(self) -> np.ndarray:
-        """Returns the sum, in the dtype that the server's graph expects.
-
-        Raises:
-            PlanError: If it does not fit.
-        """
+        """Returns the sum, in the dtype that the server's graph expects."""
         dtype = np.dtype(self._tensor.kind.dtype)
         largest = int(self._total.max()) if self._total.size else 0
         if largest > np.iinfo(dtype).max:

@@ -43,10 +43,6 @@ class TfLiteClient:
 
     Args:
         content: The flatbuffer, which was checked before.
-        phase: How it is run.
-
-    Raises:
-        PlanError: If the interpreter does not take it.
     """
 
     def __init__(self, content: bytes, phase: plan_pb2.ClientPhase) -> None:
@@ -105,9 +101,6 @@ class TfLiteBeside:
         clients: How many were compared.
         largest: The largest difference, as a share of a tensor's largest number, or of 1 if that is
             larger: integers of secure sums are floats on their way there.
-
-    Args:
-        client: Runs the TFLite graph.
     """
 
     def __init__(self, client: TfLiteClient) -> None:
@@ -127,13 +120,7 @@ class TfLiteBeside:
 
         Args:
             name: The client's name, for messages.
-            examples: Its serialised examples.
-            checkpoint: What the server has sent.
             update: The checkpoint that it has written, if it writes one.
-            sent: What it sends otherwise.
-
-        Raises:
-            PlanError: If the graph fails, or sends other tensors.
         """
         other = update and update.with_name(f"{update.name}.tflite")
         found = self._client.run(name, examples, checkpoint, other)
@@ -148,12 +135,7 @@ class TfLiteBeside:
 
 
 def tflite_beside(export: Export) -> TfLiteBeside:
-    """Returns what runs an export's TFLite graph.
-
-    Raises:
-        PlanError: If it cannot be run here: there is none, or no kernel of ExternalDataset, or it
-            is not one that may run, or that TFLite takes.
-    """
+    """Returns what runs an export's TFLite graph."""
     plan = parse(plan_pb2.Plan, export.read(exports.PLAN), exports.PLAN)
     name = exports.CLIENT_ONLY_PLAN
     device = parse(plan_pb2.ClientOnlyPlan, export.read(name), name)
@@ -184,9 +166,6 @@ def check_tflite(content: bytes, permissions: Permissions, where: str) -> None:
 
     TFLite's own compute; of the others each is one of TensorFlow, and has to be one that may be in
     a plan's graph.
-
-    Raises:
-        PlanError: If it is damaged, or there is an operation that is not allowed.
     """
     try:
         graph = _as_graph(content, where)

@@ -71,9 +71,6 @@ def verify(
         export: The export, whose graphs are code.
         begins: Is told the name of each round when it begins.
         beside: What else runs every client, and compares.
-
-    Raises:
-        PlanError: If the export is not what it has to be.
     """
     clients = conformance_clients(export)
     expected = export.manifest.conformance.expected
@@ -164,7 +161,6 @@ def tell_checks(
     """Tells how the conformance rounds compare; returns whether all is as it has to be.
 
     Args:
-        export: The export.
         checks: What `verify` finds.
         tolerance: The largest difference of floats that passes.
         tell: Is given one line after the other, the verdict last.

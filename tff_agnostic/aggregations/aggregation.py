@@ -238,11 +238,7 @@ class PlainSum(Aggregation):
 
 
 def require_enough_clients(aggregation: Aggregation, num_clients: int) -> None:
-    """Refuses a sum that says too much of its clients, as that of a single one says all.
-
-    Raises:
-        UserError: If there are some clients, but fewer than the aggregation asks for.
-    """
+    """Refuses a sum that says too much of its clients, as that of a single one says all."""
     if 0 < num_clients < aggregation.min_clients:
         raise UserError(
             f"{aggregation.name} sums: expected at least {aggregation.min_clients} clients in a "

@@ -43,10 +43,6 @@ def scaled_ratios(values: Sequence[tf.Tensor], bounds: Sequence[Bound]) -> list[
     Updates are scaled with their weights here, and do not count: they are clipped afterwards, to a
     norm of their own. An integer n becomes floor(f n), and entries of the values beside it are
     scaled by floor(f n) / n, as in secure sums.
-
-    Args:
-        values: The flattened answer.
-        bounds: The bound of each value.
     """
     scaled = list(values)
     ratios = dict.fromkeys(bound.ratio for bound in bounds if bound.ratio is not None)
@@ -154,9 +150,6 @@ def clip(
     """Bounds a client's output, each group alone or all of them as one vector.
 
     Args:
-        values: The flattened output.
-        bounds: The bound of each value.
-        groups: All groups of the output.
         clip_norms: The clip norm of each update among them, float32 scalars.
         rounding: By how much each value may change when it is sent, such as half a step of secure
             sums; nothing if empty. The bounds hold for what is sent.
@@ -285,7 +278,6 @@ def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, 
     """Returns w_g of each group of a round, all its exchanges together.
 
     Args:
-        groups: The groups of all exchanges.
         update_share: What all updates have together, each the same; the other groups have the rest.
             Where there is one kind only, it has all.
     """
@@ -313,7 +305,6 @@ def without_noise_below(
     Args:
         values: The flattened sum, float64.
         deviations: Standard deviation of the noise of each value.
-        bounds: The bound of each value.
         absent_below: Standard deviations.
     """
     result = list(values)

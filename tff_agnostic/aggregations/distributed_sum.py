@@ -125,7 +125,6 @@ class DistributedSum(PrivateRelease):
 
         Args:
             values: The flattened answer, or what is submitted of it, or their specs.
-            bounds: Of the answer.
         """
         steps = self._options.integer_clip
         pairs = zip(self.groups(bounds), self.noise_factors(bounds))

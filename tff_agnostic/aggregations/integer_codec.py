@@ -81,11 +81,7 @@ class IntegerCodec:
 
     @property
     def num_words(self) -> int:
-        """How many random words one client's noise takes.
-
-        Raises:
-            UserError: If it is so wide that it would take too many.
-        """
+        """How many random words one client's noise takes."""
         num_words = skellam_words(self.variance, self.size, self.by_tables)
         if num_words > _MAX_WORDS * self.size:
             raise UserError(
@@ -98,11 +94,7 @@ class IntegerCodec:
 
     @property
     def bits(self) -> int:
-        """Bits of the modular sum.
-
-        Raises:
-            UserError: If integers are too fine to be summed.
-        """
+        """Bits of the modular sum."""
         bits = bits_of_sum(
             self.steps, self.size, self.is_rotated, self.deviation, self.expected_clients
         )
@@ -225,7 +217,6 @@ def bits_of_sum(
         size: d, its coordinates.
         is_rotated: Whether it is.
         deviation: Standard deviation of the noise of the expected clients.
-        expected_clients: How many.
     """
     third = WRAP_PROBABILITY / 3
     max_clients = expected_clients + _beyond(expected_clients, math.log(1 / third))

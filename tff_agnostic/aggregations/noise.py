@@ -55,7 +55,6 @@ class Noise(Protocol):
         """Returns the noise of a release.
 
         Args:
-            draw: Draws it.
             release: Number of the release, int64 scalar, from 0.
             spec: What `draw` returns.
         """
@@ -157,7 +156,6 @@ def skellam(
     Args:
         words: Numbers of 64 random bits, int64 [`skellam_words` of the first variance].
         variances: The variances to choose from, ascending; of several the last has a table.
-        size: How many.
         which: Which of the variances the noise has, an integer scalar; None if there is one.
         by_tables: Whether noise is looked up however wide it is.
     """

@@ -235,8 +235,6 @@ class NoiseGenerator(abc.ABC):
         """On the server: returns sums with noise, and the standard deviation of each one's noise.
 
         Args:
-            noise: The kind of noise.
-            release: Which release it is for.
             values: The sums, float64.
             groups: Which of them get noise, and how much.
         """
@@ -247,9 +245,7 @@ class NoiseGenerator(abc.ABC):
         """On a client: returns its random numbers for a communication step, for each group.
 
         Args:
-            release: Which release they are for.
             place: Number of the client in its cohort, int32 scalar.
-            codecs: How each group becomes integers.
         """
         number = release.number * 2**32 + tf.cast(place, tf.int64)
         sizes = [codec.size for codec in codecs]
@@ -265,10 +261,7 @@ class NoiseGenerator(abc.ABC):
         """Returns the uniforms and the words of all groups; see `Draws`.
 
         Args:
-            release: Which release they are for.
             number: A number of its own of each client in each release, int64 scalar.
-            num_values: Number of uniforms.
-            num_words: Number of words.
         """
 
 
@@ -409,7 +402,6 @@ def key_like(noise_key: Any, content: bytes) -> tuple[int, ...]:
     """Returns a key of the same generator as another one.
 
     Args:
-        noise_key: The other key.
         content: Random bytes, of which a key takes the first.
     """
     num_bytes = len(noise_key) * _WORD_BYTES

@@ -159,8 +159,6 @@ class PrivateRelease(Aggregation):
 
         Args:
             clip_norms: Of each update, float32 [updates].
-            output: The answer.
-            bounds: Of the answer.
             rounding: See `clipping.clip`.
         """
         groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
@@ -196,10 +194,8 @@ class PrivateRelease(Aggregation):
         """On the server: what follows works on noisy sums alone.
 
         Args:
-            state: The state before.
             noisy: Noisy sums, float64.
             deviations: Standard deviation of the noise of each value.
-            bounds: Of the answer.
 
         Returns:
             What `Aggregation.decode` does.
@@ -285,11 +281,7 @@ class PrivateSum(PrivateRelease):
         return dataclasses.replace(self, inner=inner, noise_key=(), noise_multiplier=0.0)
 
     def initialize(self, bounds: Any) -> PrivateState:
-        """Returns the state before the first sum.
-
-        Raises:
-            UserError: If the generator cannot make so much noise.
-        """
+        """Returns the state before the first sum."""
         z = self.noise_multiplier
         self.generator.check([z * factor for factor in self.noise_factors(bounds)])
         return super().initialize(bounds)

@@ -187,7 +187,6 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
 
     Args:
         output: The client's answer.
-        bounds: Bounds in the same structure.
 
     Returns:
         The same structure; values that were scaled are float64 or int64.

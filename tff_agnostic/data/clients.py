@@ -22,11 +22,7 @@ class ClientDataset(Protocol):
         """Every client's id, sorted."""
 
     def read(self, client_id: str) -> Examples:
-        """Returns one client's examples.
-
-        Raises:
-            UserError: If the client's data is damaged or does not fit the dataset.
-        """
+        """Returns one client's examples."""
 
 
 class InMemoryClients:
@@ -61,10 +57,6 @@ def _columns(examples: Mapping[str, Any]) -> Iterator[Any]:
 class FirstExamples:
     """The first examples of each client of another dataset.
 
-    Args:
-        clients: The other dataset.
-        max_examples: How many of each client.
-
     Attributes:
         clients: The other dataset.
     """
@@ -92,12 +84,7 @@ def first_rows(columns: Mapping[str, Any], max_rows: Optional[int]) -> dict[str,
 
 
 class SelectedClients:
-    """Some of the clients of another dataset.
-
-    Args:
-        clients: The other dataset.
-        client_ids: Which of its clients.
-    """
+    """Some of the clients of another dataset."""
 
     def __init__(self, clients: ClientDataset, client_ids: Iterable[str]) -> None:
         self._clients = clients
@@ -157,7 +144,6 @@ def domain_counts(
     """Returns the number of examples of each domain over all clients, [p].
 
     Args:
-        clients: The clients.
         num_domains: p.
         max_reads: If more clients than this would have to be read, that many are, evenly spaced
             among the sorted ids, and their counts scaled up.
@@ -183,10 +169,6 @@ def checked_examples(
 
     Returns:
         The columns in the order of `spec`.
-
-    Raises:
-        UserError: If a column is missing, has another dtype or shape, holds values that are not
-            finite, a domain id is out of range, or the columns differ in length.
     """
     for name in spec:
         if name not in columns:
@@ -264,12 +246,7 @@ def dirichlet_partition(
 
     Args:
         domain_id: Domain of each example, int [n].
-        num_clients: Number of clients.
         concentration: Dirichlet parameter: small is skewed, large is even.
-        rng: Source of randomness.
-
-    Raises:
-        UserError: If there are more clients than examples.
     """
     if num_clients > len(domain_id):
         raise UserError(

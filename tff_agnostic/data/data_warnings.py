@@ -45,7 +45,6 @@ def cut_words(
         lengths: Sentences by their number of words.
         sequence_length: T, the words of a sentence that are predicted.
         flag: The flag that says T.
-        mend: What keeps the words.
         where: Whose sentences these are, such as "train".
     """
     sentences = sum(lengths.values())
@@ -149,7 +148,6 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
 
     Args:
         examples: Examples of each domain in the split.
-        split: Its name.
     """
     names = [name for name, n in examples.items() if n == 0]
     if not names:
@@ -174,7 +172,6 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
 
     Args:
         examples: Examples of each domain in the split.
-        split: Its name.
         fewest: How many are not few.
     """
     names = [name for name, n in examples.items() if 0 < n < fewest]

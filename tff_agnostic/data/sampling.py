@@ -50,9 +50,6 @@ def sample_cohort(
         strata: The stratum of each client, int [clients], for a stratified draw: each stratum gets
             as many places as its share of the clients, rounded up or down by chance. None for a
             uniform draw, as in line 5 of Algorithm 1 of Ro et al. 2021.
-
-    Raises:
-        UserError: If there are fewer clients than asked for.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     rng = _random(seed, _STREAM, round_num)
@@ -226,7 +223,6 @@ class CohortReader:
     """Samples and reads cohorts, one round ahead; a context manager that owns a thread.
 
     Args:
-        clients: The training clients.
         draw: Says which of them take part; see `data.sampling`.
         last_round: The run's last round, after which there is nothing to read.
         silent: Says which entries a cohort has for clients that answer but were not drawn.
@@ -255,11 +251,7 @@ class CohortReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def read(self, round_num: int) -> Sequence[Examples]:
-        """Returns the examples of each client of a round, and starts to read those of the next.
-
-        Raises:
-            UserError: If a client is damaged.
-        """
+        """Returns the examples of each client of a round, and starts to read those of the next."""
         current = self._next.pop(round_num, None) or self._pool.submit(self._read, round_num)
         if round_num < self._last_round:
             self._next = {round_num + 1: self._pool.submit(self._read, round_num + 1)}

@@ -45,9 +45,6 @@ class StoreWriter:
 
     Args:
         path: The store's file.
-
-    Raises:
-        UserError: If there is a file at `path`, or none can be made there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,14 +86,11 @@ class StoreWriter:
         """Adds an example.
 
         Args:
-            split: Name of its split.
-            record: The example.
             unit: What is in one split as a whole, if that may still become another one; see
                 `reassign`. A signed number of 64 bits.
 
         Raises:
             ValueError: If its features differ from those of the first one in name, type or shape.
-            UserError: If the disk is full.
         """
         features = {**record.features, DOMAIN: record.domain}
         self._contents.add(split, record, features)
@@ -108,11 +102,7 @@ class StoreWriter:
             self._flush()
 
     def units(self) -> Iterator[tuple[int, str, int]]:
-        """Yields (unit, domain, examples) of all units so far, in ascending order.
-
-        Raises:
-            UserError: If the disk is full.
-        """
+        """Yields (unit, domain, examples) of all units so far, in ascending order."""
         assert self._units is not None
         with self._unsorted.errors():
             yield from self._units
@@ -123,9 +113,6 @@ class StoreWriter:
         Args:
             splits: The split of each unit that moves.
             on_moved: Called with every example that moves.
-
-        Raises:
-            UserError: If the disk is full.
         """
         if not splits:
             return
@@ -174,9 +161,6 @@ class StoreWriter:
             class_names: Names of the classes that labels count.
             source: Where it came from, for people.
             categories: The known values of each categorical column, in the order of their ids.
-
-        Raises:
-            UserError: If there is no example, or the file cannot be written.
         """
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
@@ -264,8 +248,6 @@ class StoreContents:
         """Counts an example.
 
         Args:
-            split: Name of its split.
-            record: The example.
             features: What is stored of it: its features and its domain.
 
         Raises:
@@ -366,7 +348,6 @@ class ScratchDatabase:
     """A temporary SQLite file beside a store's path.
 
     Args:
-        path: The store.
         what: What it is for, which becomes part of its name.
 
     Attributes:
@@ -378,11 +359,7 @@ class ScratchDatabase:
         self.path = temporary_path(path.with_name(f"{path.name}.{what}"))
 
     def create(self) -> sqlite3.Connection:
-        """Makes the file, and opens it.
-
-        Raises:
-            UserError: If it cannot be made.
-        """
+        """Makes the file, and opens it."""
         with self.errors():
             # What a process with this id left when it was killed.
             self.path.unlink(missing_ok=True)
@@ -398,11 +375,7 @@ class ScratchDatabase:
         return _StoreErrors(self._store)
 
     def move_to(self, path: Path) -> None:
-        """Gives the file another name.
-
-        Raises:
-            UserError: If there is a file of that name.
-        """
+        """Gives the file another name."""
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
         try:

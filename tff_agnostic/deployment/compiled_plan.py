@@ -127,8 +127,6 @@ def checkpoint_op(
     """Returns a message by which variables are saved to a checkpoint, and restored from one.
 
     Args:
-        name: Scope of the ops.
-        variables: What is saved and restored.
         also_saved: What is saved with them and not restored.
     """
     saved = [variables] if also_saved is None else [variables, also_saved]

@@ -150,16 +150,10 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
     Args:
         folder: Where to; new or empty. It is there whole, or not at all.
-        request: What to export.
         runtime: Runs the rounds that others have to reproduce; entered by the caller.
 
     Returns:
         The manifest.
-
-    Raises:
-        UserError: If the folder has content or cannot be written, a column cannot be held in a
-            `tf.train.Example`, the algorithm does not fit the profile, or a device would need ops
-            that it may not.
     """
     profile, kind = PROFILES[request.profile], KINDS[request.rounds]
     _ = CLIENT_GRAPHS[request.client_graph]
@@ -224,11 +218,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
 
 def check_single_step(algorithm: Algorithm) -> None:
-    """Checks that an algorithm can be a plan of the platform, which has one step a round.
-
-    Raises:
-        UserError: If its rounds have several.
-    """
+    """Checks that an algorithm can be a plan of the platform, which has one step a round."""
     names = [step.name for step in algorithm.steps]
     if len(names) > 1:
         advice = algorithm.single_step_flags and f"; it has one with {algorithm.single_step_flags}"
@@ -352,7 +342,6 @@ def byte_counts(
     checkpoint: "download_bytes" are both.
 
     Args:
-        plan: The plan.
         num_parameters: |W|.
         num_domains: p.
         plan_bytes: Size of what a device gets of the plan.
@@ -454,9 +443,6 @@ def check_heeded(given: Iterable[str], kind: str) -> None:
     Args:
         given: Names of the settings that somebody gave.
         kind: Of rounds; see `rounds.KINDS`.
-
-    Raises:
-        UserError: Naming the first of them.
     """
     for name in given:
         of = _OF_ONE_KIND.get(name, kind)
@@ -472,11 +458,7 @@ def task_message(kind: str, settings: TaskSettings, clients_per_round: int) -> d
 
     Args:
         kind: Of rounds; see `rounds.KINDS`.
-        settings: Of the task.
         clients_per_round: c.
-
-    Raises:
-        UserError: If there is no such kind.
     """
     most = int(clients_per_round * (1.0 + settings.over_selection))
     return {

@@ -45,7 +45,6 @@ def restore(path: tf.Tensor, specs: Sequence[tf.TensorSpec], name: str) -> list[
     Args:
         path: Path of the checkpoint, a string scalar.
         specs: Names, dtypes and shapes of the tensors.
-        name: Name of the op.
 
     Returns:
         The tensors, with the shapes of `specs`.
@@ -82,7 +81,6 @@ def finished(graph: tf.Graph, needed: Iterable[str]) -> GraphDef:
     """Returns the graph as it is written: what is needed, the same in every process.
 
     Args:
-        graph: The graph.
         needed: Names of the nodes that are run, fetched or fed.
     """
     return with_renamed_functions(_pruned(graph.as_graph_def(), needed), "function")
@@ -128,11 +126,7 @@ class Leaf:
 
 
 def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
-    """Returns the tensors of an unplaced type, in TFF's order.
-
-    Raises:
-        UserError: If two of them would have one name in a graph.
-    """
+    """Returns the tensors of an unplaced type, in TFF's order."""
     found = tuple(_leaves(structure, ()))
     paths: dict[str, str] = {}
     for leaf in found:
@@ -197,7 +191,6 @@ def with_renamed_functions(graph_def: GraphDef, prefix: str) -> GraphDef:
     Functions that nothing calls are left out, as are notes that TensorFlow keeps in nodes.
 
     Args:
-        graph_def: The graph.
         prefix: First part of the functions' names.
     """
     by_name = {function.signature.name: function for function in graph_def.library.function}
@@ -294,8 +287,6 @@ def named_values(value: Any, structure: Sequence[Leaf], prefix: str) -> dict[str
 
     Args:
         value: A structure of arrays, as TFF returns it.
-        structure: The leaves of its type.
-        prefix: First part of the names.
     """
     flat = tff.structure.flatten(tff.structure.from_container(value, recursive=True))
     return {

@@ -226,7 +226,6 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
 
     Args:
         sizes: Of the window, for each of the four dimensions.
-        strides: Of the window.
         padding: VALID or SAME.
 
     Returns:

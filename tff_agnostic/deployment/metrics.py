@@ -55,7 +55,6 @@ class EvaluationMetrics:
         """Returns the report.
 
         Args:
-            summed: The sums over the clients.
             aggregator: The report of the aggregation, such as what secure sums clipped.
 
         Returns:
@@ -107,7 +106,6 @@ def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
     """Returns the q-quantile of the clients of each histogram; see `histograms.quantile`.
 
     Args:
-        grid: The grid.
         histograms: Clients in each bin, int64 [rows, num_bins].
         q: In [0, 1].
 
@@ -191,9 +189,7 @@ def scalar_outputs(
     """Returns the scalars of a round's metrics, by name; nodes of these names are made.
 
     Args:
-        metrics: The metrics.
         values: Their values, of known shapes.
-        quantities: Describes them.
     """
     by_path = {leaf.path: value for leaf, value in zip(metrics, values)}
     scalars: dict[str, tf.Tensor] = {}

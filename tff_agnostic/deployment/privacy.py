@@ -84,8 +84,6 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
 
     Args:
         step: What is exported, whose sums have noise.
-        state: What the fleet begins with.
-        noise: Its noise.
     """
     release, private_state = step.aggregation, state.aggregations[0]
     assert isinstance(release, PrivateSum)

@@ -65,10 +65,6 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
 
     Args:
         round_: (state at the server, client data) -> (state, metrics) at the server.
-        settings: What else it depends on.
-
-    Raises:
-        UserError: If anything but sums reaches the server.
     """
     form = tff.backends.mapreduce.get_distribute_aggregate_form_for_computation(round_)
     prepare = from_local_computation(form.server_prepare)
@@ -117,11 +113,6 @@ def build_secure_plan(round_: tff.Computation, settings: PlanSettings) -> Compil
 
     Args:
         round_: (state at the server, client data) -> (state, metrics) at the server.
-        settings: What else it depends on.
-
-    Raises:
-        UserError: If anything but secure sums by bit width reaches the server, or as many clients
-            as there may be are too many for a sum.
     """
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         round_, without_graph_optimization()
@@ -189,9 +180,6 @@ def require_only_sums(aggregation: tff.Computation) -> None:
 
     Args:
         aggregation: `client_to_server_aggregation` of a DistributeAggregateForm.
-
-    Raises:
-        UserError: If it does anything else.
     """
     block = aggregation.to_building_block().result
     uris = [
@@ -309,9 +297,6 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
 
     Returns:
         The type of the part for secure sums by bit width.
-
-    Raises:
-        UserError: If another part is not empty.
     """
     plain, by_bit_width, *others = work_result
     outside = [leaf.path for part in (plain, *others) for leaf in graphs.leaves(part)]
@@ -324,11 +309,7 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
 
 
 def sum_modulus(bits: int, clients: int) -> int:
-    """Returns the smallest power of 2 above any sum of so many clients' values of so many bits.
-
-    Raises:
-        UserError: If protocols have no room for it.
-    """
+    """Returns the smallest power of 2 above any sum of so many clients' values of so many bits."""
     modulus = 1 << (clients * (2**bits - 1)).bit_length()
     if modulus > _LARGEST_MODULUS:
         raise UserError(

@@ -156,18 +156,12 @@ class EvaluationRounds:
 
     Args:
         runtime: Runs them; entered by the caller.
-        algorithm: Whose state is evaluated.
-        aggregation: How clients are summed.
         num_domains: p.
-        metrics: What the server reports.
 
     Attributes:
         round_: (state at the server, client data) -> (state, metrics) at the server; the state is
             the same but for what the aggregation remembers.
         quantities: Empty: what is reported has the values of all domains.
-
-    Raises:
-        UserError: If what the aggregation promises does not hold.
     """
 
     def __init__(
@@ -249,11 +243,7 @@ class ColumnRange(NamedTuple):
 
 
 def column_ranges(clients: Iterable[Examples], columns: Mapping[str, Any]) -> Any:
-    """Returns the `ColumnRange` of "x" and "y" over some clients, in the structure of `columns`.
-
-    Raises:
-        UserError: If they have no examples.
-    """
+    """Returns the `ColumnRange` of "x" and "y" over clients, in the structure of `columns`."""
     filled = [client for client in clients if len(client["domain_id"])]
     if not filled:
         raise UserError("export: expected a client with examples, found none")
@@ -315,11 +305,7 @@ def expected_rounds(
     """Returns state and metrics after each round, by their names in checkpoints.
 
     Args:
-        training: Runs the rounds.
-        state: Where they start.
         cohort: The clients of every round, in the order in which they are summed.
-        tensors: What a round leads to.
-        num_rounds: How many there are.
     """
     rounds = []
     for _ in range(num_rounds):

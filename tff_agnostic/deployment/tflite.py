@@ -144,11 +144,7 @@ def beyond_odp(
 
 
 def check_within_odp(beyond: Mapping[str, str]) -> None:
-    """Checks that On-Device Personalization's devices have all ops.
-
-    Raises:
-        UserError: If `beyond_odp` found others.
-    """
+    """Checks that On-Device Personalization's devices have all ops."""
     if beyond:
         op, reason = next(iter(beyond.items()))
         raise UserError(

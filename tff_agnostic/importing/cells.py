@@ -207,8 +207,6 @@ def vector_of(
     """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
 
     Args:
-        values: The numbers.
-        shape: The shape.
         place: Their record, for messages.
         hint: From a value that is no number to the end of the message about it.
 
@@ -273,9 +271,6 @@ def _is_number(value: Any) -> bool:
 class MissingValues:
     """The rule of --missing_values.
 
-    Args:
-        options: Of the import.
-
     Attributes:
         are_refused: Whether a missing value makes a bad record.
         are_marked: Whether the store says which values were missing.
@@ -298,9 +293,6 @@ class Labels:
 
     Args:
         options: Of the import. Classes without names are all whole numbers from 0.
-
-    Raises:
-        UserError: If labels that are no classes have names, or two classes have one name.
     """
 
     def __init__(self, options: ImportOptions) -> None:

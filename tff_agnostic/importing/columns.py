@@ -327,11 +327,7 @@ def cell(row: Mapping[str, Any], column: str, place: str) -> Any:
 
 
 def vector_inputs(options: ImportOptions) -> tuple[Input, ...]:
-    """Returns what --feature_columns says: `COLUMN,...`, or `NAME:COLUMN,...;NAME:COLUMN,...`.
-
-    Raises:
-        UserError: If an input has no name, no column, or the name of another one.
-    """
+    """Returns what --feature_columns says: `COLUMN,...`, or `NAME:COLUMN,...;NAME:COLUMN,...`."""
     columns = options.feature_columns
     if not columns:
         return ()
@@ -374,11 +370,7 @@ def feature_columns_of(options: ImportOptions) -> list[str]:
 
 
 def check_inputs(options: ImportOptions) -> None:
-    """Checks that every column is in one input, and every input has a name of its own.
-
-    Raises:
-        UserError: If not, or an option has no effect on these inputs.
-    """
+    """Checks that every column is in one input, and every input has a name of its own."""
     columns = feature_columns_of(options)
     twice = _repeated(columns)
     if twice is not None:

@@ -25,11 +25,7 @@ _MAX_BLOCK = 1 << 24
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the images of all files, a block of them in memory at a time.
-
-    Raises:
-        UserError: If a file is no IDX file, truncated, or images and labels differ in number.
-    """
+    """Yields the images of all files, a block of them in memory at a time."""
     kept = {label: i for i, label in enumerate(options.classes)}
     labels = Labels(options)
     for images_path, labels_path in _pairs(paths):

@@ -43,11 +43,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the rows of all files, a block of rows in memory at a time.
-
-    Raises:
-        UserError: If a file is damaged, an array is missing or of a wrong type.
-    """
+    """Yields the rows of all files, a block of rows in memory at a time."""
     columns = _columns(options)
     labels = Labels(options)
     for path in find_inputs(paths):
@@ -106,11 +102,7 @@ class NpzColumns:
     """The arrays of an .npz file; a context manager.
 
     Args:
-        path: The file.
         options: Of the import, with its limits.
-
-    Raises:
-        UserError: If it is no .npz file, or damaged.
     """
 
     def __init__(self, path: Path, options: ImportOptions) -> None:
@@ -139,10 +131,6 @@ class NpzColumns:
         Args:
             names: Which arrays; they have to have the same number of rows.
             num_rows: Rows of a block, of which fewer are read where they are large.
-
-        Raises:
-            UserError: If an array is damaged, holds objects, they differ in length, or are larger
-                than the options allow.
         """
         try:
             for member in (self._zip.getinfo(name + _SUFFIX) for name in names):

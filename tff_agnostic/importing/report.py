@@ -298,9 +298,6 @@ def summarise(
     """Returns the report of a finished store.
 
     Args:
-        store: The store.
-        options: Of the import.
-        log: What the reader told.
         vocabulary: What became of the words, in a text store.
         categories: What became of the values of each categorical column.
         strata: What the splits kept together, by domain.
@@ -412,7 +409,6 @@ def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> list[R
 
     Args:
         strata: What the splits kept together, by domain.
-        options: Of the import.
     """
     names = [name for name, s in strata.items() if s.largest > _LARGE * s.examples]
     if not names or len(options.split) < 2 or options.split_by == "example":
@@ -454,12 +450,7 @@ def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
 
 
 def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> list[Remark]:
-    """Returns what is said of a vocabulary with much markup.
-
-    Args:
-        words: The vocabulary, with counts.
-        options: Of the import.
-    """
+    """Returns what is said of a vocabulary with much markup."""
     signs = {word: count for word, count in words.items() if is_markup(word)}
     markup, total = sum(signs.values()), sum(words.values())
     if markup <= _MUCH_MARKUP * total:

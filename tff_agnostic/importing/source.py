@@ -88,7 +88,6 @@ class RecordError(UserError):
     """A record that cannot become an example, in a source that may be whole otherwise.
 
     Args:
-        place: Which record of the source.
         reason: What is wrong with it, the same for all that are wrong in the same way.
         detail: What was expected and found in this one.
     """
@@ -184,9 +183,7 @@ class InputFile(io.BufferedReader):
 
     Args:
         path: Its name, for messages.
-        packed: The file.
         is_gzip: Whether it is compressed.
-        options: What the limits are.
         log: Is told how many bytes were read from the file.
     """
 
@@ -201,9 +198,6 @@ class InputFile(io.BufferedReader):
 
         Args:
             size: Its bytes when unpacked.
-
-        Raises:
-            UserError: If they are more than a compressed file of its size may have.
         """
         self._limited.check_claimed(size)
 
@@ -267,13 +261,8 @@ def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOption
     """Checks how large a compressed input, or a part of one, is when unpacked.
 
     Args:
-        path: The input.
         packed: Its bytes.
         unpacked: The bytes that they are, or say that they are.
-        options: What the limits are.
-
-    Raises:
-        UserError: If it is larger than the options allow.
     """
     if unpacked > options.max_unpacked_mb * MB:
         raise UserError(
@@ -297,12 +286,7 @@ def too_large_record(path: Path, options: ImportOptions) -> UserError:
 
 @contextlib.contextmanager
 def open_input(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[InputFile]:
-    """Yields an input file, unpacked if its name ends in .gz.
-
-    Raises:
-        UserError: If it cannot be read, or, while it is read in this block, is truncated, damaged,
-            or larger than the options allow.
-    """
+    """Yields an input file, unpacked if its name ends in .gz."""
     with reading_errors(path), open_file(path, "a file") as packed:
         yield InputFile(path, packed, path.suffix == ".gz", options, log)
 
@@ -323,11 +307,7 @@ def reading_errors(path: Path) -> Iterator[None]:
 
 
 def decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file with their ends, without a byte-order mark.
-
-    Raises:
-        UserError: If it is not UTF-8; the message names the line and the byte.
-    """
+    """Yields the lines of a UTF-8 file with their ends, without a byte-order mark."""
     offset, number = 0, 0
     while line := file.readline():
         number += 1
@@ -345,11 +325,7 @@ def not_utf8(path: Path, offset: int, byte: int) -> UserError:
 
 
 def input_paths(names: Sequence[str]) -> list[Path]:
-    """Returns the paths of --input.
-
-    Raises:
-        UserError: If there are none, one is named twice, or does not exist.
-    """
+    """Returns the paths of --input."""
     if not names or not all(names):
         raise UserError(f"--input: expected files or folders, found {','.join(names)!r}")
     paths = [Path(name) for name in names]
@@ -362,11 +338,7 @@ def input_paths(names: Sequence[str]) -> list[Path]:
 
 
 def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Returns files as they are, and of folders the files below with these suffixes, sorted.
-
-    Raises:
-        UserError: If a folder has none, or a file is empty.
-    """
+    """Returns files as they are, and of folders the files below with these suffixes, sorted."""
     files: list[Path] = []
     for path in paths:
         found = [path]

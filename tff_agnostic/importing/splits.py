@@ -26,11 +26,7 @@ _TOLERANCE = 1e-6
 
 
 def parse_shares(texts: Sequence[str]) -> dict[str, float]:
-    """Returns the share of each split from NAME:SHARE texts.
-
-    Raises:
-        UserError: If a name or share is not what it has to be, or they do not add up to 1.
-    """
+    """Returns the share of each split from NAME:SHARE texts."""
     flag = f"--split={','.join(texts)}"
     shares: dict[str, float] = {}
     for text in texts:
@@ -57,7 +53,6 @@ def split_of_unit(unit: int, shares: Mapping[str, float]) -> str:
 
     Args:
         unit: The hash less 2**63, a signed number of 64 bits.
-        shares: Share of each split.
     """
     fraction = (unit + _HALF) / 2**64
     for name, limit in zip(shares, itertools.accumulate(shares.values())):
@@ -70,9 +65,7 @@ class Splits:
     """Assigns examples to splits; an example's split depends on nothing but itself and the seed.
 
     Args:
-        shares: Share of each split.
         by: A name of `SPLIT_BY`.
-        seed: Of the hash.
         given: Names of the options that the user gave. With `split`, the training part of a source
             that has splits of its own is divided; without it, their examples stay where they are.
     """
@@ -89,11 +82,7 @@ class Splits:
         self._last: tuple[str, int] = ("", 0)
 
     def split_of(self, example: SourceExample) -> tuple[str, Optional[int]]:
-        """Returns the split of an example and its unit, None where the source says the split.
-
-        Raises:
-            UserError: If the source's own split leaves no place for one that was asked for.
-        """
+        """Returns the split of an example and its unit, None where the source says the split."""
         own = example.record.split
         if own is not None:
             self._check_room(own)

@@ -26,9 +26,6 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """Yields the sentences of all posts, one post in memory at a time.
 
     With several files the clients are SITE/OWNER, otherwise OWNER; the site is the folder's name.
-
-    Raises:
-        UserError: If a file is not such a dump, or holds entities or a document type.
     """
     markup = parse_markup(options.markup)
     dumps = list(find_inputs(paths))
@@ -46,11 +43,7 @@ def check(options: ImportOptions) -> None:
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the dumps: files as they are, in a folder every Posts.xml below.
-
-    Raises:
-        UserError: If there is none, or two are of sites of one name.
-    """
+    """Returns the dumps: files as they are, in a folder every Posts.xml below."""
     found = source.expand(paths, ("Posts.xml", "Posts.xml.gz"))
     sites: dict[str, Path] = {}
     for path in found:
@@ -108,11 +101,7 @@ def _rows(
 
 
 class _Blocks:
-    """A file that is read in large blocks: a parser may begin a long value anew with each one.
-
-    Args:
-        file: The file.
-    """
+    """A file that is read in large blocks: a parser may begin a long value anew with each one."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -149,7 +138,6 @@ class PostDomains:
     """Finds the domains of one site's posts, which are asked for in the order of the dump.
 
     Args:
-        options: Of the import.
         site: The site's name.
 
     Attributes:

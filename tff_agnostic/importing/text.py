@@ -185,7 +185,6 @@ class Normalizer:
     """Turns words into those of the store: --case and --punctuation.
 
     Args:
-        options: Of the import.
         default_tokenizer: Used if the options name none.
     """
 
@@ -309,7 +308,6 @@ def html_blocks(html: str, code: str = "drop") -> list[str]:
     well-formed is taken as browsers do: this never fails.
 
     Args:
-        html: The HTML.
         code: What becomes of code, a name of `options.TREATMENTS`; blocks of code (`pre`) have no
             word in their place, as they stand in no sentence.
     """

@@ -28,11 +28,7 @@ _AFTER_NAME = ":"
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the sentences of all files, a block of a file in memory at a time.
-
-    Raises:
-        UserError: If a folder has no texts, there are no domains, or a file is not UTF-8.
-    """
+    """Yields the sentences of all files, a block of a file in memory at a time."""
     normalizer = Normalizer(options, default_tokenizer="spaces")
     sentences = _SENTENCES[options.sentences]
     size, group_size = options.sentences_per_client, options.sentences_per_group
@@ -52,11 +48,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts, in the domains' folders or not.
-
-    Raises:
-        UserError: If there are none.
-    """
+    """Returns the texts, in the domains' folders or not."""
     return [path for path, _ in _texts(paths).values()]
 
 
@@ -228,11 +220,7 @@ FORMAT = Format(
 def read_plays(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> Iterator[SourceExample]:
-    """Yields the speeches of all files, one in memory at a time.
-
-    Raises:
-        UserError: If there are no texts, or a file is not UTF-8.
-    """
+    """Yields the speeches of all files, one in memory at a time."""
     normalizer = Normalizer(options, default_tokenizer="words")
     for path in find_plays(paths):
         domain = options.domain_name or path.stem
@@ -254,11 +242,7 @@ def read_plays(
 
 
 def find_plays(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts.
-
-    Raises:
-        UserError: If there are none.
-    """
+    """Returns the texts."""
     return source.expand(paths, (_SUFFIX,))
 
 

@@ -130,7 +130,6 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
 
     Args:
         model: What `model_from_keras` made of `build`.
-        build: As there.
         seed: Seeds the initial weights.
     """
     tf.keras.utils.set_random_seed(seed)
@@ -219,12 +218,7 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
 
 
 def refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
-    """Traces the model, and raises a `ValueError` for what attributes of layers do not show.
-
-    Args:
-        keras_model: The Keras model.
-        model: What was made of it.
-    """
+    """Traces the model, and raises a `ValueError` for what attributes of layers do not show."""
     # A loss added in a call would be missing from the objective.
     layers_with_losses: list[str] = []
 
@@ -251,7 +245,6 @@ def trace_losses(
     """Returns the losses of a model, traced as a function of weights and examples.
 
     Args:
-        model: The model.
         training: Whether the call is one that trains.
         while_tracing: Is called when the losses have been traced.
 
@@ -352,10 +345,6 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     Args:
         model: A model of a Keras model, of which nothing is frozen yet.
         patterns: Names of layers, or patterns of them, such as `block_*`.
-
-    Raises:
-        UserError: If it is made of no Keras model, a pattern fits no layer with weights to train,
-            or no weights are left to train.
     """
     if not patterns:
         return model

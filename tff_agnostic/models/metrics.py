@@ -154,7 +154,6 @@ def text_metrics(ids: TokenIds, sequence_length: int) -> tuple[Metric, ...]:
     """Returns perplexity and both in-vocabulary accuracies.
 
     Args:
-        ids: What the ids stand for.
         sequence_length: T, the largest number of words of a sentence.
     """
     return (

@@ -72,14 +72,9 @@ def next_word_model(
     Models that differ in their seeds only are equal: runtimes trace one of them.
 
     Args:
-        network: The layers.
-        vocabulary_size: Number of words.
         sequence_length: T.
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
         seed: Seeds the initial weights.
-
-    Raises:
-        UserError: If there is no such cell.
     """
     ids, policy = TokenIds(vocabulary_size), tf.keras.mixed_precision.global_policy().name
     model = _next_word_model(network, ids, sequence_length, expected_length, policy)
@@ -196,10 +191,7 @@ def next_word_lstm(
     parameters.
 
     Args:
-        vocabulary_size: Number of words.
         embedding: Size of the word vectors, and of the layer after each LSTM.
-        units: Units of each LSTM.
-        layers: Number of LSTMs.
         sequence_length: T.
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
         seed: Seeds the initial weights.
@@ -244,8 +236,6 @@ def keyboard_cifg(
     prediction".
 
     Args:
-        vocabulary_size: Number of words.
-        units: Units of the CIFG.
         projection: Size of its projection, and of the word vectors.
         sequence_length: T.
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
@@ -262,9 +252,6 @@ def unigram_model(num_outcomes: int) -> Model:
 
     Its weights are scores, one for each outcome, of which h is the softmax; they start at 0. Equal
     arguments give the same object, so that what a runtime traced in one trial serves the next.
-
-    Args:
-        num_outcomes: How many outcomes there are.
     """
     spec = tf.TensorSpec([None], tf.int32)
     return Model(

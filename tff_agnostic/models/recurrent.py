@@ -56,7 +56,6 @@ def scan(
     Args:
         step: (state, input) -> (next state, tensors to save).
         initial: The state before the first step, tensors [B, ...] of one dtype.
-        inputs: The input of each step.
         mask: bool [B, 1] of each step, or None. Where it is False the state stays as it was.
         num_saved: Number of tensors that a step saves.
 
@@ -90,7 +89,6 @@ def scan_back(
         initial: The gradient of the last state.
         d_outputs: The gradient of each step's output, which is the first part of the state.
         mask: As in `scan`.
-        saved: What each step needs.
         num_outputs: Number of outputs of a step.
 
     Returns:

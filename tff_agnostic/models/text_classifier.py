@@ -46,14 +46,8 @@ def text_classifier(
     Models that differ in their seeds only are equal: runtimes trace one of them.
 
     Args:
-        network: The layers.
-        num_classes: Number of classes.
-        vocabulary_size: Number of words.
         sequence_length: T.
         seed: Seeds the initial weights.
-
-    Raises:
-        UserError: If there is no such pooling.
     """
     policy = tf.keras.mixed_precision.global_policy().name
     sizes = (num_classes, TokenIds(vocabulary_size), sequence_length)

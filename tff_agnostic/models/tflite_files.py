@@ -60,10 +60,6 @@ def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
     not look up lose their names, those without a constant share the empty buffer, equal constants
     one, and of the notes only the oldest runtime's version stays.
 
-    Args:
-        content: The graph.
-        outputs: The names of its outputs.
-
     Raises:
         ValueError: If two outputs are one tensor, and no constant.
     """

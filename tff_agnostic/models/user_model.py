@@ -99,11 +99,7 @@ class ModelData:
 
 
 def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
-    """Returns the model that a user's Python file builds; see `build_user_model`.
-
-    Raises:
-        UserError: If there is no such file, or it builds none that fits.
-    """
+    """Returns the model that a user's Python file builds; see `build_user_model`."""
     name_layers_afresh()
     return build_user_model(UserFile(path), data, seed)
 
@@ -127,13 +123,7 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
 
     Args:
         file: The file, executed.
-        data: What it is told.
         seed: Seeds the initial weights.
-
-    Raises:
-        UserError: If there is no such function, it fails, what it returns is something
-            else, or the model and the loss do not fit the data or cannot be trained federatedly.
-            One line, or where their code fails, their lines of the traceback.
     """
     build = file.function(_FUNCTION, "data")
     tf.keras.utils.set_random_seed(seed)
@@ -228,11 +218,7 @@ class Built(NamedTuple):
 
 
 def taken_apart(returned: Any) -> Built:
-    """Returns the parts of what `build_model` returned.
-
-    Raises:
-        UserError: If it is not (keras_model, loss) or (keras_model, loss, metrics).
-    """
+    """Returns the parts of what `build_model` returned."""
     wanted = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
     if not isinstance(returned, (tuple, list)):
         raise UserError(f"build_model: {wanted} {kind_of(returned)}")
@@ -279,9 +265,6 @@ def check_output(
     """Checks that outputs for `NUM_ROWS` examples fit the labels.
 
     Structures of several outputs are left to the loss.
-
-    Raises:
-        UserError: If they do not.
     """
     if not tf.is_tensor(output):
         return
@@ -303,11 +286,7 @@ def check_output(
 
 
 def check_loss(losses: Any, is_text: bool) -> None:
-    """Checks that there is one number per example.
-
-    Raises:
-        UserError: If not.
-    """
+    """Checks that there is one number per example."""
     if not tf.is_tensor(losses) or not losses.dtype.is_floating:
         raise UserError(
             f"loss: expected one real number per example, found {_kind_or_shape(losses)}"
@@ -325,11 +304,7 @@ def check_loss(losses: Any, is_text: bool) -> None:
 
 
 def check_metric(name: str, ratio: Any) -> None:
-    """Checks what a metric gives for `NUM_ROWS` examples.
-
-    Raises:
-        UserError: If that is not a numerator and a denominator per example.
-    """
+    """Checks what a metric gives for `NUM_ROWS` examples."""
     are_vectors = (
         isinstance(ratio, (tuple, list))
         and len(ratio) == 2

@@ -51,10 +51,6 @@ class PrivacyAccountant:
             clients. All of it is composed.
         delta: The delta that epsilon is for.
         name: A name of `ACCOUNTANTS`; the first mechanism's default that applies to all if None.
-
-    Raises:
-        UserError: If no accountant, or not the named one, applies to every mechanism, or they
-            differ in which fleets are neighbours.
     """
 
     def __init__(
@@ -92,9 +88,6 @@ def accountant_name(mechanisms: Sequence[Mechanism], wanted: Optional[str] = Non
     Args:
         mechanisms: At least one.
         wanted: The one to use, if it applies; otherwise the default.
-
-    Raises:
-        UserError: See `PrivacyAccountant`.
     """
     first, *others = mechanisms
     different = next((m.adjacency for m in others if m.adjacency != first.adjacency), None)
@@ -184,12 +177,8 @@ def noise_for_epsilon(
     Args:
         mechanisms: Returns what is released at a noise multiplier.
         counts: How often each of it is released.
-        target_epsilon: The budget.
         delta: The delta that it is for.
         accountant: See `PrivacyAccountant`.
-
-    Raises:
-        UserError: If no noise reaches the target, or hardly any is needed.
     """
     name = accountant_name(mechanisms(1.0), accountant)
 
@@ -239,13 +228,8 @@ def rounds_for_budget(
     """Returns the most rounds after which epsilon is at most the target.
 
     Args:
-        mechanism: What a round releases.
-        target_epsilon: The budget.
         delta: The delta that it is for.
         accountant: See `PrivacyAccountant`.
-
-    Raises:
-        UserError: If the first round is too much, or no number of rounds that can be run.
     """
     known = PrivacyAccountant([mechanism], delta, accountant)
     first = known.epsilon(1)
@@ -288,7 +272,6 @@ def guarantee(epsilon: float, delta: float, of_what: str) -> str:
 
     Args:
         epsilon: Epsilon; infinite without noise.
-        delta: Its delta.
         of_what: What follows "differential privacy", such as "of each client after 3 rounds".
     """
     if not math.isfinite(epsilon):
@@ -307,7 +290,6 @@ def drowned(
 
     Args:
         noise_multiplier: z of a round's release.
-        clients_per_round: Clients of a round.
         rounds: Rounds: what clients send adds up over them, and noise to its root of their number.
         is_tree: Whether the noise is that of sums over the rounds, in which it does not add up.
     """
@@ -401,7 +383,6 @@ def statement(
     """Returns what holds after a number of releases.
 
     Args:
-        accountant: What accounts for them.
         counts: How often each mechanism was released; the first of them is what is told of.
         split: Noise multiplier of each group of its releases.
         remarks: See `PrivacyStatement`.

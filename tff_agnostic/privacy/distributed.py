@@ -52,11 +52,9 @@ class IntegerNoise(Protocol):
         """Returns the divergence at each order.
 
         Args:
-            sensitivity: Of one client.
             local_variance: Of the noise that each client adds to each value, above 0.
             num_clients: How many clients' noise is in the sum.
             dimension: d, values of the vector.
-            orders: The orders.
         """
 
 

@@ -37,7 +37,6 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
 
     Args:
         without: Score of each run without the client [n], in the order of the runs; at least 2.
-        with_client: Of each run with it.
         delta: The delta that epsilon is for.
     """
     choosing = [scores[: len(scores) // 2] for scores in (without, with_client)]

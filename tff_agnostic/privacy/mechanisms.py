@@ -73,7 +73,6 @@ class Mechanism(Protocol):
         """Returns the distribution of the privacy loss of so many releases, at least one.
 
         Args:
-            rounds: How many.
             interval: Width of the grid of losses; only losses on one grid can be composed.
         """
         raise TypeError(f"expected a mechanism with {PLD}, found {self}")

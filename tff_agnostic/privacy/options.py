@@ -123,11 +123,7 @@ class AccountingOptions(Settings):
 
     @property
     def known_delta(self) -> float:
-        """Returns --delta or its default.
-
-        Raises:
-            UserError: If it is no smaller than one over the clients.
-        """
+        """Returns --delta or its default."""
         assert self.clients is not None
         if self.delta is None:
             return default_delta(self.clients)
@@ -135,19 +131,11 @@ class AccountingOptions(Settings):
         return self.delta
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
-        """Returns what a round releases with a noise multiplier.
-
-        Raises:
-            UserError: If a flag that it needs is missing.
-        """
+        """Returns what a round releases with a noise multiplier."""
         return PRIVACIES[self.privacy](self, float(noise_multiplier))
 
     def sampling(self) -> CohortSampling:
-        """Returns how cohorts are drawn.
-
-        Raises:
-            UserError: If --clients_per_round is missing or larger than the fleet.
-        """
+        """Returns how cohorts are drawn."""
         assert self.clients is not None
         if self.clients_per_round is None:
             raise UserError(

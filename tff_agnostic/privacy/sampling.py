@@ -409,14 +409,10 @@ def noise_of_clients(
     """Returns whose noise a round has whose clients add it.
 
     Args:
-        sampling: How cohorts are drawn.
         secret_participation: Of Poisson cohorts, whether nobody learns who takes part.
         answering_clients: How many clients answer then; None for all.
         min_clients: How many bring their noise at the least; None for the default.
         needed: What that number is not to be below.
-
-    Raises:
-        UserError: If there are not as many clients.
     """
     found: Any = sampling
     if not isinstance(sampling, PoissonCohorts):

@@ -31,9 +31,6 @@ class Participations:
         min_separation: b: from a round that a client takes part in to its next one there are at
             least b rounds, so 1 is no bound.
         restart_every: Rounds of each tree; one tree over all rounds if None.
-
-    Raises:
-        UserError: If a number is out of range, or nothing bounds how often a client takes part.
     """
 
     max_participations: Optional[int] = None
@@ -81,11 +78,7 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     + 1; a client that takes part in several trees has the sum over them.
 
     Args:
-        participations: What a client may do.
         rounds: T, from 0.
-
-    Raises:
-        UserError: If there are too many patterns to search.
     """
     if rounds == 0:
         return 0.0

@@ -57,12 +57,7 @@ class Checkpoint:
     file: Optional[Path] = None
 
     def restore(self, template: Any, where: str) -> Any:
-        """Returns the state in the structure of `template`.
-
-        Raises:
-            UserError: If the arrays differ from the template's in number, shape or dtype, as those
-                of another model or algorithm do.
-        """
+        """Returns the state in the structure of `template`."""
         expected, found = _described(tf.nest.flatten(template)), _described(self.leaves)
         if expected != found:
             raise UserError(
@@ -77,12 +72,8 @@ class Checkpoint:
         """Returns the weights of every model, by its name, the main one first.
 
         Args:
-            template_weights: Weights of the same model.
             where: What the checkpoint is called in messages.
             frozen: The `Model.frozen` of that model. What the run had frozen may be something else.
-
-        Raises:
-            UserError: If they are those of another model.
         """
         template_weights = as_in_keras(template_weights, frozen)
         expected = _described(tf.nest.flatten(template_weights))
@@ -110,7 +101,6 @@ class CheckpointFolder:
     """The checkpoints of a run.
 
     Args:
-        folder: Where they are.
         keep: How many of the newest stay.
         frozen: The `Model.frozen` of the models that are saved.
         secret: Whether states hold a secret: files are then for their owner alone, and one that
@@ -144,11 +134,7 @@ class CheckpointFolder:
 
         Args:
             round_num: Rounds completed.
-            state: The state.
             models: The models of the state by name, the main one first.
-
-        Raises:
-            UserError: If it cannot be written; earlier checkpoints stay.
         """
         make_folder(self._folder)
         # In memory first: on a full disk NumPy's zip file would write again when it is collected.
@@ -178,9 +164,6 @@ class CheckpointFolder:
         """Returns the newest checkpoint that can be read, or None if there is none.
 
         Damaged ones are passed over with a warning.
-
-        Raises:
-            UserError: If there are checkpoints but every one is damaged; the message says how.
         """
         found = self._newest_readable()
         return None if found is None else found[1]
@@ -239,11 +222,7 @@ def _make_way(path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads one checkpoint file.
-
-    Raises:
-        UserError: If it is missing, damaged, half-written or of another format.
-    """
+    """Reads one checkpoint file."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: expected a checkpoint, found something that is not a file")
     arrays = read_npz(path, "a checkpoint")
@@ -276,21 +255,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:
-    """Returns the newest readable checkpoint of a `checkpoints/` folder; None if there is none.
-
-    Raises:
-        UserError: As `CheckpointFolder.load_latest` does.
-    """
+    """Returns the newest readable checkpoint of a `checkpoints/` folder; None if there is none."""
     found = CheckpointFolder(folder, keep=1)._newest_readable()
     return None if found is None else found[0]
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:
-    """Returns the newest readable checkpoint of a `checkpoints/` folder.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Returns the newest readable checkpoint of a `checkpoints/` folder."""
     checkpoint = CheckpointFolder(folder, keep=1).load_latest()
     if checkpoint is None:
         raise UserError(f"{folder}: expected checkpoints, found none")

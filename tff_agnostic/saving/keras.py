@@ -84,13 +84,9 @@ def read_keras(
     """Reads a Keras model that a user names.
 
     Args:
-        file: A .keras or .h5 file.
         classes: Classes of layers that it may have beside Keras' own, by name.
         flag: What names the file, for messages.
         trust: Whether the file may run code.
-
-    Raises:
-        UserError: If Keras cannot load it, or it is not trusted and holds more than a model.
     """
     try:
         return load_keras(file, classes, trust)
@@ -108,7 +104,6 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
     """Loads a Keras file: nothing else here does.
 
     Args:
-        file: A .keras or .h5 file.
         classes: Classes of layers that it may have beside Keras' own, by name.
         trust: Whether the file may run code, and is loaded whatever it holds.
 
@@ -196,7 +191,6 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
 
     Raises:
         NotForKeras: If Keras cannot save the model.
-        UserError: If the file cannot be written.
     """
     with _keras_errors():
         keras_model = with_trained_weights(trained)

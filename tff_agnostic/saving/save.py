@@ -43,11 +43,7 @@ class SavedFile:
 
 
 def check_request(formats: Sequence[str], quantize: str) -> None:
-    """Checks what is asked for.
-
-    Raises:
-        UserError: If a format or quantisation is unknown, or the latter has no effect.
-    """
+    """Checks what is asked for."""
     if not formats:
         raise UserError(f"--format: expected some of {', '.join(FORMATS)}, found none")
     _check_known("format", formats, FORMATS)
@@ -75,14 +71,10 @@ def save_models(
 
     Args:
         folder: Where to; it exists.
-        task: The task.
         models: The weights of each model by its name.
         formats: Names of `FORMATS`.
         quantize: A name of `QUANTIZATIONS`; of formats that can, a quantised file is written beside
             the plain one.
-
-    Raises:
-        UserError: As `check_request` does, or if a format cannot hold the model.
     """
     check_request(formats, quantize)
     saved = []
@@ -127,11 +119,7 @@ def save_for_keras(folder: Path, task: Task, models: Mapping[str, ModelWeights])
 
     Args:
         folder: Where to; it exists.
-        task: The task.
         models: The weights of each model by its name.
-
-    Raises:
-        UserError: If a file cannot be written, as on a full disk.
     """
     trained = {name: _trained(task, task.model, weights) for name, weights in models.items()}
     kind = FORMATS[_KERAS]

@@ -67,11 +67,7 @@ def _described(specs: dict[str, Any]) -> dict[str, str]:
 
 
 class ServedModel(tf.Module):
-    """A trained model whose weights are variables, as SavedModels and TFLite take it.
-
-    Args:
-        trained: The model.
-    """
+    """A trained model whose weights are variables, as SavedModels and TFLite take it."""
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()

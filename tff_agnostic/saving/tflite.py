@@ -46,15 +46,10 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     """Writes the file.
 
     Args:
-        trained: The model.
-        path: The file.
         quantize: A name of `QUANTIZATIONS`.
 
     Returns:
         TensorFlow's ops for which a device needs the Flex delegate, if there are any.
-
-    Raises:
-        UserError: If TensorFlow's converter refuses the model.
     """
     served = ServedModel(trained)
     with _recurrence_as_loops(trained.model):

@@ -81,11 +81,7 @@ class AdultOptions:
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:
-    """Returns the task; the seed deals the rows to clients.
-
-    Raises:
-        UserError: If a file is missing or a line is not in UCI's format.
-    """
+    """Returns the task; the seed deals the rows to clients."""
     assert context.data_dir is not None
     if not 0 <= options.heldout_share < 1:
         raise UserError(
@@ -139,10 +135,6 @@ def read_adult(path: Path) -> Table:
     Returns:
         One-hot features float32 [n, 99] (all zeros in a column whose value is unknown, "?"), labels
         int32 [n] (1 for more than 50,000), domain ids int32 [n].
-
-    Raises:
-        UserError: If the file cannot be read, or a line has other columns or values; the message
-            names the line.
     """
     try:
         lines = path.read_text(encoding="ascii").splitlines()

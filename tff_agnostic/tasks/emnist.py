@@ -70,11 +70,7 @@ class EmnistOptions(SplitOptions):
 
 
 def load(options: EmnistOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the data are missing or do not fit, or an option is out of range.
-    """
+    """Returns the task."""
     if options.num_classes < 2:
         raise UserError(f"--emnist_num_classes: expected at least 2, found {options.num_classes}")
     path = context.data if context.data is not None else emnist_store(context.data_dir)

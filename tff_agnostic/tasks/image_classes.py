@@ -71,11 +71,7 @@ class DigitsOptions:
 
 
 def load(options: DigitsOptions, context: TaskContext) -> Task:
-    """Returns the task; the seed decides split, thinning and clients.
-
-    Raises:
-        UserError: If an option is out of range.
-    """
+    """Returns the task; the seed decides split, thinning and clients."""
     _check(options)
     keep = parse_keep(options.keep)
     rng = np.random.default_rng([context.seed, 1])
@@ -124,11 +120,7 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
 
 
 def parse_keep(text: str) -> dict[int, float]:
-    """Returns the share that each rare class keeps, from "CLASS:SHARE,...".
-
-    Raises:
-        UserError: If the text has another form or a number is out of range.
-    """
+    """Returns the share that each rare class keeps, from texts like "8:0.15,9:0.3"."""
     keep: dict[int, float] = {}
     for item in filter(None, text.split(",")):
         try:
@@ -190,11 +182,7 @@ class FashionMnistOptions(SplitOptions):
 
 
 def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store does not fit, or a client has none of the three classes.
-    """
+    """Returns the task."""
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
     store = open_store(context.data, "fashion_mnist", features)

@@ -113,9 +113,6 @@ def known_words(
         options: The task's options.
         task: Name of the task, for messages.
         of_data: Returns the most frequent words of the task's data, given how many.
-
-    Raises:
-        UserError: If the file that the options name is no vocabulary.
     """
     size = options.vocabulary_size
     if options.vocabulary is None:
@@ -148,7 +145,6 @@ def stored_text_task(
     """Returns a task of next-word prediction in any store of texts, with the domains that it names.
 
     Args:
-        name: Name of the task.
         summary: One line for help texts.
         options: The task's options.
         network: From the options to the layers of the model.
@@ -171,11 +167,7 @@ def stored_corpus(name: str, options: TextOptions, path: Path, domain_feature: s
     Args:
         name: Name of the task, for messages.
         options: The task's options.
-        path: The store.
         domain_feature: Name of the feature that says an example's domain.
-
-    Raises:
-        UserError: If there is none of texts, or the options name no vocabulary.
     """
     store = open_store(path, name, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
     words = known_words(options, name, store.vocabulary)
@@ -189,7 +181,6 @@ def model_builder(
     """Returns what makes a model of layers, given the size of the vocabulary.
 
     Args:
-        network: The layers.
         options: The task's options.
         seed: Seeds the initial weights.
     """
@@ -207,12 +198,8 @@ def next_word_task(
 
     Args:
         name: Name of the task, for messages.
-        corpus: The sentences.
         options: The task's options.
         build: From the size of the vocabulary to the model.
-
-    Raises:
-        UserError: If a split has no clients.
     """
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
     encode = LONG_SENTENCES[options.long_sentences]
@@ -252,10 +239,7 @@ def cut_words(
     """Returns what is said of the words of the training clients that are cut off.
 
     Args:
-        task: Name of the task.
-        store: Its sentences or texts.
         sequence_length: T, how many words of each are not.
-        mend: What keeps them.
     """
     lengths: Optional[Mapping[int, int]] = store.sentence_lengths(TRAIN_SPLIT)
     where = TRAIN_SPLIT

@@ -141,11 +141,7 @@ class StackOverflowOptions(LanguageOptions):
 
 
 def load_stackoverflow(options: StackOverflowOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the data are missing or do not fit, or an option is out of range.
-    """
+    """Returns the task."""
     check_sizes("stackoverflow", options)
     path = context.data if context.data is not None else stackoverflow_store(context.data_dir)
     store = open_store(path, "stackoverflow", {TOKENS: Feature("string")})

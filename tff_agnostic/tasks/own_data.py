@@ -81,11 +81,7 @@ class CustomOptions(StoredTextOptions):
 
 
 def load_custom(options: CustomOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store or the model's file is missing or does not fit.
-    """
+    """Returns the task."""
     if options.model is None:
         raise UserError("--model: expected a Python file with a function build_model, found none")
     assert context.data is not None
@@ -241,11 +237,7 @@ class ClientFilesOptions:
 
 
 def load_client_files(options: ClientFilesOptions, context: TaskContext) -> Task:
-    """Returns the task; clients are read and checked when a round needs them.
-
-    Raises:
-        UserError: If the description or the folders are missing or malformed.
-    """
+    """Returns the task; clients are read and checked when a round needs them."""
     del options
     assert context.data_dir is not None
     description = _read_description(context.data_dir / "dataset.json")
@@ -297,13 +289,9 @@ class NpzClients:
     """The .npz files of a folder; a client's id is its file's name without the suffix.
 
     Args:
-        folder: Where the files are.
         spec: What `Model.client_data_spec` returned.
         num_domains: p.
         num_classes: Labels have to be below it; None if "y" holds no classes.
-
-    Raises:
-        UserError: If the folder has no .npz files.
     """
 
     def __init__(

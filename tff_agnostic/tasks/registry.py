@@ -63,13 +63,7 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     """Loads a task.
 
     Args:
-        name: Its name in the registry.
         options: Fields of the task's options that differ from their defaults.
-        context: What every task is given.
-
-    Raises:
-        UserError: If the task or an option is unknown, the data folder is missing or not wanted, or
-            the data is malformed.
     """
     spec = TASKS[name]
     _check_path(name, "data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)
@@ -99,11 +93,9 @@ def task_of_flags(flags: Mapping[str, Any], is_of_now: bool) -> tuple[str, dict[
     """Returns the name of a run's task and all its options, from what config.json holds.
 
     Args:
-        flags: The flags of the run.
         is_of_now: Whether this release wrote them; what another one lacks takes its default.
 
     Raises:
-        UserError: If the task is unknown, or an option of another type.
         KeyError: If a flag is missing that this release writes.
     """
     task = flags["task"]
@@ -138,11 +130,7 @@ def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a task with which it is evaluated on its held-out examples.
 
     Args:
-        name: The task.
         given: Options that a user gave, by field.
-
-    Raises:
-        UserError: If the task has no held-out examples, or what was given asks for others.
     """
     wanted = _wanted(name)
     if not wanted:
@@ -175,9 +163,6 @@ def check_store(path: Optional[Path]) -> None:
 
     Args:
         path: The store; None where there is none.
-
-    Raises:
-        UserError: If it cannot be read, or nobody is in its held-out split.
     """
     if path is None:
         return
@@ -209,13 +194,7 @@ def divided(task: Task, name: str, options: SplitOptions, seed: int) -> Task:
     """Returns a task in which a share of the training clients trains, and the others are tested on.
 
     Args:
-        task: The task, loaded.
-        name: Its name.
-        options: Its options.
         seed: Of the run; each has a division of its own.
-
-    Raises:
-        UserError: If nobody would be left to train or to test on, or another split was asked for.
     """
     share = options.train_share
     if share is None:

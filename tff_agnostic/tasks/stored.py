@@ -43,13 +43,9 @@ def open_store(path: Path, task: str, features: Mapping[str, Feature]) -> Store:
     """Opens a store and checks that its examples are what a task learns from.
 
     Args:
-        path: The file.
         task: Name of the task, for messages.
         features: What the task needs; a value may have another shape of the same size, as TFF's
             stores do not say the shape.
-
-    Raises:
-        UserError: If the store is damaged or one for other tasks.
     """
     store = Store(path)
     found = store.description.features
@@ -100,11 +96,7 @@ def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMA
 
 
 def labels_of(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -> np.ndarray:
-    """Returns the labels, int32 [n].
-
-    Raises:
-        UserError: If one is not in [0, num_classes).
-    """
+    """Returns the labels, int32 [n]."""
     check_labels(columns[LABEL], num_classes, where)
     return columns[LABEL].astype(np.int32)
 
@@ -115,11 +107,7 @@ def data_fingerprint(store: Store) -> dict[str, str]:
 
 
 def stored_domains(store: Store) -> tuple[str, ...]:
-    """Returns the names of the domains of a store that import_data made.
-
-    Raises:
-        UserError: If the store does not say.
-    """
+    """Returns the names of the domains of a store that import_data made."""
     if not store.description.domains:
         raise UserError(
             f"{store.path}: expected a store that names its domains, found one that TFF wrote"
@@ -173,13 +161,8 @@ def chosen_domains(store: Store, feature: str, task: str, splits: Sequence[str])
     Names of other features than "domain" are all values that it has; see `distinct_values`.
 
     Args:
-        store: The store.
-        feature: Name of the feature.
         task: Name of the task, for messages.
         splits: Names of the splits that the task reads.
-
-    Raises:
-        UserError: If the store has no such feature, or its values are no domains.
     """
     if feature == DOMAIN:
         return StoredDomains(stored_domains(store))
@@ -196,14 +179,9 @@ def distinct_values(
     To find them, every example of the splits is read once.
 
     Args:
-        store: The store.
-        feature: Name of the feature.
         splits: Names of the splits to read.
         flag: What names the feature, for messages.
         what: What its values are to be, for messages.
-
-    Raises:
-        UserError: If the store has no such feature, or it has too many values.
     """
     features = store.description.features
     possible = [n for n, f in features.items() if f.dtype in _DTYPES and f.shape == ()]
@@ -246,30 +224,19 @@ def emnist_store(cache_dir: Optional[Path]) -> Path:
 
     Args:
         cache_dir: Where TFF keeps it; its own default if None.
-
-    Raises:
-        UserError: If it is neither there nor can be downloaded.
     """
     load = tff.simulation.datasets.emnist.load_data
     return _fetched(cache_dir, "emnist_all.sqlite", load)
 
 
 def stackoverflow_store(cache_dir: Optional[Path]) -> Path:
-    """Returns the file of TFF's Stack Overflow (342,477 clients; splits train, heldout, test).
-
-    Raises:
-        UserError: If it is neither there nor can be downloaded.
-    """
+    """Returns the file of TFF's Stack Overflow (342,477 clients; splits train, heldout, test)."""
     load = tff.simulation.datasets.stackoverflow.load_data
     return _fetched(cache_dir, "stackoverflow.sqlite", load)
 
 
 def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
-    """Returns the words that most of Stack Overflow's training users use.
-
-    Raises:
-        UserError: If the list is neither there nor can be downloaded.
-    """
+    """Returns the words that most of Stack Overflow's training users use."""
     folder = None if cache_dir is None else str(cache_dir)
     try:
         counts = tff.simulation.datasets.stackoverflow.load_word_counts(folder, size)

@@ -103,7 +103,6 @@ class StoredInputs:
     """The inputs of a model, from a store of features.
 
     Args:
-        store: The store.
         encoding: A name of `CATEGORY_ENCODINGS`.
         categories: The known values of each categorical column; the store's own if None.
 
@@ -111,9 +110,6 @@ class StoredInputs:
         features: The features to read.
         categories: The known values of each categorical column.
         spec: Spec of x with a first dimension of None: one, or a mapping of them by name.
-
-    Raises:
-        UserError: If the store has no feature that is an input, or an input is called as another.
     """
 
     def __init__(
@@ -151,11 +147,7 @@ class StoredInputs:
         """Returns x of a client's examples.
 
         Args:
-            columns: Their features.
             where: Which client, for messages.
-
-        Raises:
-            UserError: If a whole number needs more than 32 bits.
         """
         x = {name: in_32_bits(columns[name], name, where) for name in self._numbers}
         if self.categories:
@@ -183,12 +175,8 @@ def in_32_bits(values: np.ndarray, name: str, where: str) -> np.ndarray:
     """Returns whole numbers as int32, and others as they are.
 
     Args:
-        values: The numbers.
         name: Of their feature, for messages.
         where: Whose they are, for messages.
-
-    Raises:
-        UserError: If one does not fit.
     """
     if values.dtype != np.int64:
         return values
@@ -213,9 +201,6 @@ def _only_vector(others: Mapping[str, Any]) -> Optional[str]:
 class StoredLabels:
     """The labels of a store.
 
-    Args:
-        store: The store.
-
     Attributes:
         name: Name of the feature to read.
         feature: That feature.
@@ -223,9 +208,6 @@ class StoredLabels:
             numbers, float32 [n] of real ones.
         num_classes: Labels are in [0, num_classes), or None if they are no classes.
         class_names: Names of the classes, if they have any.
-
-    Raises:
-        UserError: If the store has none.
     """
 
     def __init__(self, store: Store) -> None:
@@ -245,11 +227,7 @@ class StoredLabels:
         """Returns y of a client's examples.
 
         Args:
-            columns: Their features.
             where: Which client, for messages.
-
-        Raises:
-            UserError: If a class is out of range, or a whole number needs more than 32 bits.
         """
         if self.num_classes is None:
             return in_32_bits(columns[LABEL], LABEL, where)
@@ -264,7 +242,6 @@ class ChosenLabels:
     """Classes that another feature than the label names: question or answer, say.
 
     Args:
-        store: The store.
         feature: Name of the feature, of texts or whole numbers; every value is a class.
         splits: Names of the splits that are read.
         flag: What names the feature, for messages.
@@ -275,9 +252,6 @@ class ChosenLabels:
         spec: Spec of y, int32 [n].
         num_classes: Classes are in [0, num_classes).
         class_names: Their names.
-
-    Raises:
-        UserError: If the store has no such feature, or it has one value or too many.
     """
 
     def __init__(self, store: Store, feature: str, splits: Sequence[str], flag: str) -> None:

@@ -40,11 +40,7 @@ class UnigramOptions(DomainOptions, TextOptions):
 
 
 def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
-    """Returns the task: K + 1 outcomes, of which the last one is any other word.
-
-    Raises:
-        UserError: If the store does not hold texts, or an option is out of range.
-    """
+    """Returns the task: K + 1 outcomes, of which the last one is any other word."""
     assert context.data is not None
     check_sizes(_UNIGRAM, options)
     corpus = stored_corpus(_UNIGRAM, options, context.data, options.domain_feature)
@@ -114,12 +110,7 @@ class TextClassifierOptions(DomainOptions, TextOptions):
 
 
 def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store does not hold texts with classes, or an option is out of range or
-            without effect.
-    """
+    """Returns the task."""
     assert context.data is not None
     check_sizes(_TEXTS, options)
     if options.pooling != "lstm" and options.units != TextNetwork.units:
@@ -191,14 +182,7 @@ def labelled_text_task(
 
     Args:
         name: Name of the task, for messages.
-        corpus: The texts.
-        labels: Their labels.
         sequence_length: T.
-        test_split: Split to evaluate on.
-        model: Builds the model.
-
-    Raises:
-        UserError: If a split has no clients.
     """
     store, domains = corpus.store, corpus.domains
     encoder = TextEncoder(corpus.words, sequence_length)
