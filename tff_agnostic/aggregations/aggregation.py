@@ -20,9 +20,10 @@ from tff_agnostic.settings import Settings, setting
 
 
 class Guarantee(enum.Enum):
-    """What an aggregation promises of what reaches the server.
+    """A declared property of what reaches the server.
 
-    Each has a check of compiled exchanges, without which nothing runs; see `guarantees`.
+    Each is verified on compiled communication steps before anything runs; see
+    `computations.verification`.
     """
 
     SECURE_SUMS = "secure sums"
@@ -30,11 +31,11 @@ class Guarantee(enum.Enum):
 
 
 class ClientFacts(NamedTuple):
-    """What an aggregation is told of a client beside its answer.
+    """Facts about a client that an aggregation gets in addition to the client's output.
 
     Attributes:
         seed: The client's seed in this round, int64 scalar.
-        examples_cut: How many of its examples were left out, int64 scalar.
+        examples_cut: Number of its examples that were left out, int64 scalar.
         place: Its `Place` in the cohort; () unless the aggregation numbers clients.
     """
 
@@ -45,10 +46,10 @@ class ClientFacts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ClientLimits(Settings):
-    """Limits of one client, from which algorithms derive the bounds of what it sends.
+    """Limits of one client, from which algorithms derive the bounds of its output.
 
     Attributes:
-        max_examples: Examples that count; the first ones, where a client has more.
+        max_examples: Largest number of examples; a client with more uses the first ones.
         max_loss: Loss of one example. Sums of losses are bounded from below by 0, too.
         max_delta: Absolute value of one coordinate of a client's model delta w - w^k.
         max_beta: Weight of one client; None for the algorithm's own default.
@@ -56,7 +57,7 @@ class ClientLimits(Settings):
 
     max_examples: int = setting(
         1000,
-        "Bound of a client's examples; of one with more the first ones are used.",
+        "Bound of a client's examples; a client with more uses the first ones.",
         flag="secure_max_examples",
         at_least=1,
     )
@@ -84,11 +85,11 @@ class ClientLimits(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """Range of one value of a client's answer: [0, limit], or [-limit, limit] if signed.
+    """Range of one value of a client's output: [0, limit], or [-limit, limit] if signed.
 
-    Values that the server divides by each other name the same `ratio`: where one of them exceeds
-    its bound, all of the client's are scaled down together, so that the client counts less and the
-    ratio stays what it was. Cut one by one, a client would gain weight or lose it.
+    Values that the server divides by each other name the same `ratio`. Where one of them exceeds
+    its bound, all of the client's values of the ratio are scaled down together, so that the client
+    counts less and its ratio stays. If each value were cut alone, the ratio would change.
 
     Attributes:
         limit: Largest absolute value.
@@ -97,14 +98,14 @@ class Bound:
         ratio: Name of the values that are scaled together; None for a value that stands alone.
         entrywise: Whether entry i is scaled with entry i of the others, as vectors with an entry
             per domain are; otherwise all entries of all of them have one factor.
-        denominator: Whether the other values of its ratio are divided by it, or entries of it alone
-            by something: where a private sum of it is below its noise, they count as absent.
-        one_of: Name of values of which a client has at most one that is not zero; None if it may
-            have all.
-        public_sum: What the sum over a round is expected to be, as far as that is known without
-            asking the clients. A private aggregation takes it in place of the sum, and asks nobody.
-        max_norm: Largest l2 norm of all entries together, to which private sums clip; None if that
-            is `limit`, as of a vector of few large entries.
+        denominator: Whether the other values of its ratio are divided by it. Where a private sum of
+            it is below its noise, they count as absent.
+        one_of: Name of alternatives, of which a client has at most one nonzero; None if the value
+            is no alternative.
+        public_sum: The sum over a round, where it is known without the clients' values. A private
+            aggregation uses it in place of the sum, and clients do not send the value.
+        max_norm: Largest l2 norm of all entries together, to which private sums clip; None if it is
+            `limit`.
     """
 
     limit: float
@@ -238,7 +239,7 @@ class PlainSum(Aggregation):
 
 
 def require_enough_clients(aggregation: Aggregation, num_clients: int) -> None:
-    """Refuses a sum that says too much of its clients, as that of a single one says all."""
+    """Refuses a sum over so few clients that it would reveal them."""
     if 0 < num_clients < aggregation.min_clients:
         raise UserError(
             f"{aggregation.name} sums: expected at least {aggregation.min_clients} clients in a "

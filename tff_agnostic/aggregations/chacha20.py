@@ -56,7 +56,7 @@ def halves(number: tf.Tensor) -> list[tf.Tensor]:
 
 
 def joined_halves(words: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of 64 bits, int64 [n / 2], of which each is two words of uint32 [n]."""
+    """Returns numbers of 64 bits, int64 [n / 2], each of two words of uint32 [n]."""
     low, high = tf.unstack(tf.cast(tf.reshape(words, [-1, 2]), tf.int64), axis=1)
     return tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, tf.constant(32, tf.int64)), low)
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound
 
-# Results are rounded to float32; what is scaled to its bound stays a hair below.
+# Values are scaled to slightly below their bound: results are rounded to float32.
 _ROOM = 1.0 - 1e-6
 
 
@@ -31,18 +31,18 @@ def l2_norm(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def finite(value: tf.Tensor) -> tf.Tensor:
-    """Returns a value with zeros in place of entries that are no finite numbers."""
+    """Returns a value with zeros in place of infinite entries and NaNs."""
     if not value.dtype.is_floating:
         return value
     return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
 
 
 def scaled_ratios(values: Sequence[tf.Tensor], bounds: Sequence[Bound]) -> list[tf.Tensor]:
-    """Scales values that form a ratio so that the norm of none of them exceeds its bound.
+    """Scales values that form a ratio so that the norm of each is within its bound.
 
-    Updates are scaled with their weights here, and do not count: they are clipped afterwards, to a
-    norm of their own. An integer n becomes floor(f n), and entries of the values beside it are
-    scaled by floor(f n) / n, as in secure sums.
+    Updates are scaled together with their weights, but their own norm does not matter here: they
+    are clipped afterwards. An integer n becomes floor(f n), and the matching entries of the other
+    values are scaled by floor(f n) / n, as in secure sums.
     """
     scaled = list(values)
     ratios = dict.fromkeys(bound.ratio for bound in bounds if bound.ratio is not None)
@@ -76,7 +76,7 @@ def _whole(
     for i in members:
         if bounds[i].integer:
             count = tf.cast(values[i], tf.float64)
-            # Toward 0: a client may answer with negative counts, and must gain nothing by that.
+            # Toward 0: a client may send negative counts, and must gain nothing by that.
             whole = tf.sign(count) * tf.floor(tf.abs(count) * factor + 1e-9)
             factor = tf.math.divide_no_nan(whole, count)
     return factor
@@ -98,7 +98,7 @@ def clipped_group(values: Sequence[tf.Tensor], limit: tf.Tensor) -> list[tf.Tens
     def scaled(value: tf.Tensor) -> tf.Tensor:
         if value.dtype.is_floating:
             return value * tf.cast(factor, value.dtype)
-        # A cast rounds toward 0: it must not lengthen what is scaled.
+        # A cast rounds toward 0, so the norm does not grow.
         return tf.cast(tf.cast(value, tf.float64) * factor, value.dtype)
 
     return [scaled(value) for value in values]
@@ -106,13 +106,13 @@ def clipped_group(values: Sequence[tf.Tensor], limit: tf.Tensor) -> list[tf.Tens
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Values of a client's answer whose joint l2 norm is bounded.
+    """Values of a client's output whose joint l2 norm is bounded.
 
     Attributes:
         name: For people, such as "domain_losses".
-        positions: Which values of the flattened answer.
-        limit: The bound; of an update the bound with a clip norm of 1.
-        is_update: Whether it is clipped to a clip norm; other values have bounds of their own.
+        positions: Positions of the values in the flattened output.
+        limit: The bound; for an update the bound with a clip norm of 1.
+        is_update: Whether it is clipped to a clip norm; other groups have fixed bounds.
     """
 
     name: str
@@ -210,7 +210,7 @@ def _jointly_clipped(
     clipped = {}
     for ratio in dict.fromkeys(bound.ratio for bound in bounds):
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
-        # What is a ratio with counts stays one, of whole counts.
+        # Counts of a ratio stay whole, and the ratio stays.
         of_ratio = factor if ratio is None else _whole(factor, values, bounds, members)
         for i in positions & {*members}:
             clipped[i] = _times(of_ratio, values[i])
@@ -218,14 +218,14 @@ def _jointly_clipped(
 
 
 def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
-    """Returns the groups of an answer; values with a public sum are in none.
+    """Returns the groups of an output; values with a public sum are in none.
 
-    Signed values of a ratio are an update: their norm is that of a model delta times the client's
-    weight, for which the bound has room: the mean weight of a client where the sum of weights is
-    public, the largest one otherwise.
+    Signed values of a ratio are an update: a model delta times the client's weight. The bound of
+    its norm has a factor for the weight: a client's mean weight where the sum of weights is public,
+    the largest weight otherwise.
 
     Args:
-        bounds: Of the answer, in its structure, a named tuple.
+        bounds: Bounds in the structure of the output, a named tuple.
         max_delta: Bound of a coordinate of a model delta, from which `bounds` were made.
         expected_clients: Clients that a round is expected to have.
     """
@@ -275,11 +275,11 @@ def _paths(values: Any, path: str) -> Iterator[str]:
 
 
 def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, ...]:
-    """Returns w_g of each group of a round, all its exchanges together.
+    """Returns w_g of each group of a round, all its communication steps together.
 
     Args:
-        update_share: What all updates have together, each the same; the other groups have the rest.
-            Where there is one kind only, it has all.
+        update_share: Share of all updates together, divided equally; the other groups have the
+            rest, divided equally too. If there are only updates or only others, they have all.
     """
     kinds = [group.is_update for group in groups]
     num_updates = sum(kinds)
@@ -296,11 +296,12 @@ def without_noise_below(
     bounds: Sequence[Bound],
     absent_below: float,
 ) -> list[tf.Tensor]:
-    """Returns sums in which what is lost in noise is absent, and ratios are within their limits.
+    """Returns sums without values below their noise, and with ratios within their limits.
 
-    A denominator below `absent_below` standard deviations of its noise is zero, and so are the
-    values that are divided by it; others lie between 0 and their largest ratio to it. Public sums
-    take the place of what nobody sent. Counts of clients of which each has one are not negative.
+    A denominator below `absent_below` standard deviations of its noise becomes zero, and so do the
+    values that are divided by it. Other numerators are cut to between 0 and their largest ratio to
+    the denominator. Public sums are filled in for values that were not sent. Negative counts of
+    clients become zero.
 
     Args:
         values: The flattened sum, float64.

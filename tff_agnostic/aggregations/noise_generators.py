@@ -53,36 +53,36 @@ _DIGITS = 3
 # t and m. The largest digit is 9.8 t: those beyond have a probability of 2^-73.
 _DIGIT_DEVIATION, _BASE = 1664, 512
 _COLUMN_BITS, _CHOICE_BITS = 15, 64
-# s, of what `whole_gaussian` returns: about 2^28.7.
+# s, the standard deviation of `whole_gaussian`: about 2^28.7.
 DEVIATION = _DIGIT_DEVIATION * math.sqrt(sum(_BASE ** (2 * k) for k in range(_DIGITS)))
 # Random words of 64 bits for each number: one for the columns of all digits, and one for each.
 WORDS = 1 + _DIGITS
 # The largest noise multiplier of a group for which `_stretch` is at most 2 with 2^31 values.
 MAX_MULTIPLIER = 4096.0
-# A value is cut to so many times its group's bound, which is more clients than a round has.
+# A value is cut to so many times its group's bound: more than any sum over clients.
 _MAX_CLIENTS = 2.0**24
-# What float64 changes in two values of that size, as a multiple of the bound: sums of integers are
-# converted, divided and multiplied, and divided by the step, each to within 2^-53 of the value.
+# Rounding error of float64 in two values of that size, as a multiple of the bound: sums of integers
+# are converted, divided and multiplied, and divided by the step, each to within 2^-53 of the value.
 _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
-# Steps, so that noise can be added in int64.
+# Largest number of steps, so that noise can be added in int64.
 _LARGEST = 2.0**62
 _PRECISION = 50
 _WORD_BYTES = 8
-# Bits of a seed's first number that tell places, and levels of a tree, apart.
+# Bits of a seed's first number for levels of a tree, and for values.
 _LEVEL_BITS, _VALUE_BITS = 8, 32
 # The nonce of a stream is three little-endian words. The first has, from its last bit on,
 #
 #     8 bits    level of the node of a tree that the noise is for, otherwise 0
-#     16 bits   number of the exchange in its round
-#     8 bits    use: noise of the server, or what a client draws
+#     16 bits   number of the communication step in its round
+#     8 bits    use: noise of the server, or a client's draws
 #
 # and the other two are a number of 64 bits: of the release, or of the tree's node, for the server's
 # noise; 2^32 times that of the release plus the client's place in its cohort for a client's. So no
-# two draws of a key share a nonce. The values of an exchange follow each other in one stream, whose
-# block counter begins at 0 and ends below 2^32. Evaluations and cohorts have keys of their own.
+# two draws of a key share a nonce. All values of a step are in one stream, whose block counter
+# begins at 0 and ends below 2^32. Evaluations and cohorts have keys of their own.
 _USE_SHIFT, _EXCHANGE_SHIFT, _MAX_EXCHANGES = 24, 8, 2**16
 _OF_SERVER, _OF_CLIENT = 1, 2
-# Values whose noise is drawn at a time, which takes about 300 bytes for each: whole blocks.
+# Number of values drawn at a time, with about 300 bytes for each: whole blocks.
 _PIECE = 2**18
 
 
@@ -91,7 +91,7 @@ class _Table(NamedTuple):
 
     Attributes:
         firsts: int64 [2^15].
-        others: What it stands for otherwise, int16 [2^15].
+        others: The value that it stands for otherwise, int16 [2^15].
     """
 
     firsts: np.ndarray
@@ -154,13 +154,13 @@ def values_of(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> int
 
 
 def _stretch(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> tf.Tensor:
-    """Returns by how much more than z C the noise deviates, so that z holds after rounding.
+    """Returns the factor of the noise's deviation over z C that makes z hold after rounding.
 
-    Rounding to the grid moves each of a group's d values by half a step at most, with the client
-    and without it. What the client changes grows from C to at most C (1 + e), where
+    Rounding to the grid moves each of a group's d values by at most half a step, with the client
+    and without it. The client's sensitivity grows from C to at most C (1 + e), where
     e = sqrt(d) (g / C + `_FLOAT64`) and g = z C (1 + e) / s. With the largest
     h = sqrt(d) (z / s + `_FLOAT64`) of any group, 1 + e = 1 / (1 - h) is enough for every group.
-    As it is the same for all of them, it is also enough where they are clipped as one vector.
+    The factor is the same for all groups, so it is also enough if they are clipped as one vector.
     """
     shares = []
     for group in groups:
@@ -178,9 +178,9 @@ def _table() -> _Table:
 
 
 def _counts() -> list[int]:
-    """Returns how many of 2^79 choices each digit has, from the least one on; the first has none.
+    """Returns how many of 2^79 choices each digit has, in ascending order; the first has none.
 
-    The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has what rounding leaves over.
+    The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has the remainder of rounding.
     """
     half = 2 ** (_COLUMN_BITS - 1)
     all_choices = 2 ** (_COLUMN_BITS + _CHOICE_BITS)
@@ -322,7 +322,7 @@ def _philox_normal(
 
 @dataclasses.dataclass(frozen=True)
 class ChaCha20(NoiseGenerator):
-    """ChaCha20, of which every bit of noise is made."""
+    """ChaCha20: every bit of noise is of its key stream."""
 
     title = "ChaCha20 with a key of 256 bits, a cryptographic generator"
     is_exact = True
@@ -402,7 +402,7 @@ def key_like(noise_key: Any, content: bytes) -> tuple[int, ...]:
     """Returns a key of the same generator as another one.
 
     Args:
-        content: Random bytes, of which a key takes the first.
+        content: Random bytes; the key is made of the first ones.
     """
     num_bytes = len(noise_key) * _WORD_BYTES
     generator = next(g for g in NOISE_GENERATORS.values() if g.key_bytes == num_bytes)

@@ -34,9 +34,9 @@ from tff_agnostic.aggregations.privacy_options import CLIPPINGS, PrivacyOptions,
 from tff_agnostic.report_fields import Quantities, Quantity
 from tff_agnostic.settings import part_of
 
-# An indicator less one half: what a client can change by joining.
+# An indicator less one half: its sensitivity to a client that joins is one half.
 _WITHIN = Bound(0.5, signed=True)
-# Of whole numbers that float64 and int64 both hold.
+# Largest whole number that fits both float64 and int64.
 _LARGEST = 2.0**62
 _OF_PLAIN_SUMS = (
     "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
@@ -45,10 +45,10 @@ _OF_PLAIN_SUMS = (
 
 
 class Released(NamedTuple):
-    """What a client submits, clipped; also bounds of it, and sums.
+    """A client's clipped submission; also its bounds, and sums.
 
     Attributes:
-        answer: Its answer.
+        answer: The client's output.
         within: For each update 1/2 if it was within an adaptive clip norm, -1/2 if not.
     """
 
@@ -57,11 +57,11 @@ class Released(NamedTuple):
 
 
 class PrivateState(NamedTuple):
-    """What the server remembers of an exchange.
+    """The server's state for a communication step.
 
     Attributes:
         noise_key: The secret, int64, as long as the generator's keys.
-        releases: How many sums were released, int64 scalar.
+        releases: Number of sums released before, int64 scalar.
         noise_multiplier: z, float64 scalar.
         clip_norms: The clip norm of each update, float32 [updates].
     """
@@ -77,14 +77,14 @@ class PrivateRelease(Aggregation):
     """Base of private sums.
 
     Attributes:
-        inner: How clipped answers are summed.
+        inner: The sum of clipped outputs.
         options: Settings.
         name: Name in the registry.
         expected_clients: Clients that a round is expected to have; public.
-        noise_key: The generator's secret numbers; equal sums may differ in it.
+        noise_key: The generator's secret numbers; equal sums may have different keys.
         noise_multiplier: z, likewise.
-        exchange: Number of the exchange in its round.
-        shares: Of a round's budget, of each group of the exchange; empty if it is the only one.
+        exchange: Number of the communication step in its round.
+        shares: Share of a round's budget for each group of the step; empty if it is the only step.
     """
 
     inner: Aggregation
@@ -100,12 +100,12 @@ class PrivateRelease(Aggregation):
 
     @property
     def generator(self) -> NoiseGenerator:
-        """What noise is made of."""
+        """The generator of the noise."""
         return NOISE_GENERATORS[self.options.noise_generator]
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of its guarantee has to know of how sums are made."""
+        """Notes on the sums for readers of the privacy guarantee."""
         return ()
 
     @property
@@ -115,7 +115,7 @@ class PrivateRelease(Aggregation):
         return limits
 
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns sums that share the budget of a round."""
+        """Returns one for each step, which share the budget of a round."""
         groups = [self.groups(of_exchange) for of_exchange in bounds]
         everything = [group for of_exchange in groups for group in of_exchange]
         shares = iter(budget_shares(everything, self.options.update_share))
@@ -125,7 +125,7 @@ class PrivateRelease(Aggregation):
         )
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
-        """Returns what is clipped and noised together; an adaptive clip norm's bits come last."""
+        """Returns the groups of values; the bits of adaptive clip norms come last."""
         groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
         if not CLIPPINGS[self.options.clipping]:
             return groups
@@ -155,10 +155,10 @@ class PrivateRelease(Aggregation):
     def clipped(
         self, clip_norms: tf.Tensor, output: Any, bounds: Any, rounding: Sequence[float] = ()
     ) -> Released:
-        """On a client: returns its answer with every group within its bound.
+        """On a client: returns its output with every group within its bound.
 
         Args:
-            clip_norms: Of each update, float32 [updates].
+            clip_norms: The clip norm of each update, float32 [updates].
             rounding: See `clipping.clip`.
         """
         groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
@@ -169,7 +169,7 @@ class PrivateRelease(Aggregation):
             groups,
             tf.unstack(clip_norms),
             rounding,
-            # Bits, which come last, are as long as they may be.
+            # Without the bits, which come last and always have their full length.
             self._shares(bounds)[: len(groups)] if is_joint else None,
         )
         is_adaptive = CLIPPINGS[self.options.clipping]
@@ -177,7 +177,7 @@ class PrivateRelease(Aggregation):
         return Released(tf.nest.pack_sequence_as(output, sent), bits)
 
     def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
-        """Returns the bound of each group's norm, float64: an update's has the clip norm in it."""
+        """Returns the bound of each group's norm, float64: an update's is times its clip norm."""
         norms = iter(tf.unstack(tf.cast(clip_norms, tf.float64)))
         return [
             group.limit * (next(norms) if group.is_update else tf.constant(1.0, tf.float64))
@@ -191,7 +191,7 @@ class PrivateRelease(Aggregation):
         deviations: Sequence[tf.Tensor],
         bounds: Any,
     ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
-        """On the server: what follows works on noisy sums alone.
+        """On the server: post-processes noisy sums.
 
         Args:
             noisy: Noisy sums, float64.
@@ -238,7 +238,7 @@ class PrivateRelease(Aggregation):
         return [group for group in self.groups(bounds) if group.is_update]
 
     def released_bounds(self, bounds: Any) -> Released:
-        """Returns the bounds of all that a client submits."""
+        """Returns the bounds of a client's submission."""
         is_adaptive = CLIPPINGS[self.options.clipping]
         return Released(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
 
@@ -251,7 +251,7 @@ def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateSum(PrivateRelease):
-    """Clips what clients answer, sums it, and adds noise on the server.
+    """The sum of clipped client outputs, with noise that the server adds.
 
     Attributes:
         noise: The kind of noise.
@@ -261,12 +261,12 @@ class PrivateSum(PrivateRelease):
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
-        """Those of the inner sum, and that clients learn nothing of the noise."""
+        """Those of the inner sum, and the secret key of the noise."""
         return self.inner.guarantees | {Guarantee.SECRET_NOISE}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Returns that sums of float32 are rounded, where nothing else is."""
+        """Returns a note on sums of float32, where all other arithmetic is exact."""
         is_of_floats = Guarantee.SECURE_SUMS not in self.inner.guarantees
         return (_OF_PLAIN_SUMS,) if self.generator.is_exact and is_of_floats else ()
 
@@ -276,7 +276,7 @@ class PrivateSum(PrivateRelease):
         return self.inner.min_clients
 
     def on_clients(self) -> Aggregation:
-        """Returns it without the key, which processes that run clients need not have."""
+        """Returns it without the key: processes that run clients do not need it."""
         inner = self.inner.on_clients()
         return dataclasses.replace(self, inner=inner, noise_key=(), noise_multiplier=0.0)
 
@@ -299,10 +299,10 @@ class PrivateSum(PrivateRelease):
         return state.clip_norms
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """Clips an answer, and encodes it for the inner sum."""
+        """Clips an output, and encodes it for the inner sum."""
         rounding = [self.inner.rounding(bound) for bound in tf.nest.flatten(bounds)]
         released = self.clipped(params, output, bounds, rounding)
-        # How many examples were left out is no part of the release.
+        # The number of examples that were left out is not released.
         facts = client._replace(examples_cut=tf.zeros_like(client.examples_cut))
         return self.inner.encode((), released, self.released_bounds(bounds), facts)
 
@@ -313,7 +313,7 @@ class PrivateSum(PrivateRelease):
     def noisy_sums(
         self, state: PrivateState, summed: Any, bounds: Any
     ) -> tuple[Released, list[tf.Tensor]]:
-        """Adds noise to what the inner sum has; returns the deviation of each value's, too."""
+        """Returns the inner sum with noise, and the standard deviation of each value's noise."""
         inner = self.inner.exact() if self.generator.is_exact else self.inner
         _, released, _ = inner.decode((), summed, self.released_bounds(bounds))
         values = [tf.cast(value, tf.float64) for value in tf.nest.flatten(released)]
@@ -329,5 +329,5 @@ class PrivateSum(PrivateRelease):
     def decode(
         self, state: PrivateState, summed: Any, bounds: Any
     ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
-        """Adds noise, and returns what is made of noisy sums."""
+        """Adds noise and post-processes the noisy sums."""
         return self.finished(state, *self.noisy_sums(state, summed, bounds), bounds)

@@ -21,20 +21,20 @@ from tff_agnostic.privacy.mechanisms import Mechanism, effective_noise_multiplie
 from tff_agnostic.privacy.sampling import RDP, IntegerSampling
 from tff_agnostic.registry import Registry
 
-# With which probability a client's rounding is too long, at the most.
+# Largest probability that the rounding of a client's vector is too long.
 ROUNDING_BETA = math.exp(-8)
-# Of a sum over clients; what is left is bounded by its largest.
+# Terms of a sum over clients that are added up; the others are bounded by the last of these.
 _MAX_TERMS = 2**20
 
 
 class Sensitivity(NamedTuple):
-    """By how much neighbours may differ in an integer vector: in l2 norm, and in l1 norm."""
+    """Sensitivity of an integer vector: how much neighbours may differ in l2 and l1 norm."""
 
     l2: float
     l1: float
 
     def times(self, factor: float) -> "Sensitivity":
-        """Returns that of a difference of so many such vectors."""
+        """Returns the sensitivity of a difference of so many such vectors."""
         return Sensitivity(factor * self.l2, factor * self.l1)
 
 
@@ -52,7 +52,7 @@ class IntegerNoise(Protocol):
         """Returns the divergence at each order.
 
         Args:
-            local_variance: Of the noise that each client adds to each value, above 0.
+            local_variance: Variance of the noise that each client adds to each value, above 0.
             num_clients: How many clients' noise is in the sum.
             dimension: d, values of the vector.
         """
@@ -67,7 +67,7 @@ def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity
     Args:
         clip: c, the norm before the rounding, in steps.
         dimension: d, values of the vector.
-        beta: With which probability a rounding is too long, at the most; above 0.
+        beta: Largest probability that a rounding is too long, above 0.
     """
     root = math.sqrt(dimension)
     unlikely = math.sqrt(2 * math.log(1 / beta)) * (clip + root / 2)
@@ -82,7 +82,7 @@ def skellam(
     dimension: int,
     orders: np.ndarray,
 ) -> np.ndarray:
-    """Returns the divergences of Skellam noise, of which a sum is Skellam again."""
+    """Returns the divergences of Skellam noise; a sum of Skellam noise is Skellam noise."""
     del dimension
     mu = num_clients * float(local_variance)
     l2, l1 = sensitivity
@@ -100,7 +100,7 @@ def discrete_gaussian(
     """Returns the divergences of a sum of discrete Gaussians."""
     mu = num_clients * float(local_variance)
     k = np.arange(1, min(num_clients, _MAX_TERMS + 1))
-    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), whose terms fall
+    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), with decreasing terms
     terms = np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))
     rest = (num_clients - 1 - len(k)) * float(terms[-1]) if num_clients - 1 > len(k) else 0.0
     tau = 10 * (float(np.sum(terms)) + rest)
@@ -125,9 +125,9 @@ class IntegerGroup:
     """A group of values that clients send as noised integers.
 
     Attributes:
-        noise_multiplier: z_g: clients' noise together, if as many come as are expected, per `clip`.
+        noise_multiplier: z_g: the clients' joint noise per `clip`, if the expected number reports.
         clip: c_g, the clip norm in steps of the integer grid, before rounding.
-        dimension: d_g, values of the group, those that a rotation adds among them.
+        dimension: d_g, values of the group, including the padding of a rotation.
     """
 
     noise_multiplier: float
@@ -139,16 +139,16 @@ class IntegerGroup:
 class DistributedNoise(Mechanism):
     """Integer noise that clients add before a secure sum.
 
-    Each client's has the variance (z_g c_g)^2 / `noise_clients`. Fewer clients bring less of it:
-    what is claimed holds with `min_clients`, below which a round is to be refused.
+    Each client's noise has the variance (z_g c_g)^2 / `noise_clients`. With fewer clients the total
+    noise is smaller: epsilon is for `min_clients` clients, and a round of fewer must be refused.
 
     Attributes:
-        groups: What is released.
+        groups: The groups of a release.
         noise: A name of `INTEGER_NOISES`.
-        sampling: How cohorts are drawn, and what is known of them.
-        noise_clients: For how many clients with noise that of each is worked out.
-        min_clients: How many there are at the least.
-        beta: With which probability a rounding is too long, at the most; see `rounded_sensitivity`.
+        sampling: How cohorts are drawn, and what is public about them.
+        noise_clients: Number of clients whose joint noise has the multiplier.
+        min_clients: Least number of clients with noise.
+        beta: Largest probability that a rounding is too long; see `rounded_sensitivity`.
     """
 
     groups: tuple[IntegerGroup, ...]
@@ -167,12 +167,12 @@ class DistributedNoise(Mechanism):
 
     @property
     def adjacency(self) -> str:
-        """Returns what neighbours differ in: a client's noise is in the sum of both."""
+        """Returns the sampling's: both neighbours' sums have the noise of every client."""
         return self.sampling.adjacency
 
     @property
     def assumption(self) -> str:
-        """Returns the sampling's and how many clients there are."""
+        """Returns the sampling's, and the least number of clients."""
         return (
             f"{self.sampling.assumption}; at least {self.min_clients} clients of a round add their "
             "noise, and how many do is no secret"

@@ -26,13 +26,13 @@ from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 from tff_agnostic.settings import setting
 
-# Losses are rounded up to multiples of it, so that epsilon is never too small: it was at most 4e-4
-# of itself too large for the settings of tests/privacy. A smaller one takes seconds a round.
+# Losses are rounded up to multiples of the interval, so that epsilon is never too small. For the
+# settings of tests/privacy its relative error was at most 4e-4. A smaller interval takes seconds a
+# round.
 _INTERVAL, _COARSE_INTERVAL = 3e-4, 1e-3
-# Below this noise multiplier losses are so large that the coarse one does.
+# Below this noise multiplier losses are so large that the coarse interval is enough.
 _COARSE_BELOW = 0.7
-# Noise multipliers from here on can be accounted for: with less, epsilon is in the thousands, and
-# says nothing.
+# Least noise multiplier of a run: with less, epsilon is in the thousands and guarantees nothing.
 LEAST_NOISE = 2.0**-6
 
 # `privacy_loss_distribution.PrivacyLossDistribution`: dp-accounting has no types.
@@ -40,7 +40,7 @@ PrivacyLoss = Any
 
 
 class Mechanism(Protocol):
-    """A release that is made again and again, each time about other clients of one fleet."""
+    """A release that is repeated, each time about another cohort of one client population."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
@@ -52,11 +52,11 @@ class Mechanism(Protocol):
 
     @property
     def adjacency(self) -> str:
-        """In what neighbouring fleets differ."""
+        """How neighbouring client populations differ."""
 
     @property
     def assumption(self) -> str:
-        """What is taken for granted, a sentence without full stop."""
+        """The assumption, a sentence without full stop."""
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the Renyi divergence of so many releases at each order."""
@@ -92,7 +92,7 @@ class CentralNoise:
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """Returns what can account for such cohorts."""
+        """Returns the accountants of the sampling."""
         return self.sampling.accountants
 
     @property
@@ -119,14 +119,14 @@ class CentralNoise:
         return _interval(self._of_all(rounds) if of_all else float(self.noise_multiplier))
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns the loss of Poisson cohorts, or of all clients: no others have `PLD`."""
+        """Returns the loss of Poisson cohorts, or of all clients: only these have `PLD`."""
         if self.sampling.rate == 1:
             return _gaussian_loss(self._of_all(rounds), interval)
         z = float(self.noise_multiplier)
         return _sampled_loss(z, self.sampling.rate, interval).self_compose(rounds)
 
     def _of_all(self, rounds: int) -> float:
-        """Returns z of the one release that so many of all clients are together."""
+        """Returns z of the single Gaussian release that equals so many about all clients."""
         return float(self.noise_multiplier) / self.sampling.sensitivity / math.sqrt(rounds)
 
 
@@ -134,10 +134,10 @@ class CentralNoise:
 class TreeNoise:
     """Gaussian noise on the nodes of a tree over the rounds (DP-FTRL), without any sampling.
 
-    rho of zero-concentrated privacy is `squared_sensitivity` / (2 z^2): Renyi divergences are rho
-    times the order, which is what is published for DP-FTRL and the default. For a fixed pattern of
-    participations nodes are Gaussian releases of fixed sensitivities, whose adaptive composition is
-    one Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so that `PLD` applies as well.
+    rho of zero-concentrated privacy is `squared_sensitivity` / (2 z^2). Renyi divergences are rho
+    times the order: that is the published account of DP-FTRL, and the default. For a fixed pattern
+    of participations, nodes are Gaussian releases of fixed sensitivities. Their composition is one
+    Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so `PLD` applies as well.
 
     Attributes:
         noise_multiplier: z of the whole release: `effective_noise_multiplier` of its groups, all
@@ -153,7 +153,7 @@ class TreeNoise:
 
     @property
     def assumption(self) -> str:
-        """Returns what clients may do."""
+        """Returns the bound on how often clients take part."""
         return self.participations.assumption
 
     def rho(self, rounds: int) -> float:
@@ -186,7 +186,7 @@ def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndar
     return found
 
 
-# One round's takes longest to work out: of every number of rounds it is composed of this one.
+# One round's loss takes longest to compute; the loss of any number of rounds is composed of it.
 @functools.lru_cache(maxsize=8)
 def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> PrivacyLoss:
     return privacy_loss_distribution.from_gaussian_mechanism(
@@ -205,7 +205,7 @@ def _interval(noise_multiplier: float) -> float:
 
 
 def update_share_setting() -> float:
-    """Returns the setting of how much of a round's budget updates have, for options to declare."""
+    """Returns the setting of the updates' share of a round's budget, for options to declare."""
     share: float = setting(
         0.8,
         "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
@@ -221,7 +221,7 @@ def effective_noise_multiplier(noise_multipliers: Iterable[float]) -> float:
 
     A group without noise makes it 0.
     """
-    # Arrays' own numbers are no `float` to dp-accounting, which then counts the first only.
+    # dp-accounting counts only the first of several multipliers that are NumPy's numbers.
     multipliers = [float(z) for z in noise_multipliers]
     if min(multipliers) <= 0:
         return 0.0
