@@ -29,12 +29,12 @@ _WHERE = "plan.pb: client"
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client, whose examples are read when it takes part.
+    """A client; its examples are read when it takes part.
 
     Attributes:
         name: Its name.
         path: Its TFRecord file.
-        features: What its examples have.
+        features: The features of its examples.
         max_records: How many examples it may have.
     """
 
@@ -54,7 +54,7 @@ class Client:
 def clients_in(
     folder: Path, features: Mapping[str, TensorType], limits: Limits = DEFAULT_LIMITS
 ) -> dict[str, Client]:
-    """Returns the clients whose files are in a folder, by name, in order.
+    """Returns the clients with files in a folder, by name, in order.
 
     Args:
         limits: How many a client may have.
@@ -78,7 +78,7 @@ def read_records(path: Path, max_records: int = DEFAULT_LIMITS.max_records) -> l
 
 
 def _short(error: Any) -> str:
-    # What comes after is about TensorFlow's nodes, which are not the reader's.
+    # The rest is about TensorFlow's nodes, which are of no use to the reader.
     return reason(ValueError(str(error.message).partition("}} ")[2] or str(error.message)))
 
 
@@ -95,7 +95,7 @@ def _check_example(record: bytes, features: Mapping[str, TensorType], where: str
         if which != _LISTS[kind.dtype]:
             raise PlanError(f"{expected}, found {_DTYPES.get(which, 'an empty feature')}")
         count = len(getattr(found[name], which).value)
-        # Of a size that is open, any multiple will do.
+        # If a size is open, any multiple will do.
         size = math.prod(size for size in kind.shape if size is not None)
         fits = count % size == 0 if None in kind.shape and size else count == size
         if not fits:
@@ -107,7 +107,7 @@ class ClientGraph:
 
     Attributes:
         outputs: The tensors that a client returns directly, by name.
-        beside: What else runs every client, and compares; None by default.
+        beside: A second runner of every client, whose results are compared; None by default.
 
     Args:
         writes_update: Whether a client writes a checkpoint; otherwise it returns tensors only.
@@ -157,7 +157,7 @@ class ClientGraph:
         self.beside: Optional[TfLiteBeside] = None
         self._feed = examples_feed(spec.dataset_token_tensor_name)
         selector = self._feed.prepare(graph_def, f"{_WHERE}: graph")
-        # For the service of a device that asks the message, not the graph.
+        # For device services that read the message, not the graph.
         if spec.HasField("example_selector") and spec.example_selector != selector:
             raise PlanError(
                 f"{_WHERE}: tensorflow_spec: example_selector: expected "

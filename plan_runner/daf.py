@@ -231,7 +231,7 @@ class PlainSums:
             if total.shape != value.shape:
                 found = f"expected the shape {total.shape} of the clients before"
                 raise PlanError(f"{where}: {name}: {found}, found {value.shape}")
-            # What is not finite is the graphs' business.
+            # Numbers that are not finite are for the graphs to handle.
             with np.errstate(all="ignore"):
                 np.add(total, value, out=total)
 

@@ -25,7 +25,7 @@ import numpy as np
 from plan_runner.errors import PlanError, reason
 from plan_runner.isolation import Bounds
 
-# Of the largest number of a tensor: what builds of TensorFlow, and processors, may differ by.
+# Largest difference between builds of TensorFlow, and processors, relative to a tensor's maximum.
 ROUNDING = 1e-4
 PLAN = "plan.pb"
 CLIENT_ONLY_PLAN = "client_only_plan.pb"
@@ -34,7 +34,7 @@ CLIENTS = "conformance/clients"
 _REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
 _BLOCK_BYTES = 1 << 20
 _SUFFIX = ".npy"
-# By the version of an array's header, all that `np.savez` writes of numbers and strings.
+# By the version of an array's header: all that `np.savez` writes for numbers and strings.
 _HEADERS: dict[tuple[int, int], Callable] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -43,7 +43,7 @@ _HEADERS: dict[tuple[int, int], Callable] = {
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES = _LENGTH.size + 4
 _CHECKSUM_BYTES = 4
-# More than a kernel counts in bytes is no limit that it can be told, and no machine has so much.
+# Largest limit of memory that a kernel accepts; no machine has so much.
 _MOST_MEMORY_GB = 1e6
 NAME = "manifest.json"
 FORMAT = "tff_agnostic federated export"
@@ -61,7 +61,7 @@ _OWNER_ONLY = 0o600
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """What a file of the export has to hold."""
+    """The expected content of a file of the export."""
 
     sha256: str
     size: int
@@ -89,7 +89,7 @@ class TensorType:
 
 @dataclasses.dataclass(frozen=True)
 class Conformance:
-    """Rounds whose results are known: the clients in order, and a file of tensors per round.
+    """Rounds with known results: the clients in order, and a file of tensors per round.
 
     Attributes:
         clients: Names of the clients.
@@ -125,7 +125,7 @@ class Limits:
             bytes.
         max_round_seconds: Wall clock of each step: reading the export, loading the plan, a round.
         max_records: Examples of a client.
-        max_unpacked_mb: What an archive in the export holds once it is unpacked, in 10^6 bytes.
+        max_unpacked_mb: Size of an archive in the export when unpacked, in 10^6 bytes.
         max_manifest_mb: The manifest's size, in 10^6 bytes.
     """
 
@@ -165,7 +165,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Export:
-    """An export whose files all had the right content when it was opened.
+    """An export; all its files had the right content when it was opened.
 
     Args:
         limits: What reading and playing it may take.
@@ -200,7 +200,7 @@ def open_export(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Export:
         raise PlanError(f"{folder}: expected the folder of an export, found none")
     _check_inside(folder, NAME)
     path = folder / NAME
-    # A pipe would be read until somebody writes to it.
+    # A pipe would block until something is written to it.
     if not path.is_file():
         raise PlanError(f"{folder}: expected the file {NAME}, found none")
     limits.check_manifest(path.stat().st_size, NAME)
@@ -275,7 +275,7 @@ def read_arrays(path: Path, max_unpacked_mb: float) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            # What is unpacked is never more than this: zipfile stops there.
+            # zipfile never unpacks more than this.
             size = sum(member.file_size for member in members)
             if size > max_unpacked_mb * 1e6:
                 raise PlanError(
@@ -299,7 +299,7 @@ def _array(content: bytes) -> np.ndarray:
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python's objects")
-    # NumPy would first make room for whatever the header says.
+    # NumPy would first allocate whatever the header claims.
     size, found = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
     if min(shape, default=0) < 0 or size != found:
         raise ValueError(f"an array of {size} bytes in {found} bytes")
@@ -438,7 +438,7 @@ def _part(parent: Mapping[str, Any], key: str, kind: type[_T], where: str) -> _T
 
 
 def _checked(value: Any, kind: type[_T], where: str) -> _T:
-    # By the very type: True is an int as well.
+    # By the exact type: True is an int as well.
     if type(value) is not kind:
         raise PlanError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
     return value
@@ -469,7 +469,7 @@ def publish(results: Path, folder: Path) -> None:
     """Copies a round's results so that a reader finds whole files or none.
 
     Args:
-        results: What `rounds.write_results` has written.
+        results: The files of `rounds.write_results`.
         folder: Where to; files of an earlier round are replaced.
     """
     names = (METRICS, STATE)

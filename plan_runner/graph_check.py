@@ -119,7 +119,7 @@ def is_stateful_allowed(op: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Permissions:
-    """What a graph may do besides computing.
+    """The operations that a graph may have in addition to computing.
 
     Attributes:
         reads: Names of the tensors that hold the paths of files it may read.
@@ -181,13 +181,13 @@ def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: s
 
 
 def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -> None:
-    """Checks that what is fed are placeholders, and that each path is fed as a path only.
+    """Checks that fed tensors are placeholders, and that each path is fed as a path only.
 
     A value that is fed takes the place of whatever computes the tensor, a path as well.
     """
     paths = permissions.reads | permissions.writes
     for name in sorted(paths | permissions.fed):
-        # By this very name: TensorFlow takes "x:00" for "x:0", and one of both would win.
+        # By this exact name: TensorFlow reads "x:00" as "x:0", and one of both would win.
         node, _, output = name.rpartition(":")
         # One that the graph has not cannot be fed, which its session finds.
         if node in nodes and (output != "0" or nodes[node].op not in PLACEHOLDERS):

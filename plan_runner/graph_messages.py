@@ -15,7 +15,7 @@ from plan_runner.errors import PlanError, reason
 from plan_runner.export import TensorType
 from plan_runner.plan_messages import parse_foreign
 
-# Of all constants of a graph, unpacked: what is larger belongs into a checkpoint.
+# Bytes of all constants of a graph, unpacked: larger ones belong into a checkpoint.
 _MOST_BYTES = 1 << 30
 
 
@@ -126,7 +126,7 @@ def tensor_bytes(tensor: Any) -> int:
     try:
         width = tf.as_dtype(tensor.dtype).size or 1
     except TypeError:
-        # Whoever makes the value says that there is no such type.
+        # The constructor of the value reports an unknown type.
         width = 1
     return math.prod(sizes) * width
 

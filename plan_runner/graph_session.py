@@ -14,7 +14,7 @@ from plan_runner.export import TensorType
 from plan_runner.graph_messages import saver_def, tensor_name, unpacked
 from plan_runner.plan_messages import check_parts, parse_foreign
 
-# Lines that TensorFlow puts before the one that says what has happened.
+# Lines that TensorFlow puts before the line with the error.
 _HEADINGS = ("Graph execution error:", "root error(s) found.")
 OPS_AROUND = ("before_restore_op", "after_restore_op", "before_save_op", "after_save_op")
 
@@ -48,7 +48,7 @@ class GraphSession:
     Args:
         where: What it is, for messages.
         config: The session's configuration.
-        always: Values of tensors that every run feeds unless it says otherwise.
+        always: Default values of tensors that every run feeds.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GraphSession:
 
         Args:
             feeds: Values by the names of tensors.
-            doing: Whose work it is, for messages.
+            doing: Name of the work, for messages.
         """
         place = f"{self._where}: {doing}" if doing else self._where
         fed = {**self._always, **{tensor_name(name): value for name, value in feeds.items()}}
@@ -105,7 +105,7 @@ class GraphSession:
 
 
 def _said(message: str) -> str:
-    """Returns the line that an operation says, without where the exporter's code made it."""
+    """Returns an operation's error line, without the place in the exporter's code."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for i, line in enumerate(lines):
         if line.startswith("Node: "):
@@ -172,7 +172,7 @@ def read_checkpoint(path: Path, where: str) -> dict[str, np.ndarray]:
         names = sorted(reader.get_variable_to_shape_map())
         return {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, RuntimeError, ValueError) as e:
-        # What TensorFlow says names the runner's own file.
+        # TensorFlow's message names the runner's own file.
         raise PlanError(
             f"{where}: expected a checkpoint, cannot read it (it is another file, or damaged)"
         ) from e

@@ -54,7 +54,7 @@ class Kernel(NamedTuple):
     problem: str = ""
 
 
-# What this process was given by the one that started it, where it may build nothing itself.
+# The kernel that the parent process built; this one may not be allowed to build.
 _given: Optional[Kernel] = None
 
 
@@ -129,7 +129,7 @@ def _made_of() -> Iterator[bytes]:
 
 
 def _flags() -> list[str]:
-    """Returns the compiler's flags that TensorFlow asks for.
+    """Returns the compiler's flags that TensorFlow requires.
 
     A process without TensorFlow has another one import it.
     """

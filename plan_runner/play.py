@@ -42,14 +42,14 @@ class Request:
     Attributes:
         plan: Folder of the export.
         verify: Replay its conformance rounds; otherwise play rounds of `clients`.
-        tolerance: Of `verify`: the largest difference of floats that passes.
+        tolerance: For `verify`: the largest difference of floats that passes.
         clients: Folder of clients.
         rounds: Number of rounds; None is 1, or all that `cohorts` has.
         clients_per_round: Clients drawn for every round; None is all.
-        seed: Of drawing them.
+        seed: Seed of the draw.
         cohorts: File with the clients of every round instead.
         state: Checkpoint to begin with instead of the export's.
-        limits: What all of it may take.
+        limits: Limits of memory, time and sizes.
         trust: Play without a sandbox.
     """
 
@@ -90,7 +90,7 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
     """Plays; returns the exit status: 1 if a verification has found a difference.
 
     Args:
-        scratch: A folder for files that nobody needs afterwards, and for results until the listener
+        scratch: A folder for temporary files, and for results until the listener
             has taken them.
     """
     listener.step("reading the export")
@@ -119,10 +119,10 @@ def play_isolated(request: Request, listener: Listener) -> int:
 
 
 def check_sandbox(flag: str, trust: bool) -> None:
-    """Checks that this machine has what a sandbox needs, unless none is asked for.
+    """Checks that this machine supports a sandbox, unless none is wanted.
 
     Args:
-        flag: What is to be read in it, for the message.
+        flag: The flag of the file to be read in it, for the message.
         trust: Whether the user trusts that.
     """
     lacks = [] if trust else missing()
@@ -175,7 +175,7 @@ def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
 
 
 def _check_messages(export: Export) -> None:
-    """Parses what is not TensorFlow's of both plans."""
+    """Parses the parts of both plans that are not TensorFlow's."""
     parse_plan(export.read(exports.PLAN), exports.PLAN)
     name = exports.CLIENT_ONLY_PLAN
     parse(plan_pb2.ClientOnlyPlan, export.read(name), name)

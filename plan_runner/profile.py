@@ -13,13 +13,13 @@ from plan_runner.client import Client, ClientGraph
 
 @dataclasses.dataclass(frozen=True)
 class RoundOutcome:
-    """What a round has made.
+    """The results of a round.
 
     Attributes:
         tensors: The server's new state and the metrics, by name.
         bytes_down: The size of the checkpoint that every client gets.
         bytes_up: The mean size of what a client sends.
-        outputs: What the server hands out beside its checkpoint, by name.
+        outputs: The server's outputs in addition to its checkpoint, by name.
     """
 
     tensors: Mapping[str, np.ndarray]

@@ -89,16 +89,16 @@ def load_profile(name: str, plan: plan_pb2.Plan) -> Profile:
 
 @dataclasses.dataclass(frozen=True)
 class RoundResult:
-    """What is known after a round.
+    """The report of a round.
 
     Attributes:
-        number: Of this run's rounds, from 1.
+        number: Number of the round in this run, from 1.
         clients: How many took part.
         state: The server's tensors, named `server/...`.
         metrics: The round's, named `metrics/...`.
         bytes_down: The size of the checkpoint that every client got.
         bytes_up: The mean size of what a client sent.
-        outputs: What the server has handed out besides these metrics, by name.
+        outputs: The server's further outputs, by name.
     """
 
     number: int
@@ -128,8 +128,8 @@ def run_rounds(
         export: The export, whose graphs are code.
         cohorts: The clients of every round, in the order in which they are summed.
         state: A checkpoint of the server's state to begin with, instead of the export's own.
-        begins: Is told the name of each round when it begins.
-        beside: What else runs every client, and compares.
+        begins: Called with the name of each round when it begins.
+        beside: A second runner of every client, whose results are compared.
     """
     manifest = export.manifest
     initial = export.read(exports.SERVER_STATE) if state is None else _content(state)
@@ -152,7 +152,7 @@ def run_rounds(
                 tensors = with_metrics(outcome.tensors, outcome.outputs, metrics, place)
                 check_tensors(tensors, {**manifest.server_state, **metrics}, place)
                 kept = {name: tensors[name] for name in manifest.server_state}
-                # What was only measured is no part of the state that a round begins with.
+                # Metrics are no part of the state that the next round begins with.
                 write_checkpoint(current, kept)
                 yield RoundResult(
                     number,
@@ -169,7 +169,7 @@ def run_rounds(
 
 def _check_size(clients: int, manifest: Manifest, number: int) -> None:
     if not clients and not manifest.has_noise:
-        # With noise a round without clients is as good as any, and nobody may tell them apart.
+        # With noise a round without clients is valid too, and must look like the others.
         raise PlanError(f"round {number}: expected at least 1 client, found 0")
     most = manifest.max_clients
     if most is not None and clients > most:
@@ -230,9 +230,9 @@ def with_metrics(
     """Returns the tensors of a checkpoint and the metrics among the outputs of a round.
 
     Args:
-        tensors: What the server has written; earlier plans have their metrics there alone.
-        outputs: What it has handed out, by name: a metric, or each of its elements as NAME/INDEX.
-        where: What it is, for messages.
+        tensors: The server's checkpoint; earlier plans have their metrics only there.
+        outputs: The server's outputs, by name: a metric, or each of its elements as NAME/INDEX.
+        where: The round, for messages.
     """
     together = dict(tensors)
     for name, kind in expected.items():

@@ -50,7 +50,7 @@ class SecureProfile(Profile):
         )
         check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase"))
         phase = plan.phase[0].server_phase
-        # What is not here, read_update above all, would be sums outside of the side channels.
+        # Other parts, read_update above all, would be sums outside of the side channels.
         check_parts(
             phase,
             _WHERE,
@@ -145,7 +145,7 @@ class SecureProfile(Profile):
         self._ops["write_intermediate_update"].save(aggregator, partial)
 
     def _measured(self) -> dict[str, np.ndarray]:
-        """Returns the values that the plan names as metrics, as they are in the variables now."""
+        """Returns the metrics that the plan names, from the current variables."""
         metrics = self._phase.metrics
         names = [tensor_name(metric.variable_name) for metric in metrics]
         values = self._coordinator.run(names, {}, "metrics") if names else []
@@ -240,7 +240,7 @@ class SecureSum:
 
     @property
     def bytes_up(self) -> int:
-        """What a client sends: every number in the bits of the modulus, packed."""
+        """Bytes that a client sends: every number in the bits of the modulus, packed."""
         bits = self._total.size * (self._modulus - 1).bit_length()
         return -(-bits // 8)
 

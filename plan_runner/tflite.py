@@ -24,7 +24,7 @@ from plan_runner.plan_messages import parse
 
 _WHERE = f"{exports.CLIENT_ONLY_PLAN}: tflite_graph"
 _FLEX = "Flex"
-# What a damaged file makes its readers raise.
+# Exceptions of readers of damaged files.
 _DAMAGE = (
     AttributeError,
     IndexError,
@@ -59,7 +59,7 @@ class TfLiteClient:
             self._interpreter = tf.lite.Interpreter(model_content=content)
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as e:
-            # As in the package of TensorFlow 2.21: nothing is wrong with the graph.
+            # As in TensorFlow 2.21's package: the graph is not to blame.
             if _NO_FLEX in str(e):
                 raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
             raise PlanError(f"{_IN_CLIENT}: expected a graph for TFLite, found {reason(e)}") from e
@@ -157,7 +157,7 @@ def _difference(expected: np.ndarray, found: np.ndarray, name: str) -> float:
     a, b = expected.astype(np.float64), found.astype(np.float64)
     scale = max(1.0, float(np.max(np.abs(a), initial=0.0)))
     differences = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b) / scale)
-    # A NaN beside a number differs by more than anything.
+    # A NaN and a number differ by infinity.
     return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
 
 

@@ -102,7 +102,7 @@ def test_a_report_for_people(tmp_path):
         "z 1 1 2",
         "Left out, of 11 records:",
         "empty where 2",
-        "clients of which nothing was kept 1",
+        "clients without a kept example 1",
         "Vocabulary: 1 of 2 words of the training clients, 66.7% of what they wrote; the rarest "
         "has a count of 16.",
     ):

@@ -42,7 +42,7 @@ class InMemoryClients:
 
 
 def clients_digest(*datasets: ClientDataset) -> str:
-    """Returns a digest of the names and examples of all clients, each of which is read once."""
+    """Returns a digest of the names and examples of all clients; each is read once."""
     facts = [list(clients.client_ids) for clients in datasets]
     examples = (clients.read(name) for clients in datasets for name in clients.client_ids)
     return digest_of(facts, (column for of_client in examples for column in _columns(of_client)))
@@ -100,7 +100,7 @@ class SelectedClients:
         return self._clients.read(client_id)
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """See `CountedClients`."""
+        """Returns the examples of each client by domain; see `CountedClients`."""
         counts = known_counts(self._clients)
         if counts is None:
             return None
@@ -163,7 +163,7 @@ def checked_examples(
 
     Args:
         columns: The arrays "x", "y" and "domain_id"; "x" and "y" may be mappings of arrays.
-        spec: What `Model.client_data_spec` returned: tensor specs with first dimension None.
+        spec: The result of `Model.client_data_spec`: tensor specs with first dimension None.
         num_domains: p; domain ids are in [0, p).
         where: Which client, or file, for messages.
 

@@ -19,7 +19,7 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
     """Returns the arrays of an .npz file.
 
     Args:
-        what: What is expected, for messages.
+        what: The expected kind of file, for messages.
     """
     # Opened once: a file that is removed or replaced meanwhile cannot mix.
     with open_file(path, what) as file:

@@ -33,7 +33,7 @@ class Store:
 
     Attributes:
         path: The file.
-        description: What the store holds; of a store that TFF wrote, what its first example has.
+        description: The store's description; for a store that TFF wrote, that of its first example.
     """
 
     def __init__(self, path: Path) -> None:
@@ -179,7 +179,7 @@ class Store:
         if getattr(self._local, "pid", None) != os.getpid():
             uri = self.path.absolute().as_uri() + "?mode=ro"
             self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
-            # What a file of others may contain, see SQLite's advice on untrusted files.
+            # See SQLite's advice on untrusted files.
             self._local.connection.executescript(
                 "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON;"
             )
@@ -217,7 +217,7 @@ class Store:
     def _check_file(self) -> None:
         if not self.path.is_file():
             raise UserError(f"--data: expected a client store, found no file at {self.path}")
-        # What is no table in the file runs when it is read or written: views, triggers, modules.
+        # Views, triggers and virtual tables run code when the file is read or written.
         for kind, name in self._query(
             "SELECT type, name FROM sqlite_master "
             "WHERE type NOT IN ('table', 'index') OR coalesce(rootpage, 0) <= 0"
@@ -239,7 +239,7 @@ class Store:
         self._check_owners()
 
     def _check_owners(self) -> None:
-        """Checks that every example is somebody's, where that can be seen at once."""
+        """Checks that every example has a client, where an index answers that at once."""
         columns = self._query("PRAGMA table_info(examples)")
         if any(name == "client_id" and is_never_null for _, name, _, is_never_null, *_ in columns):
             return
@@ -280,7 +280,7 @@ def _digest_of(path: Path, version: tuple[int, int]) -> str:
     return file_digest(path)
 
 
-# (client id, columns) -> examples, the columns being those of the features asked for.
+# (client id, columns of the parsed features) -> examples.
 ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 
 
@@ -360,7 +360,7 @@ def parse_examples(
     Args:
         serialized: n examples.
         features: What to take from them.
-        where: Whose they are, for messages.
+        where: The client, for messages.
 
     Returns:
         A column of each feature, [n, *shape]; strings are bytes in object arrays.

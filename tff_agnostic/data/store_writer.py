@@ -40,7 +40,7 @@ OnMoved = Callable[[str, str, Record], object]
 class StoreWriter:
     """A store in the making; a context manager.
 
-    Rows go to a temporary file beside `path`, are sorted by client there (on the disk, in bounded
+    Rows go to a temporary file next to `path`, are sorted by client there (on the disk, in bounded
     memory), and come into place with `finish`, all at once. Without it nothing is left behind.
 
     Args:
@@ -75,7 +75,7 @@ class StoreWriter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Removes what is temporary."""
+        """Removes the temporary files."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -248,7 +248,7 @@ class StoreContents:
         """Counts an example.
 
         Args:
-            features: What is stored of it: its features and its domain.
+            features: Its stored features, and its domain.
 
         Raises:
             ValueError: If they differ from those of the first one in name, type or shape.
@@ -266,7 +266,7 @@ class StoreContents:
         """Forgets the domains that a split has lost, and ranges labels anew.
 
         Args:
-            training_labels: Of the examples that are trained on by now; read only if labels are
+            training_labels: Labels of the current training examples; read only if labels are
                 float32.
         """
         self.counts = +self.counts
@@ -345,10 +345,10 @@ def _feature(name: str, value: Value) -> Feature:
 
 
 class ScratchDatabase:
-    """A temporary SQLite file beside a store's path.
+    """A temporary SQLite file next to a store's path.
 
     Args:
-        what: What it is for, which becomes part of its name.
+        what: Its purpose, a part of its name.
 
     Attributes:
         path: The temporary file.
@@ -361,7 +361,7 @@ class ScratchDatabase:
     def create(self) -> sqlite3.Connection:
         """Makes the file, and opens it."""
         with self.errors():
-            # What a process with this id left when it was killed.
+            # A file that a killed process with this id left.
             self.path.unlink(missing_ok=True)
             connection = sqlite3.connect(self.path)
             # A crash leaves no store anyway: no journal is needed to go back.

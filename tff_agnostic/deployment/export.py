@@ -66,9 +66,9 @@ from tff_agnostic.runtimes.tff import TffRuntime
 from tff_agnostic.settings import Settings, setting
 
 STATE = "server_state.ckpt"
-# Whether a device gets TensorFlow's graph beside TFLite's, by name.
+# Whether a device gets TensorFlow's graph in addition to TFLite's, by name.
 CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both": True})
-# The file that says how a server is told of the task.
+# The file with the message that creates the task at a server.
 TASK_MESSAGE = "task.json"
 FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
@@ -82,7 +82,7 @@ _NOT_VERIFIED = [
     "no secure aggregation protocol has carried the sums: integers are added in the clear",
 ]
 _BYTES_OF_A_FLOAT = 4
-# What the platform's own task builder gives tasks that say nothing else.
+# Defaults of the platform's own task builder.
 _CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
 _TRAFFIC_WEIGHT = 100
 # Settings that only messages of one kind have a place for.
@@ -115,11 +115,11 @@ class ExportRequest:
         client_graph: Which graphs a device gets; see `CLIENT_GRAPHS`.
         require_odp_ops: Whether an op that On-Device Personalization's devices lack is refused.
         restore: Returns the state to start from, given the initial one; that one if None.
-        about: What the manifest says of the origin: task, settings, names of the domains.
-        noise: Of private sums; None if `aggregation` has none.
+        about: The origin, for the manifest: task, settings, names of the domains.
+        noise: Noise of private sums; None if `aggregation` has none.
         rounds: Name of the kind of rounds; see `KINDS`.
-        evaluation: What an evaluation reports; a training has no use for it.
-        task_message: What a server is told to create the task, as JSON; see `task_message`.
+        evaluation: The report of an evaluation; None for a training.
+        task_message: The message that creates the task at a server, as JSON; see `task_message`.
     """
 
     algorithm: Algorithm
@@ -230,7 +230,7 @@ def check_single_step(algorithm: Algorithm) -> None:
 
 
 def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph: bool) -> int:
-    """Writes the plan, and a device's part of it, of which the size is returned."""
+    """Writes the plan, and a device's part of it; returns the size of that part."""
     client_only = plan_pb2.ClientOnlyPlan(tflite_graph=lite.content, phase=plan.client_phase)
     if with_graph:
         client_only.graph = plan.client_graph.SerializeToString(deterministic=True)
@@ -441,8 +441,8 @@ def check_heeded(given: Iterable[str], kind: str) -> None:
     """Refuses settings that messages of a kind have no place for.
 
     Args:
-        given: Names of the settings that somebody gave.
-        kind: Of rounds; see `rounds.KINDS`.
+        given: Names of the settings that the user gave.
+        kind: Kind of the rounds; see `rounds.KINDS`.
     """
     for name in given:
         of = _OF_ONE_KIND.get(name, kind)

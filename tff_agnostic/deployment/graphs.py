@@ -28,9 +28,9 @@ INTERMEDIATE_UPDATE = "intermediate_update"
 AGGREGATED_UPDATE = "aggregated_update"
 INTERMEDIATE_STATE = "intermediate_state"
 METRICS = "metrics"
-# What TensorFlow takes in the name of a node.
+# Characters that TensorFlow accepts in the name of a node.
 _NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-# What TensorFlow notes for itself in nodes: other nodes' names, and numbers of the process.
+# TensorFlow's own notes in nodes: other nodes' names, and numbers of the process.
 _NOTES = ("_class", "_gradient_op_type")
 
 
@@ -78,7 +78,7 @@ def save(
 
 
 def finished(graph: tf.Graph, needed: Iterable[str]) -> GraphDef:
-    """Returns the graph as it is written: what is needed, the same in every process.
+    """Returns the graph for writing: only needed parts, the same in every process.
 
     Args:
         needed: Names of the nodes that are run, fetched or fed.
@@ -150,7 +150,7 @@ def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
 
 
 def only_element(structure: tff.Type) -> tff.Type:
-    """Returns what a structure of one element holds; others as they are.
+    """Returns the element of a structure with one element, and other structures unchanged.
 
     TFF's compiler makes lists of what travels together; a round of ours sends one thing each way.
     """
@@ -175,7 +175,7 @@ def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
 
 
 def with_renamed_nodes(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
-    """Returns a copy whose nodes have names of the graph's own, and the new name of each."""
+    """Returns a copy with names of nodes that depend on the graph alone, and the new names."""
     new_names = _numbered(graph_def.node)
     renamed = GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -186,7 +186,7 @@ def with_renamed_nodes(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
 
 
 def with_renamed_functions(graph_def: GraphDef, prefix: str) -> GraphDef:
-    """Returns a copy whose functions, and all in them, have names of the graph's own.
+    """Returns a copy with names of functions, and inside them, that depend on the graph alone.
 
     Functions that nothing calls are left out, as are notes that TensorFlow keeps in nodes.
 

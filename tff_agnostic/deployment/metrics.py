@@ -38,11 +38,11 @@ class EvaluationMetrics:
     """Turns the sums of a federated evaluation into what a server reports.
 
     Attributes:
-        model: What is evaluated.
+        model: The model to evaluate.
         worst_min_examples: Examples that a domain needs to be the worst one.
         percentiles: Which percentiles of the clients' values, each in (0, 100).
-        measurement: (model, p) -> what clients are asked; sums with noise have bounds of their own.
-        tidied: What is made of the sums before anything is computed from them.
+        measurement: (model, p) -> the clients' measurement; sums with noise have other bounds.
+        tidied: Post-processing of the sums, before anything is computed from them.
     """
 
     model: Model
@@ -120,7 +120,7 @@ def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
     centers = tf.constant(grid.centers(), tf.float64)
 
     def at(position: tf.Tensor) -> tf.Tensor:
-        """The value of the client at a position: that of the first bin whose rank is beyond it."""
+        """The value of the client at a position: that of the first bin with a rank beyond it."""
         is_before = ranks <= tf.cast(position, tf.int64)
         index = tf.reduce_sum(tf.cast(is_before, tf.int32), axis=1)
         return tf.gather(centers, tf.minimum(index, grid.num_bins - 1))
@@ -140,7 +140,7 @@ def _value(measure: Measure, ratio: tf.Tensor) -> tf.Tensor:
 
 
 def _worst(measure: Measure, values: tf.Tensor, is_counted: tf.Tensor) -> tf.Tensor:
-    # Of no domain that is counted: undefined.
+    # Undefined without any counted domain.
     best = float("inf") if measure.higher_is_better else float("-inf")
     pick = tf.reduce_min if measure.higher_is_better else tf.reduce_max
     worst = pick(tf.where(is_counted & ~tf.math.is_nan(values), values, best))

@@ -20,7 +20,7 @@ from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 
-# No secret: whoever knows it can take the noise of conformance rounds away, which hides nobody. A
+# Not secret: with it the noise of conformance rounds can be removed, which hides no one. A
 # generator takes as many of these numbers as its keys have.
 CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920) * 2
 _SECRET = (
@@ -40,7 +40,7 @@ _NOISES = {
     "tree": f"{_GAUSSIAN}; that of a round is the noise of the nodes of a tree that cover all "
     "rounds up to it, less that of the round before",
 }
-# By whether floating point gives nothing away.
+# Descriptions of noise, by whether it is exact.
 _FORMS = {False: "of float32", True: "in whole steps of a grid, to which sums are rounded"}
 _PLAIN = (
     "every client's update checkpoint, until it has been summed; plain sums hide nothing from who "
@@ -53,12 +53,12 @@ class FleetNoise(NamedTuple):
     """The noise of a plan that is exported.
 
     Attributes:
-        key: The secret of the fleet.
+        key: The secret key of the deployment.
         guarantee: What is promised by a fleet as the run has simulated it, from the state that is
             exported, as `PrivacyStatement.to_dict` has it.
         expected_devices: Devices that a round has on average, which the graphs divide by; None if
             they do not.
-        server_must: What else a server has to do.
+        server_must: Further duties of a server.
     """
 
     key: tuple[int, ...]
@@ -68,7 +68,7 @@ class FleetNoise(NamedTuple):
 
 
 def with_key(state: RunState, key: Sequence[int]) -> RunState:
-    """Returns a state whose noise is made with a key, from its first release on.
+    """Returns a state with another key of the noise, before its first release.
 
     A tree begins anew: nodes of another key's tree would be taken away that were never added.
     """
@@ -80,7 +80,7 @@ def with_key(state: RunState, key: Sequence[int]) -> RunState:
 
 
 def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str, Any]:
-    """Returns what a manifest says of the noise, and of what a server must do for it to hold.
+    """Returns the manifest's entry on the noise, with the duties of a server.
 
     Args:
         step: What is exported, whose sums have noise.

@@ -40,7 +40,7 @@ from tff_agnostic.report_fields import Quantities
 
 _FEDERATED_SUM = "federated_sum"
 _URI = "federated_secure_sum_bitwidth"
-# Of the platform's protocol.
+# Limit of the platform's protocol.
 _LARGEST_MODULUS = 1 << 62
 
 
@@ -52,7 +52,7 @@ class Profile:
         aggregation: Name of how clients are summed in it.
         build: (round, settings) -> plan; a round is (state at the server, client data) -> (state,
             metrics).
-        server: What a server must have to run it.
+        server: Requirements on a server that runs it.
     """
 
     aggregation: str
@@ -80,7 +80,7 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
         update=graphs.leaves(graphs.only_element(work.result_type)),
         metrics=graphs.leaves(metrics_type),
     )
-    # The compiler has a list of what is summed; its first and only element is the client output.
+    # The compiler has a list of summands; its first and only element is the client output.
     summed = graphs.leaves(work.result_type)
     intermediate = graphs.leaves(graphs.only_element(intermediate_type))
 
@@ -225,7 +225,7 @@ def _prepare_graph(
 
 
 class _ResultInputs(NamedTuple):
-    """What the server has kept of the state, and the clients' sums."""
+    """The server's kept part of the state, and the clients' sums."""
 
     intermediate: Sequence[graphs.Leaf]
     summed: Sequence[graphs.Leaf]
@@ -292,7 +292,7 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
     """Checks that what clients return is summed securely, by bit width.
 
     Args:
-        work_result: What clients return in a MapReduceForm: one part for plain sums, one for each
+        work_result: The clients' result in a MapReduceForm: one part for plain sums, one for each
             kind of secure sum.
 
     Returns:
@@ -343,7 +343,7 @@ def _server_graph(
         state = Variables(graphs.named(tensors.state, graphs.SERVER))
         metrics = Variables(graphs.named(tensors.metrics, graphs.METRICS))
         client = Variables(graphs.named(tensors.client_input, graphs.CLIENT))
-        # What one aggregator has summed, and the sum over all aggregators.
+        # The sum of one aggregator, and the sum over all aggregators.
         intermediate = Variables(_by_kind(tensors.update, graphs.INTERMEDIATE_UPDATE))
         aggregated = Variables(_by_kind(tensors.update, graphs.AGGREGATED_UPDATE))
 
@@ -369,7 +369,7 @@ def _server_graph(
         phase.write_accumulators.CopyFrom(checkpoint_op("write_accumulators", aggregated))
         results = work.update([*state.read(), *aggregated.read()], "update")
         split = len(tensors.state)
-        # All of them, as what is assigned first would be read for the others.
+        # All of them at once: a variable assigned first would be read for the others.
         with tf.control_dependencies(results):
             assigned = state.assign(results[:split]) + metrics.assign(results[split:])
         phase.apply_aggregrated_updates_op = _group(assigned, "apply_aggregated_updates")

@@ -36,14 +36,14 @@ from tff_agnostic.runtimes.tff import TffRuntime
 
 TRAINING, EVALUATION = "training", "evaluation"
 NUM_ROUNDS = 3
-# Of the made-up clients; one has no examples, and one has examples of one domain only.
+# Sizes of the made-up clients; one has no examples, and one has examples of one domain only.
 _SIZES = {"client_0": 7, "client_1": 3, "client_2": 0, "client_3": 12}
 NUM_CLIENTS = len(_SIZES)
 _OF_ONE_DOMAIN = "client_1"
 
 
 class Asked(Protocol):
-    """What rounds are made of; an `ExportRequest` is one."""
+    """The inputs of rounds; an `ExportRequest` has them."""
 
     @property
     def algorithm(self) -> Algorithm:
@@ -59,11 +59,11 @@ class Asked(Protocol):
 
     @property
     def evaluation(self) -> Optional[EvaluationMetrics]:
-        """What an evaluation reports."""
+        """The report of an evaluation."""
 
 
 class Rounds(Protocol):
-    """What runs rounds, as a `Training` does."""
+    """Runs rounds, as a `Training` does."""
 
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Any]:
         """Runs one round; returns the next state, and what the server reports."""
@@ -145,7 +145,7 @@ KINDS: Registry[Kind] = Registry(
         TRAINING: Kind(
             _TrainingRounds, lambda asked: asked.algorithm, _training_step, NUM_ROUNDS, True
         ),
-        # Each leaves the model as it is: a second one would differ in its noise alone.
+        # Each leaves the model unchanged: a second one would differ in its noise alone.
         EVALUATION: Kind(_evaluation_rounds, _evaluated, _evaluation_step, 1, False),
     },
 )
@@ -161,7 +161,7 @@ class EvaluationRounds:
     Attributes:
         round_: (state at the server, client data) -> (state, metrics) at the server; the state is
             the same but for what the aggregation remembers.
-        quantities: Empty: what is reported has the values of all domains.
+        quantities: Empty: the report has the values of all domains.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class EvaluationRounds:
             return self._initialize()
 
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
-        """Runs one evaluation; returns the state after it, and what is reported."""
+        """Runs one evaluation; returns the state after it, and the report."""
         require_enough_clients(self._aggregation, len(cohort))
         with self._runtime.installed():
             return self.round_(state, [to_numpy_examples(client) for client in cohort])
@@ -270,7 +270,7 @@ def synthetic_clients(
 
     Args:
         columns: Specs of a client's columns; see `Model.client_data_spec`.
-        ranges: What `column_ranges` returned.
+        ranges: The result of `column_ranges`.
         num_domains: p.
         seed: Seeds the examples.
     """

@@ -105,7 +105,7 @@ class RowConverter:
         self._normalizer = Normalizer(options, default_tokenizer="words")
 
     def examples(self, rows: Rows, log: ReadLog) -> Iterator[SourceExample]:
-        """Yields an example for each row, in order; tells the log of those that give none."""
+        """Yields an example for each row, in order; reports rows without an example to the log."""
         for place, row in rows:
             log.num_records += 1
             client = None
@@ -172,7 +172,7 @@ class RowConverter:
 
 
 class _TextCheck:
-    """Finds out that a column of texts is one of numbers, which CSV does not tell apart."""
+    """Detects columns of numbers among columns of texts, which CSV does not distinguish."""
 
     def __init__(self, column: Optional[str]) -> None:
         self._column = column
@@ -186,7 +186,7 @@ class _TextCheck:
         try:
             float(text)
         except ValueError:
-            # An empty cell says nothing.
+            # An empty cell decides nothing.
             self._found_text = bool(text.strip())
             return
         self._num_numbers, self._last = self._num_numbers + 1, text
@@ -217,7 +217,7 @@ class Input:
     """A feature of the store that is made of columns of numbers.
 
     Attributes:
-        name: Of the feature.
+        name: Name of the feature.
         columns: The columns, in the order of the vector's entries.
     """
 
@@ -327,7 +327,7 @@ def cell(row: Mapping[str, Any], column: str, place: str) -> Any:
 
 
 def vector_inputs(options: ImportOptions) -> tuple[Input, ...]:
-    """Returns what --feature_columns says: `COLUMN,...`, or `NAME:COLUMN,...;NAME:COLUMN,...`."""
+    """Parses --feature_columns: `COLUMN,...`, or `NAME:COLUMN,...;NAME:COLUMN,...`."""
     columns = options.feature_columns
     if not columns:
         return ()

@@ -20,7 +20,7 @@ from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceEx
 _IMAGES, _LABELS = "images", "labels"
 _UNSIGNED_BYTE = 8
 _BLOCK = 1024
-# Bytes of a block: what a file claims of its sizes must not decide how much memory is asked for.
+# Bytes of a block: the sizes that a file claims must not decide how much memory is allocated.
 _MAX_BLOCK = 1 << 24
 
 

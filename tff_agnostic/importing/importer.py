@@ -24,7 +24,7 @@ from tff_agnostic.settings import check_effective
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
 # Each has a weight that is learnt: far more of them are a column that holds something else.
 _MAX_DOMAINS = 1000
-# What tables, plots and TensorBoard call all domains together, and figures about several.
+# Names of all domains together, and of figures about several, in tables, plots and TensorBoard.
 _RESERVED = frozenset({"all", "difference", "overall", "worst"})
 
 
@@ -33,7 +33,7 @@ class Import:
     """An import that has been checked, as far as that is possible without reading.
 
     Attributes:
-        options: What to do.
+        options: Options of the import.
         given: Names of the options that the user gave.
         format: The format to read.
         paths: The input.

@@ -16,7 +16,7 @@ from tff_agnostic.importing.text import Normalizer
 
 # Lists within lists, as dimensions of an array.
 _MAX_DEPTH = 8
-# Lists and objects within one another, of which a user's begin at the third level.
+# Nesting depth of lists and objects; a user's begin at the third level.
 _MAX_NESTING = 32
 # A string and what ends it: a quote, or the block, perhaps within an escape.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)

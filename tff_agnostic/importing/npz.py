@@ -102,7 +102,7 @@ class NpzColumns:
     """The arrays of an .npz file; a context manager.
 
     Args:
-        options: Of the import, with its limits.
+        options: Options of the import, with its limits.
     """
 
     def __init__(self, path: Path, options: ImportOptions) -> None:
@@ -130,7 +130,7 @@ class NpzColumns:
 
         Args:
             names: Which arrays; they have to have the same number of rows.
-            num_rows: Rows of a block, of which fewer are read where they are large.
+            num_rows: Rows of a block; fewer are read if they are large.
         """
         try:
             for member in (self._zip.getinfo(name + _SUFFIX) for name in names):

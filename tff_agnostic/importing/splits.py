@@ -82,7 +82,7 @@ class Splits:
         self._last: tuple[str, int] = ("", 0)
 
     def split_of(self, example: SourceExample) -> tuple[str, Optional[int]]:
-        """Returns the split of an example and its unit, None where the source says the split."""
+        """Returns the split of an example and its unit; None if the source determines the split."""
         own = example.record.split
         if own is not None:
             self._check_room(own)
@@ -176,7 +176,7 @@ def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[st
 def moves(
     strata: Mapping[str, Stratum], shares: Mapping[str, float], fewest: int
 ) -> dict[int, str]:
-    """Returns the units whose split by rank is not `split_of_unit`, with that split."""
+    """Returns the units with another split by rank than `split_of_unit`, with that split."""
     moved = {}
     for stratum in strata.values():
         sizes = split_sizes(len(stratum.units), shares, fewest)

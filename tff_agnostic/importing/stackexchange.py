@@ -43,7 +43,7 @@ def check(options: ImportOptions) -> None:
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the dumps: files as they are, in a folder every Posts.xml below."""
+    """Returns the dumps: the given files, and every Posts.xml in the given folders."""
     found = source.expand(paths, ("Posts.xml", "Posts.xml.gz"))
     sites: dict[str, Path] = {}
     for path in found:
@@ -107,7 +107,7 @@ class _Blocks:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
-        """Reads the next block, however many bytes are asked for."""
+        """Reads the next block, whatever the requested number of bytes."""
         del size
         return self._file.read(_BLOCK)
 
@@ -135,13 +135,13 @@ def _wrong_byte(file: IO[bytes], offset: int) -> "tuple[int, int] | None":
 
 
 class PostDomains:
-    """Finds the domains of one site's posts, which are asked for in the order of the dump.
+    """Finds the domains of one site's posts, in the order of the dump.
 
     Args:
         site: The site's name.
 
     Attributes:
-        kind: What domains are: a name of `POST_DOMAINS`.
+        kind: The kind of domains: a name of `POST_DOMAINS`.
     """
 
     def __init__(self, options: ImportOptions, site: str) -> None:
@@ -202,7 +202,7 @@ def _sentences(
     if kind is None:
         log.skip("neither question nor answer", client)
         return
-    # Of a question without owner too: its answers have its tags.
+    # Also for a question without owner: its answers have its tags.
     domain = domains.of(attributes)
     if client is None:
         log.skip("post without owner")
@@ -258,7 +258,7 @@ FORMAT = Format(
 
 
 def type_of_post(attributes: Mapping[str, str]) -> Optional[str]:
-    """Returns "question" or "answer"; None of a post that is neither."""
+    """Returns "question" or "answer"; None for a post that is neither."""
     return _TYPES.get(attributes.get("PostTypeId", ""))
 
 

@@ -23,7 +23,7 @@ from tff_agnostic.importing.source import (
 
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 _BATCH_ROWS = 4096
-# Of rows with images, which may be of a megabyte each.
+# Rows of a batch with images, which may have a megabyte each.
 _BATCH_IMAGES = 64
 # Bytes of rows that are Python's objects at once.
 _PIECE = 1 << 24
@@ -37,7 +37,7 @@ _Rows = Callable[[ImportOptions, Path, str, ReadLog], Iterator[tuple[str, dict[s
 
 
 def _table_format(summary: str, suffixes: Sequence[str], rows_of: _Rows) -> Format:
-    """Returns a format of files of rows, one of which is in memory at a time.
+    """Returns a format of files of rows, with one row in memory at a time.
 
     Args:
         summary: One line for help texts.
@@ -177,9 +177,9 @@ def _parquet_rows(
 
 
 def _checked_texts(options: ImportOptions, path: Path) -> list[str]:
-    """Checks what a file says that it holds, and returns the columns of texts and bytes.
+    """Checks the sizes that a file claims, and returns the columns of texts and bytes.
 
-    These are read as dictionaries: a few bytes can say that one text is in all rows.
+    These are read as dictionaries: a few bytes of a file can put one text into all rows.
     """
     from pyarrow import parquet
 

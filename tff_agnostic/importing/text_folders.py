@@ -69,7 +69,7 @@ def check(options: ImportOptions) -> None:
 def _of_domains(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> dict[str, tuple[Path, str]]:
-    """Returns the texts that have a domain, with it; tells the log of the others."""
+    """Returns the texts that have a domain, with it; reports the others to the log."""
     found = {}
     for document, (path, folder) in _texts(paths).items():
         domain = options.domain_name or folder
@@ -192,7 +192,7 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
             except UnicodeDecodeError as e:
                 raise source.not_utf8(path, offset - pending + e.start, e.object[e.start]) from e
             if "\0" in text:
-                # As where a file is sparse: no text has it, and there may be no end of them.
+                # NUL bytes, as in a sparse file: no text has them, and there may be very many.
                 raise UserError(f"{path}: expected text, found a NUL character")
             offset += len(block)
             # A sentence without end is cut.

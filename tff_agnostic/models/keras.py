@@ -57,7 +57,7 @@ def model_from_keras(
         build: Returns a built Keras model; called once, after the global seeds are set.
         loss: A Keras loss with `reduction="none"`, or a function; (labels, predictions) -> [n].
         example_spec: Specs of "x" and "y" with a first dimension of None.
-        metrics: What to measure beside the loss.
+        metrics: Metrics to report in addition to the loss.
         seed: Seeds the initial weights.
 
     Returns:
@@ -106,7 +106,7 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
 
     Args:
         keras_model: The Keras model; no weight of it is trainable afterwards.
-        like: Whose inputs, labels and loss it has.
+        like: A model with the same inputs, labels and loss.
 
     Raises:
         ValueError: If it is no pure function of weights that are attributes of layers.
@@ -129,7 +129,7 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
     """Returns a model with the initial weights of a seed, equal to `model` in all else.
 
     Args:
-        model: What `model_from_keras` made of `build`.
+        model: The result of `model_from_keras` for `build`.
         seed: Seeds the initial weights.
     """
     tf.keras.utils.set_random_seed(seed)
@@ -267,14 +267,14 @@ def trace_losses(
             weight_specs, model.example_spec["x"], model.example_spec["y"]
         )
     except AttributeError as e:
-        # What an assignment to a weight comes to, which is a tensor here.
+        # The result of assigning to a weight, which is a tensor here.
         raise ValueError(
             f"the model is not a pure function of its weights: {' '.join(str(e).split())}"
         ) from e
 
 
 def refuse_captured_state(traced: Any) -> None:
-    """Raises a `ValueError` if a traced function reads variables beside its arguments."""
+    """Raises a `ValueError` if a traced function reads variables in addition to its arguments."""
     # One that is reached through a closure would keep its first value without a word.
     if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
         names = sorted({variable.name for variable in traced.graph.variables})
@@ -331,7 +331,7 @@ def current_loss_scale() -> float:
 
 
 def as_float32(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor of 16-bit floats as float32, and others as they are."""
+    """Returns a tensor of 16-bit floats as float32, and others unchanged."""
     return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
 
 
@@ -343,7 +343,7 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     left out of the loss.
 
     Args:
-        model: A model of a Keras model, of which nothing is frozen yet.
+        model: A model of a Keras model, without frozen layers.
         patterns: Names of layers, or patterns of them, such as `block_*`.
     """
     if not patterns:
@@ -380,7 +380,7 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
 
 
 def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
-    """Returns weights of a Keras model in the order of one of which some are frozen.
+    """Returns weights of a Keras model in the order of a model with frozen layers.
 
     Args:
         weights: Trainable and other weights as the Keras model has them.

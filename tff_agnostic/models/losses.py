@@ -68,7 +68,7 @@ def takes_scores(loss: Any) -> Optional[bool]:
     if loss is sparse_cross_entropy:
         return True
     if isinstance(loss, tf.keras.losses.Loss):
-        # Some have it as an attribute, and some in what they pass on.
+        # Some losses have it as an attribute, others in their function's arguments.
         found = loss.get_config().get("from_logits")
     else:
         found = getattr(loss, "from_logits", None)
@@ -125,7 +125,7 @@ class SentenceLoss:
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
     """
 
-    # As cross-entropies of Keras' say it.
+    # In the words of Keras' cross-entropies.
     from_logits: ClassVar[bool] = True
 
     expected_length: Optional[float] = None

@@ -25,7 +25,7 @@ from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.text_ids import TokenIds
 
-# Of an outcome's -log h, in nats; see `text_metrics`.
+# Largest -log h of an outcome, in nats; see `text_metrics`.
 _MAX_CROSS_ENTROPY = 20.0
 
 
@@ -64,8 +64,8 @@ def next_word_model(
 
     Ids are those of `TokenIds`. Predictions are scores, float32 [n, T, vocabulary_size + 4].
 
-    Padding stands after the words of a sentence. A position whose y is padding is in no loss, no
-    metric and no gradient. As the model sees the past only, what x holds there is of no consequence
+    Padding comes after the words of a sentence. A position with padding as y is in no loss, no
+    metric and no gradient. The model sees only the past, so the value of x there does not matter
     either, and no mask has to be carried through the recurrent layers.
 
     The loss is that of `SentenceLoss`; metrics are perplexity and both in-vocabulary accuracies.
@@ -119,7 +119,7 @@ def _words(network: NextWordNetwork, ids: TokenIds) -> tf.keras.layers.Embedding
 
 
 class _DenseOverSteps(tf.keras.layers.Dense):
-    """A dense layer on [n, T, in] whose product and bias TensorFlow can fuse, as it can on rows."""
+    """A dense layer on [n, T, in] with a product and bias that TensorFlow can fuse, as on rows."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns [n, T, units]."""
@@ -133,7 +133,7 @@ class _DenseOverSteps(tf.keras.layers.Dense):
 
 
 class _TiedEmbedding(tf.keras.layers.Embedding):
-    """Word vectors that also tell how well a state fits each word."""
+    """Word vectors that also score how well a state fits each word."""
 
     def build(self, input_shape: Any) -> None:
         """Creates the vectors, and a bias of each word."""
@@ -230,7 +230,7 @@ def keyboard_cifg(
 ) -> Model:
     """Returns a next-word CIFG with tied embeddings, a `next_word_model`.
 
-    One CIFG layer whose state is projected to the size of the word vectors; the score of a word is
+    One CIFG layer with a projection of its state to the size of the word vectors; a word's score is
     the product of that projection with the word's vector, and a bias. 1,422,638 parameters with the
     defaults, about the 1.4 million of Hard et al. 2018, "Federated learning for mobile keyboard
     prediction".
@@ -250,7 +250,7 @@ def keyboard_cifg(
 def unigram_model(num_outcomes: int) -> Model:
     """Returns the model: x and y int32 [n], both the outcome; the loss is -log h(x), in nats.
 
-    Its weights are scores, one for each outcome, of which h is the softmax; they start at 0. Equal
+    Its weights are scores, one for each outcome; h is their softmax. They start at 0. Equal
     arguments give the same object, so that what a runtime traced in one trial serves the next.
     """
     spec = tf.TensorSpec([None], tf.int32)

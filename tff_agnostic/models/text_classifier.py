@@ -90,7 +90,7 @@ class _MeanOfWords(tf.keras.layers.Layer):
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
 
     def plain_form(self) -> PlainForm:
-        """Keras' mean over the steps of the mask; what is 0 / 0 there, of no word, is 0."""
+        """Keras' mean over the steps of the mask; the mean over no words is 0 instead of 0 / 0."""
         mean = tf.keras.layers.GlobalAveragePooling1D(name=self.name, dtype=self.dtype_policy)
 
         def form(inputs: tf.Tensor) -> tf.Tensor:

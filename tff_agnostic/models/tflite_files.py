@@ -17,7 +17,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 _FLEX = "Flex"
 _IDENTIFIER = b"TFL3"
-# By which an interpreter knows whether it is new enough.
+# The least version of an interpreter that runs the file.
 _KEPT_METADATA = b"min_runtime_version"
 # Smaller ones are worth no op; and what has to be known before a run, such as a shape, is small.
 _LEAST_BYTES = 1024
@@ -153,7 +153,7 @@ def _uniform_value(tensor: Any, data: Optional[np.ndarray]) -> Optional[np.ndarr
     dtype = _DTYPES.get(tensor.type)
     if data is None or len(data) < _LEAST_BYTES or dtype is None:
         return None
-    # By their bits: a NaN is as good as any, and 0 is not -0.
+    # By their bits, so that NaNs compare equal and 0 differs from -0.
     rows = np.asarray(data, np.uint8).reshape(-1, np.dtype(dtype).itemsize)
     return rows[0].view(dtype).reshape([]) if (rows == rows[0]).all() else None
 

@@ -26,7 +26,7 @@ from tff_agnostic.user_code import UserFile, kind_of
 _FUNCTION = "build_model"
 # The number of examples that a model is tried on.
 NUM_ROWS = 2
-# Columns of metrics.csv beside those of metrics.
+# Columns of metrics.csv that are not metrics.
 _TAKEN = ("loss", "num_examples")
 
 Shapes = Union[tuple[int, ...], Mapping[str, tuple[int, ...]]]
@@ -34,7 +34,7 @@ Shapes = Union[tuple[int, ...], Mapping[str, tuple[int, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class ModelData:
-    """What the user's function is told about the data that its model is for.
+    """Description of the data, for the user's function that builds a model for them.
 
     Attributes:
         x_spec: Spec of "x" with a first dimension of None: one, or a mapping of them by name. Of
@@ -43,7 +43,7 @@ class ModelData:
             words of texts are predicted int32 [n, T]: the ids that follow.
         domain_names: Names of the domains.
         num_classes: Labels are in [0, num_classes), or None if they are no classes.
-        vocabulary_size: Of texts the number of words; None for other data.
+        vocabulary_size: Number of words of texts; None for other data.
         label_range: Smallest and largest label of training clients, where labels are real numbers
             and that is known.
         categories: The known values of each categorical column; value k has the id k + 1, and 0 is
@@ -89,12 +89,12 @@ class ModelData:
 
     @property
     def num_ids(self) -> Optional[int]:
-        """Of texts the number of ids: words, and those of `TokenIds`; None for other data."""
+        """Number of ids of texts: the words and those of `TokenIds`; None for other data."""
         return None if self.vocabulary_size is None else TokenIds(self.vocabulary_size).num_ids
 
     @property
     def sequence_length(self) -> Optional[int]:
-        """Of texts T; None for other data."""
+        """T of texts; None for other data."""
         return None if self.vocabulary_size is None else self.x_spec.shape[1]
 
 
@@ -165,7 +165,7 @@ def _rows(spec: Any, value: int) -> Any:
 
 
 def _largest_label(data: ModelData) -> int:
-    # What fits it fits the others.
+    # A loss that fits it fits the others.
     largest = data.num_ids if data.predicts_next_words else data.num_classes
     return (largest or 1) - 1
 
@@ -210,7 +210,7 @@ def _is_one(output: Any) -> bool:
 
 
 class Built(NamedTuple):
-    """What `build_model` returned; metrics are None where it has none."""
+    """The result of `build_model`; `metrics` is None if it returned none."""
 
     keras_model: tf.keras.Model
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

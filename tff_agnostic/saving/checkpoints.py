@@ -23,7 +23,7 @@ from tff_agnostic.files import OWNER_ONLY, atomic_file, make_folder, sync_folder
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.model import ModelWeights
 
-# In the folder of a run.
+# Folder of checkpoints in the folder of a run.
 CHECKPOINTS = "checkpoints"
 
 _FORMAT = 2
@@ -72,7 +72,7 @@ class Checkpoint:
         """Returns the weights of every model, by its name, the main one first.
 
         Args:
-            where: What the checkpoint is called in messages.
+            where: Name of the checkpoint in messages.
             frozen: The `Model.frozen` of that model. What the run had frozen may be something else.
         """
         template_weights = as_in_keras(template_weights, frozen)
@@ -128,16 +128,16 @@ class CheckpointFolder:
         self._trained_with = trained_with or {}
 
     def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:
-        """Saves a state, then removes what is older than the newest `keep`.
+        """Saves a state, then removes checkpoints older than the newest `keep`.
 
-        What is there of later rounds was passed over when the run went on: it is removed, too.
+        Checkpoints of later rounds were skipped when the run resumed: they are removed, too.
 
         Args:
             round_num: Rounds completed.
             models: The models of the state by name, the main one first.
         """
         make_folder(self._folder)
-        # In memory first: on a full disk NumPy's zip file would write again when it is collected.
+        # In memory first: on a full disk NumPy's zip file would write again in its destructor.
         content = io.BytesIO()
         in_keras = {name: as_in_keras(weights, self._frozen) for name, weights in models.items()}
         beside = {"data": self._data, "trained_with": self._trained_with}
@@ -152,7 +152,7 @@ class CheckpointFolder:
             sync_folder(self._folder)
             sync_folder(self._folder.parent)
             for path in paths[newest : newest + self._keep]:
-                # Of an earlier version. Somebody else's stays as its owner has it.
+                # Written by an earlier version. A file of another owner keeps its mode.
                 with contextlib.suppress(PermissionError):
                     path.chmod(OWNER_ONLY)
         for path in paths[:newest] + paths[newest + self._keep :]:
@@ -190,13 +190,13 @@ class CheckpointFolder:
 def _arrays(
     round_num: int, state: Any, models: Mapping[str, ModelWeights], beside: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Returns what a file holds: the header, the state, and what models have beside the state.
+    """Returns the arrays of a file: header, state, and parts of models that are not in the state.
 
-    What the header has `beside` these is left out where it is empty.
+    Empty entries of `beside` are left out of the header.
     """
     leaves = tf.nest.flatten(state)
     arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    # What is a part of the state is not stored twice.
+    # Parts of the state are not stored twice.
     name_of = {id(leaf): name for leaf, name in zip(leaves, arrays)}
     names_of: dict[str, list[str]] = {}
     for model, weights in models.items():

@@ -27,7 +27,7 @@ _SHARED = "shared_object_id"
 KERAS_FILES = (".keras", ".h5")
 # Where the configuration of a Keras model names layers.
 _NAMING = ("name", "inbound_nodes", "input_layers", "output_layers")
-# What `NotPlain` is told with, and what mends it.
+# Message for `NotPlain`, with the flag that mends it.
 _EXPECTED = "a Keras model of Keras' own layers and of numbers"
 _MEND = "--trust loads it, and lets it run code: for files of people you trust"
 _OURS = "tff_agnostic."
@@ -169,7 +169,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
     ):
         for variable, value in zip(variables, values):
             variable.assign(value)
-    # What is built now has the same names wherever and whenever it is.
+    # Names of layers built from here on do not depend on the process.
     name_layers_afresh()
     plain = plain_keras(keras_model)
     ours = {n: kind for n, kind in foreign_layers(plain).items() if kind.startswith(_OURS)}
@@ -187,7 +187,7 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     """Writes the file.
 
     Returns:
-        The layers for which whoever loads it needs the user's code, if there are any.
+        The layers that need the user's code for loading, if there are any.
 
     Raises:
         NotForKeras: If Keras cannot save the model.
@@ -218,7 +218,7 @@ def _keras_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, UserError):
-        # Of the disk, say, which is no matter of the model; or it is told already.
+        # For example an error of the disk, not of the model; or it has its message already.
         raise
     # Keras raises errors of many kinds, and so may layers of a user's.
     except Exception as e:

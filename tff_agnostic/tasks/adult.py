@@ -185,7 +185,7 @@ TASK = TaskSpec(
     summary="UCI Adult census income; domains doctorate or not (files in --data_dir)",
     options=AdultOptions,
     load=load,
-    # docs/experiments.md says how these were chosen, and what others do to the comparison.
+    # See docs/experiments.md for their choice, and for how others change the comparison.
     defaults={
         "rounds": 200,
         "clients_per_round": 10,

@@ -30,7 +30,7 @@ from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_fla
 
 # How SQLite files begin.
 _SQLITE = b"SQLite format 3\0"
-# Clients that are read to say what is cut, where the store does not say it.
+# Number of clients to read for the warning about cut words, if the store has no counts.
 _SAMPLED_CLIENTS = 100
 # Those of Reddi et al. 2021 for the Stack Overflow LSTM; gamma_lambda is that of Ro et al. 2021.
 NEXT_WORD_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
@@ -78,7 +78,7 @@ class LanguageOptions(TextOptions):
 
 @dataclasses.dataclass(frozen=True)
 class StoredTextOptions(DomainOptions, LanguageOptions):
-    """Options of next-word tasks whose domains are whatever a store says."""
+    """Options of next-word tasks with the domains that a store names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def check_sizes(task: str, options: Any) -> None:
 def known_words(
     options: TextOptions, task: str, of_data: Callable[[int], Sequence[str]]
 ) -> Sequence[str]:
-    """Returns the K words that a task knows, the most frequent first.
+    """Returns the K words of a task's vocabulary, the most frequent first.
 
     Args:
         options: The task's options.
@@ -167,7 +167,7 @@ def stored_corpus(name: str, options: TextOptions, path: Path, domain_feature: s
     Args:
         name: Name of the task, for messages.
         options: The task's options.
-        domain_feature: Name of the feature that says an example's domain.
+        domain_feature: Name of the feature with an example's domain.
     """
     store = open_store(path, name, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
     words = known_words(options, name, store.vocabulary)
@@ -226,7 +226,7 @@ def next_word_task(
         train=clients(TRAIN_SPLIT),
         test=clients(options.test_split),
         model=build(len(corpus.words)),
-        # The words first: of two changes that is the one to tell.
+        # The words come first: if both changed, the message is about the words.
         fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
         remarks=remarks_on_words,
         words=corpus.words,
@@ -236,7 +236,7 @@ def next_word_task(
 def cut_words(
     task: str, store: Store, sequence_length: int, mend: str
 ) -> list[data_warnings.Remark]:
-    """Returns what is said of the words of the training clients that are cut off.
+    """Returns the warnings about words of training clients that are cut off.
 
     Args:
         sequence_length: T, how many words of each are not.

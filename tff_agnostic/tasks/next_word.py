@@ -39,7 +39,7 @@ from tff_agnostic.tasks.stored import (
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
 _DOMAIN_NAMES = ("answer", "question")
-# What names the domain in TFF's own data.
+# The feature with the domain in TFF's own data.
 _TYPE = "type"
 
 

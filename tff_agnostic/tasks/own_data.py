@@ -52,7 +52,7 @@ _OF_SENTENCES = ("long_sentences",)
 _OF_WORDS = ("vocabulary_size", "sequence_length", *_OF_SENTENCES)
 _OF_TEXTS = (*_OF_WORDS, "predict")
 _OF_CATEGORIES = ("categories", "vocabulary")
-# What is learnt of texts; the entries are what help texts say.
+# What is learnt from texts; the entries are for help texts.
 PREDICTIONS: Registry[str] = Registry(
     "thing to predict", {"label": "the text's label", "next_word": "each next word"}
 )
@@ -69,7 +69,7 @@ class CustomOptions(StoredTextOptions):
     )
     predict: Optional[str] = setting(
         None,
-        "What is learnt of texts: label or next_word. [label, if they have one]",
+        "What is learnt from texts: label or next_word. [label, if they have one]",
         choices=PREDICTIONS,
     )
     categories: str = setting(
@@ -289,7 +289,7 @@ class NpzClients:
     """The .npz files of a folder; a client's id is its file's name without the suffix.
 
     Args:
-        spec: What `Model.client_data_spec` returned.
+        spec: The result of `Model.client_data_spec`.
         num_domains: p.
         num_classes: Labels have to be below it; None if "y" holds no classes.
     """

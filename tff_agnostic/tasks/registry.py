@@ -53,7 +53,7 @@ TASKS: Registry[TaskSpec] = Registry(
     },
 )
 _OF_STORES = {"test_split": HELDOUT_SPLIT}
-# Divides the training clients, so that nobody looks at the other splits.
+# Divides the training clients, so that the other splits stay unseen.
 _DIVISION = "train_share"
 # Keeps this draw apart from others that use the run's seed.
 _STREAM = 12
@@ -74,7 +74,7 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     chosen = spec.options(**options)
     check_values(chosen, functools.partial(option_flag, name))
     task = spec.load(chosen, context)
-    # What tasks on stores have in common: who trains, and who is evaluated.
+    # All tasks on stores share these options: which clients train, and which are evaluated.
     if isinstance(chosen, SplitOptions):
         # Columns of the cohort are called "train": those of an evaluation on the same clients, as
         # of an estimate of their own distribution, have another name.
@@ -159,7 +159,7 @@ def what_decides_the_split(name: str) -> frozenset[str]:
 
 
 def check_store(path: Optional[Path]) -> None:
-    """Checks, before anything is loaded, that a store has somebody to choose settings by.
+    """Checks, before anything is loaded, that a store has held-out clients to choose settings by.
 
     Args:
         path: The store; None where there is none.
@@ -194,7 +194,7 @@ def divided(task: Task, name: str, options: SplitOptions, seed: int) -> Task:
     """Returns a task in which a share of the training clients trains, and the others are tested on.
 
     Args:
-        seed: Of the run; each has a division of its own.
+        seed: Seed of the run; each seed has another division.
     """
     share = options.train_share
     if share is None:

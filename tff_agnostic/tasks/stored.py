@@ -44,8 +44,8 @@ def open_store(path: Path, task: str, features: Mapping[str, Feature]) -> Store:
 
     Args:
         task: Name of the task, for messages.
-        features: What the task needs; a value may have another shape of the same size, as TFF's
-            stores do not say the shape.
+        features: The features that the task needs. A value may have another shape of the same size,
+            because TFF's stores do not record shapes.
     """
     store = Store(path)
     found = store.description.features
@@ -102,7 +102,7 @@ def labels_of(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -
 
 
 def data_fingerprint(store: Store) -> dict[str, str]:
-    """Returns what a `Task.fingerprint` says of the store: that a changed one is another one."""
+    """Returns the store's part of a `Task.fingerprint`: a changed store is another one."""
     return {DATA: store.digest()}
 
 
@@ -117,22 +117,22 @@ def stored_domains(store: Store) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class DomainOptions:
-    """The option of tasks whose domains are whatever a store says."""
+    """The option of tasks with the domains that a store names."""
 
     domain_feature: str = setting(
         DOMAIN,
-        "Feature of the store that says an example's domain: domain, as it was imported, or any "
+        "Feature of the store with an example's domain: domain, as it was imported, or any "
         "other text or whole number, such as type of a store of Stack Exchange.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredDomains:
-    """The domains of a task, as a store says them.
+    """The domains of a task, as a store names them.
 
     Attributes:
         names: Their names, in the order of their ids.
-        feature: Name of the feature that says an example's domain.
+        feature: Name of the feature with an example's domain.
         kind: That feature.
     """
 
@@ -147,7 +147,7 @@ class StoredDomains:
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """What has to be parsed of an example to know its domain."""
+        """The features to parse of an example for its domain."""
         return {self.feature: self.kind}
 
     def of_examples(self, store: Store) -> DomainsOf:
@@ -180,8 +180,8 @@ def distinct_values(
 
     Args:
         splits: Names of the splits to read.
-        flag: What names the feature, for messages.
-        what: What its values are to be, for messages.
+        flag: The flag that names the feature, for messages.
+        what: The role of its values, for messages.
     """
     features = store.description.features
     possible = [n for n, f in features.items() if f.dtype in _DTYPES and f.shape == ()]

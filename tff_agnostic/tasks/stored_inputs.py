@@ -155,10 +155,10 @@ class StoredInputs:
         return next(iter(x.values())) if self._is_single else x
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns what a `Task.fingerprint` says of the categories, if there are any."""
+        """Returns the categories' part of a `Task.fingerprint`, empty without categories."""
         if not self.categories:
             return {}
-        # In the columns' order, which that of the inputs follows.
+        # In the order of the columns, which is the order of the inputs.
         return {CATEGORIES: digest(json.dumps(list(self.categories.items())).encode())}
 
 
@@ -172,11 +172,11 @@ def spec_of(feature: Feature) -> tf.TensorSpec:
 
 
 def in_32_bits(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """Returns whole numbers as int32, and others as they are.
+    """Returns whole numbers as int32, and others unchanged.
 
     Args:
-        name: Of their feature, for messages.
-        where: Whose they are, for messages.
+        name: Name of their feature, for messages.
+        where: The client, for messages.
     """
     if values.dtype != np.int64:
         return values
@@ -234,17 +234,17 @@ class StoredLabels:
         return labels_of(columns, self.num_classes, where)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns what a `Task.fingerprint` says of the classes, if they have names."""
+        """Returns the classes' part of a `Task.fingerprint`, empty if they have no names."""
         return {} if self.class_names is None else {"classes": ", ".join(self.class_names)}
 
 
 class ChosenLabels:
-    """Classes that another feature than the label names: question or answer, say.
+    """Classes of another feature than the label, such as question or answer.
 
     Args:
         feature: Name of the feature, of texts or whole numbers; every value is a class.
         splits: Names of the splits that are read.
-        flag: What names the feature, for messages.
+        flag: The flag that names the feature, for messages.
 
     Attributes:
         name: Name of the feature.
@@ -274,7 +274,7 @@ class ChosenLabels:
         return np.array([self._ids[name] for name in texts_of(columns[self.name])], np.int32)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns what a `Task.fingerprint` says of the classes."""
+        """Returns the classes' part of a `Task.fingerprint`."""
         return {"classes": ", ".join(self._ids)}
 
 

@@ -40,7 +40,7 @@ class UnigramOptions(DomainOptions, TextOptions):
 
 
 def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
-    """Returns the task: K + 1 outcomes, of which the last one is any other word."""
+    """Returns the task: K + 1 outcomes, the last one for any other word."""
     assert context.data is not None
     check_sizes(_UNIGRAM, options)
     corpus = stored_corpus(_UNIGRAM, options, context.data, options.domain_feature)
@@ -95,7 +95,7 @@ class TextClassifierOptions(DomainOptions, TextOptions):
     sequence_length: int = setting(50, "T, words of a text that are read; the rest is cut off.")
     label_feature: str = setting(
         LABEL,
-        "Feature of the store that says a text's class: label, or any other text or whole number, "
+        "Feature of the store with a text's class: label, or any other text or whole number, "
         "such as type of a store of Stack Exchange.",
     )
     pooling: str = setting(
