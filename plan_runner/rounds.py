@@ -242,8 +242,8 @@ def with_metrics(
         written = together.setdefault(name, found)
         if type_of(written) != type_of(found) or written.tobytes() != found.tobytes():
             raise PlanError(
-                f"{where}: {name}: expected one value, found another one in the checkpoint than "
-                "what is handed out"
+                f"{where}: {name}: expected the same value in the checkpoint and the output, found "
+                "two"
             )
     return together
 

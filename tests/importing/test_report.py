@@ -103,7 +103,7 @@ def test_a_report_for_people(tmp_path):
         "Left out, of 11 records:",
         "empty where 2",
         "clients without a kept example 1",
-        "Vocabulary: 1 of 2 words of the training clients, 66.7% of what they wrote; the rarest "
+        "Vocabulary: 1 of 2 words of the training clients, 66.7% of their text; the rarest "
         "has a count of 16.",
     ):
         assert line in lines

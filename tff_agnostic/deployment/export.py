@@ -409,19 +409,19 @@ class TaskSettings(Settings):
     )
     training_population: str = setting(
         "",
-        "Of the task message of an evaluation: population of the training whose checkpoints are "
+        "Task message of an evaluation: population of the training whose checkpoints are "
         "evaluated, if it is another one.",
     )
     training_task_id: int = setting(
         0,
-        "Of the task message of an evaluation: which training of that population, as the server "
-        "has numbered it; 0 says none.",
+        "Task message of an evaluation: the server's number of the training in that population; "
+        "0 for none.",
         at_least=0,
     )
     every_iterations: int = setting(
         1,
-        "Of the task message of an evaluation: it takes the checkpoint of one of the training's "
-        "rounds of the last day, every so many of which are candidates.",
+        "Task message of an evaluation: its checkpoint is one of the training's last day; every so "
+        "many rounds there is a candidate.",
         at_least=1,
     )
 

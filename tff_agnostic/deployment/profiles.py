@@ -191,7 +191,7 @@ def require_only_sums(aggregation: tff.Computation) -> None:
     others = sorted({uri for uri in uris if uri != _FEDERATED_SUM})
     if others or len(uris) != 1 or len(block.locals) != 1:
         raise UserError(
-            "profile daf: expected one sum of what clients send, found "
+            "profile daf: expected one sum of client updates, found "
             f"{', '.join(others) or f'{len(block.locals)} operations'}; --profile=secure has "
             "secure sums"
         )

@@ -255,7 +255,7 @@ def _shaped(vector: np.ndarray, shape: tuple[int, ...], place: str) -> np.ndarra
         raise RecordError(
             place,
             "wrong number of features",
-            f"expected {math.prod(shape)} features, as --feature_shape says, found {len(vector)}",
+            f"expected {math.prod(shape)} features (--feature_shape), found {len(vector)}",
         )
     return vector.reshape(shape)
 

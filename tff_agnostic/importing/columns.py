@@ -285,7 +285,7 @@ class FeatureConverter:
 
     def _hint(self, value: Any) -> str:
         if self._missing.are_refused and self._missing.is_missing(value):
-            return " (--missing_values says what becomes of missing ones)"
+            return " (set --missing_values to accept missing ones)"
         return " (--categorical_columns is for names)"
 
     def _category(self, column: str, row: Mapping[str, Any], place: str, missing: list[str]) -> str:
@@ -295,8 +295,8 @@ class FeatureConverter:
                 raise RecordError(
                     place,
                     f"missing {column}",
-                    f"expected a category in {column}, found {value!r} (--missing_values says what "
-                    "becomes of it)",
+                    f"expected a category in {column}, found {value!r} (set --missing_values to "
+                    "accept missing ones)",
                 )
             missing.append(column)
             return MISSING if self._missing.are_marked else NO_CATEGORY

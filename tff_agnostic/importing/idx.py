@@ -104,7 +104,7 @@ def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
         labels = [images.with_name(n) for n in (plain, f"{plain}.gz")]
         there = [path for path in labels if path.is_file()]
         if not there:
-            raise UserError(f"{images}: expected labels in {plain} beside it, found none")
+            raise UserError(f"{images}: expected labels in {plain} next to it, found none")
         pairs.append((images, there[0]))
     if not pairs:
         raise UserError(

@@ -104,12 +104,12 @@ class Splits:
     def _check_room(self, own: str) -> None:
         if self._of_division and not self._divide_train:
             raise UserError(
-                f"--{self._of_division[0]} has no effect without --split: the source says itself "
-                "what is for what"
+                f"--{self._of_division[0]} has no effect without --split: the source has splits of "
+                "its own"
             )
         if self._divide_train and own != TRAIN and own in self._shares:
             raise UserError(
-                f"--split: the source says itself what is for {own}; expected shares of its "
+                f"--split: the source has a split {own} of its own; expected shares of its "
                 f"training part without {own}, e.g. train:0.9,heldout:0.1"
             )
 

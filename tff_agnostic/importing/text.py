@@ -157,7 +157,7 @@ class VocabularySummary:
         """Returns a line for people."""
         line = (
             f"Vocabulary: {self.size} of {self.different} words of the training clients, "
-            f"{self.coverage:.1%} of what they wrote; the rarest has a count of "
+            f"{self.coverage:.1%} of their text; the rarest has a count of "
             f"{self.rarest_count}."
         )
         if self.unknown:

@@ -197,8 +197,8 @@ def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
             dtype = weight.numpy().dtype.name
             if dtype != "float32":
                 raise ValueError(
-                    f"layer {module.name!r} keeps its weights in {dtype}: expected float32, in "
-                    "which updates are summed; --precision says what layers compute in"
+                    f"layer {module.name!r} keeps its weights in {dtype}: expected float32, for "
+                    "the sums of updates; --precision sets the type in which layers compute"
                 )
 
 
@@ -363,8 +363,8 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     }
     if len(frozen) == len(model.initial_weights.trainable):
         raise UserError(
-            f"{_FLAG}: expected layers of which others are left to train, found all that have "
-            f"weights: {', '.join(names)}"
+            f"{_FLAG}: expected some layers to stay trainable, found all that have weights: "
+            f"{', '.join(names)}"
         )
     positions = tuple(sorted(frozen))
     penalties = model.regularizer
