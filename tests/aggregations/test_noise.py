@@ -125,9 +125,9 @@ def test_momentum_on_rounds_with_tree_noise_is_dp_ftrl_with_momentum(draw):
     options = ServerOptimizerOptions("momentum", eta, gamma)
     optimizer = options.build_server_optimizer()
     start = np.float32([1.0, 2.0, 3.0])
-    state = optimizer.initialize(tf.TensorSpec([3]))
+    state = optimizer.initialize([tf.TensorSpec([3])])
     theta, momentum = tf.constant(start), np.zeros(3)
     for t in range(11):
-        state, theta = optimizer.next(state, theta, gradients[t] + residuals[t])
+        state, (theta,) = optimizer.next(state, [theta], [gradients[t] + residuals[t]])
         momentum = gamma * momentum + gradients[: t + 1].sum(0) + np.sum(residuals[: t + 1], axis=0)
         np.testing.assert_allclose(theta, start - eta * momentum, rtol=1e-4, atol=1e-3)
