@@ -16,7 +16,7 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # While modules are imported, an exception would end that in pages of traceback.
         signal.signal(signal.SIGINT, _end)
-    # Read when TensorFlow is first imported, which tells of much that is no concern here.
+    # Read when TensorFlow is first imported: its own log lines are of no use here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from plan_runner.cli import run_app
 

@@ -18,7 +18,7 @@ from plan_runner.export import METRICS, ROUNDING, STATE, Limits, publish, result
 from plan_runner.isolation import Listener
 from plan_runner.play import Request, play_isolated
 
-# Plays what is asked for, tells the listener of it, and returns the exit status.
+# Runs the request, reports to the listener, and returns the exit status.
 Player = Callable[[Request, Listener], int]
 
 _USAGE_STATUS = 2
@@ -33,7 +33,7 @@ _LIMIT_HELPS = {
     "max_unpacked_mb": "What an archive of the export may hold once it is unpacked, in 10^6 bytes.",
     "max_manifest_mb": "Largest manifest, in 10^6 bytes.",
 }
-# By the flag that they need, or without which they are needed.
+# Flags by the flag that they need, or that replaces them.
 _VERIFY_FLAGS = ("tolerance",)
 _RUN_FLAGS = (
     "clients",
@@ -119,11 +119,6 @@ def main(
 
     Args:
         argv: The command line, without its flags.
-        values: The flags.
-        player: Does the work.
-
-    Raises:
-        PlanError: If a flag, the export or a client's data is not what it has to be.
     """
     if len(argv) > 1:
         raise PlanError(f"expected flags only, found {argv[1]!r}")
@@ -141,10 +136,10 @@ def exit_status(
     values: flags.FlagValues = flags.FLAGS,
     player: Player = play_isolated,
 ) -> int:
-    """Calls `main`; what is not as it has to be is told in one line, and has status 2."""
+    """Calls `main`; an error becomes one line, and status 2."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
-        # What runs from here on cleans up when it is interrupted.
+        # From here on an interrupt cleans up.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with _ending_by_exception():
@@ -189,7 +184,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
-        # As absl says that a flag file is missing.
+        # In the words of absl for a missing flag file.
         sys.exit(_failed(PlanError(str(e).removeprefix("ERROR:: "))))
     except SystemExit:
         sys.exit()
@@ -206,7 +201,7 @@ class _Printer:
         self._output = output
 
     def step(self, name: str) -> None:
-        """Prints nothing: whoever watches the time is told."""
+        """Prints nothing: only the time limit depends on it."""
 
     def line(self, text: str) -> None:
         print(_shown(text), flush=True)
@@ -218,7 +213,7 @@ class _Printer:
 
 
 class _Ended(BaseException):
-    """A signal that asks this process to end; what runs cleans up on the way."""
+    """A signal that asks this process to end; running code cleans up on the way."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

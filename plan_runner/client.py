@@ -1,4 +1,4 @@
-"""Clients: files of serialised examples, and their work in a session."""
+"""Clients: files of serialised examples, and the client graph that works on them."""
 
 import contextlib
 import dataclasses
@@ -29,12 +29,12 @@ _WHERE = "plan.pb: client"
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client, whose examples are read when it takes part.
+    """A client; its examples are read when it takes part.
 
     Attributes:
         name: Its name.
         path: Its TFRecord file.
-        features: What its examples have.
+        features: The features of its examples.
         max_records: How many examples it may have.
     """
 
@@ -44,12 +44,7 @@ class Client:
     max_records: int = DEFAULT_LIMITS.max_records
 
     def examples(self) -> list[bytes]:
-        """Returns its serialised examples.
-
-        Raises:
-            PlanError: If its file is damaged or has too many examples, or one lacks a feature or
-                has a wrong one.
-        """
+        """Returns its serialised examples."""
         records = read_records(self.path, self.max_records)
         for number, record in enumerate(records, 1):
             _check_example(record, self.features, f"{self.path}, record {number}")
@@ -59,15 +54,10 @@ class Client:
 def clients_in(
     folder: Path, features: Mapping[str, TensorType], limits: Limits = DEFAULT_LIMITS
 ) -> dict[str, Client]:
-    """Returns the clients whose files are in a folder, by name, in order.
+    """Returns the clients with files in a folder, by name, in order.
 
     Args:
-        folder: The folder.
-        features: What examples have.
         limits: How many a client may have.
-
-    Raises:
-        PlanError: If there are none.
     """
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected a folder with files NAME{SUFFIX}, found none")
@@ -79,11 +69,7 @@ def clients_in(
 
 
 def read_records(path: Path, max_records: int = DEFAULT_LIMITS.max_records) -> list[bytes]:
-    """Returns the records of a TFRecord file, which may be empty.
-
-    Raises:
-        PlanError: If it is missing or damaged, or has more records.
-    """
+    """Returns the records of a TFRecord file, which may be empty."""
     check_frames(path, max_records)
     try:
         return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
@@ -92,7 +78,7 @@ def read_records(path: Path, max_records: int = DEFAULT_LIMITS.max_records) -> l
 
 
 def _short(error: Any) -> str:
-    # What comes after is about TensorFlow's nodes, which are not the reader's.
+    # The rest is about TensorFlow's nodes, which are of no use to the reader.
     return reason(ValueError(str(error.message).partition("}} ")[2] or str(error.message)))
 
 
@@ -109,7 +95,7 @@ def _check_example(record: bytes, features: Mapping[str, TensorType], where: str
         if which != _LISTS[kind.dtype]:
             raise PlanError(f"{expected}, found {_DTYPES.get(which, 'an empty feature')}")
         count = len(getattr(found[name], which).value)
-        # Of a size that is open, any multiple will do.
+        # If a size is open, any multiple will do.
         size = math.prod(size for size in kind.shape if size is not None)
         fits = count % size == 0 if None in kind.shape and size else count == size
         if not fits:
@@ -121,14 +107,10 @@ class ClientGraph:
 
     Attributes:
         outputs: The tensors that a client returns directly, by name.
-        beside: What else runs every client, and compares; None by default.
+        beside: A second runner of every client, whose results are compared; None by default.
 
     Args:
-        plan: The plan.
         writes_update: Whether a client writes a checkpoint; otherwise it returns tensors only.
-
-    Raises:
-        PlanError: If the plan's client part is not one that this runner can play.
     """
 
     def __init__(self, plan: plan_pb2.Plan, writes_update: bool) -> None:
@@ -175,7 +157,7 @@ class ClientGraph:
         self.beside: Optional[TfLiteBeside] = None
         self._feed = examples_feed(spec.dataset_token_tensor_name)
         selector = self._feed.prepare(graph_def, f"{_WHERE}: graph")
-        # For the service of a device that asks the message, not the graph.
+        # For device services that read the message, not the graph.
         if spec.HasField("example_selector") and spec.example_selector != selector:
             raise PlanError(
                 f"{_WHERE}: tensorflow_spec: example_selector: expected "
@@ -192,11 +174,7 @@ class ClientGraph:
             self._session.require([*paths, *self._feed.feeds([]), *self._names])
 
     def check_cohort(self, clients: Sized) -> None:
-        """Checks that enough clients take part.
-
-        Raises:
-            PlanError: If fewer than the plan asks for.
-        """
+        """Checks that enough clients take part."""
         if len(clients) < self._minimum:
             raise PlanError(
                 f"cohort: expected at least {self._minimum} clients, found {len(clients)}"
@@ -209,12 +187,7 @@ class ClientGraph:
 
         Args:
             name: The client's name, for messages.
-            examples: Its serialised examples.
-            checkpoint: What the server has sent.
             update: Where to write its checkpoint, if it writes one.
-
-        Raises:
-            PlanError: If the graph fails on its examples, or writes nothing.
         """
         feeds: dict[str, Any] = {
             **self._feed.feeds(examples),

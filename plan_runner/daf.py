@@ -1,4 +1,4 @@
-"""Plans whose server sums by itself, between two graphs (`server_phase_v2`)."""
+"""Plans whose server computes the sums, between two graphs (`server_phase_v2`)."""
 
 import contextlib
 import dataclasses
@@ -38,14 +38,7 @@ _SUMMABLE = "iufV"  # NumPy's kinds; TensorFlow's bfloat16 is of the last.
 
 
 class DafProfile(Profile):
-    """Plays rounds of plain sums.
-
-    Args:
-        plan: The plan.
-
-    Raises:
-        PlanError: If it is not one of this profile.
-    """
+    """Plays rounds of plain sums."""
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         check_parts(
@@ -130,10 +123,6 @@ class DafProfile(Profile):
         tensors = read_checkpoint(new_state, f"{_WHERE}: the new state")
         return RoundOutcome(tensors, down.stat().st_size, bytes_up / max(1, len(clients)), outputs)
 
-    def close(self) -> None:
-        """Ends its sessions."""
-        self._sessions.close()
-
 
 def _paths(router: Any, where: str) -> list[str]:
     names = [field.name for field in router.DESCRIPTOR.fields]
@@ -207,11 +196,7 @@ class PlainSum:
 
 
 def read_sum(config: Any, where: str) -> PlainSum:
-    """Reads a ServerAggregationConfig.
-
-    Raises:
-        PlanError: If it is another aggregation than a sum of one tensor.
-    """
+    """Reads a ServerAggregationConfig."""
     if config.intrinsic_uri != _URI:
         raise PlanError(f"{where}: intrinsic_uri: expected {_URI}, found {config.intrinsic_uri!r}")
     check_parts(config, where, ("intrinsic_uri", "intrinsic_args", "output_tensors"))
@@ -236,11 +221,7 @@ class PlainSums:
         self._totals: dict[str, np.ndarray] = {}
 
     def add(self, update: dict[str, np.ndarray], where: str) -> None:
-        """Adds one client's tensors.
-
-        Raises:
-            PlanError: If they are not those that the plan sums.
-        """
+        """Adds one client's tensors."""
         check_tensors(update, self._expected, where)
         for name, value in update.items():
             if value.dtype.kind not in _SUMMABLE:
@@ -250,7 +231,7 @@ class PlainSums:
             if total.shape != value.shape:
                 found = f"expected the shape {total.shape} of the clients before"
                 raise PlanError(f"{where}: {name}: {found}, found {value.shape}")
-            # What is not finite is the graphs' business.
+            # Numbers that are not finite are for the graphs to handle.
             with np.errstate(all="ignore"):
                 np.add(total, value, out=total)
 

@@ -11,7 +11,7 @@ class PlanError(ValueError):
 
 
 def reason(error: BaseException) -> str:
-    """Returns what an exception says, as a part of one line."""
+    """Returns the message of an exception, as a part of one line."""
     text = " ".join(str(error).split())
     if len(text) > _LONGEST_REASON:
         text = text[:_LONGEST_REASON] + "..."

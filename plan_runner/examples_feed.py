@@ -1,4 +1,4 @@
-"""How a client's examples get into its graph, which asks for them with ExternalDataset."""
+"""Feeds a client's examples to its graph, which reads them with ExternalDataset."""
 
 import abc
 from collections.abc import Sequence
@@ -29,22 +29,18 @@ class ExamplesFeed(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, graph: tf.compat.v1.GraphDef, where: str) -> plan_pb2.ExampleSelector:
-        """Makes of a checked graph what a session runs; returns which examples it asks for.
-
-        Raises:
-            PlanError: If it asks for others than it may.
-        """
+        """Turns a checked graph into one that a session runs; returns its example selector."""
 
     @abc.abstractmethod
     def feeds(self, examples: Sequence[bytes]) -> dict[str, Any]:
-        """Returns what is fed, by the names of tensors."""
+        """Returns the values to feed, by the names of tensors."""
 
 
 class ThroughToken(ExamplesFeed):
-    """Leaves the graph as it is: the op's kernel takes the examples from the token."""
+    """Leaves the graph unchanged: the op's kernel takes the examples from the token."""
 
     def prepare(self, graph: tf.compat.v1.GraphDef, where: str) -> plan_pb2.ExampleSelector:
-        """Checks which examples are asked for; see `ExamplesFeed`."""
+        """Checks the selector; see `ExamplesFeed`."""
         return _asked_for(graph, where)[1]
 
     def feeds(self, examples: Sequence[bytes]) -> dict[str, Any]:
@@ -73,7 +69,7 @@ class StandIn(ExamplesFeed):
         return selector
 
     def feeds(self, examples: Sequence[bytes]) -> dict[str, Any]:
-        """Returns the examples, and a token for nobody; see `ExamplesFeed`."""
+        """Returns the examples, and an unused token; see `ExamplesFeed`."""
         return {_EXAMPLES: np.array(list(examples), dtype=object), self._token: _UNREAD_TOKEN}
 
 
@@ -83,7 +79,7 @@ def examples_feed(token: str) -> ExamplesFeed:
 
 
 def _asked_for(graph: tf.compat.v1.GraphDef, where: str) -> tuple[Any, plan_pb2.ExampleSelector]:
-    """Returns the one node of the op, and its selector, which asks for an app's examples."""
+    """Returns the one node of the op, and its selector, which selects an app's examples."""
     nodes = {node.name: node for node in graph.node}
     node = next(node for node in graph.node if node.op == graph_check.EXTERNAL_DATASET)
     inputs = [name for name in node.input if not name.startswith("^")]

@@ -1,8 +1,7 @@
-"""The folder of an export, read without trusting it: files, archives, frames, limits, manifest.
+"""The folder of an export, read as untrusted: files, archives, TFRecord frames, limits, manifest.
 
-The frames of a TFRecord file: how long every record says that it is.
-
-TensorFlow takes a length at its word, and ends the process if there is not so much memory.
+TensorFlow takes the length that a TFRecord frame claims, and ends the process if there is not so
+much memory. So frames are checked here first.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ import numpy as np
 from plan_runner.errors import PlanError, reason
 from plan_runner.isolation import Bounds
 
-# Of the largest number of a tensor: what builds of TensorFlow, and processors, may differ by.
+# Largest difference between builds of TensorFlow, and processors, relative to a tensor's maximum.
 ROUNDING = 1e-4
 PLAN = "plan.pb"
 CLIENT_ONLY_PLAN = "client_only_plan.pb"
@@ -35,7 +34,7 @@ CLIENTS = "conformance/clients"
 _REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
 _BLOCK_BYTES = 1 << 20
 _SUFFIX = ".npy"
-# By the version of an array's header, all that `np.savez` writes of numbers and strings.
+# By the version of an array's header: all that `np.savez` writes for numbers and strings.
 _HEADERS: dict[tuple[int, int], Callable] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -44,7 +43,7 @@ _HEADERS: dict[tuple[int, int], Callable] = {
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES = _LENGTH.size + 4
 _CHECKSUM_BYTES = 4
-# More than a kernel counts in bytes is no limit that it can be told, and no machine has so much.
+# Largest limit of memory that a kernel accepts; no machine has so much.
 _MOST_MEMORY_GB = 1e6
 NAME = "manifest.json"
 FORMAT = "tff_agnostic federated export"
@@ -62,7 +61,7 @@ _OWNER_ONLY = 0o600
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """What a file of the export has to hold."""
+    """The expected content of a file of the export."""
 
     sha256: str
     size: int
@@ -90,7 +89,7 @@ class TensorType:
 
 @dataclasses.dataclass(frozen=True)
 class Conformance:
-    """Rounds whose results are known: the clients in order, and a file of tensors per round.
+    """Rounds with known results: the clients in order, and a file of tensors per round.
 
     Attributes:
         clients: Names of the clients.
@@ -126,7 +125,7 @@ class Limits:
             bytes.
         max_round_seconds: Wall clock of each step: reading the export, loading the plan, a round.
         max_records: Examples of a client.
-        max_unpacked_mb: What an archive in the export holds once it is unpacked, in 10^6 bytes.
+        max_unpacked_mb: Size of an archive in the export when unpacked, in 10^6 bytes.
         max_manifest_mb: The manifest's size, in 10^6 bytes.
     """
 
@@ -142,11 +141,7 @@ class Limits:
         return Bounds(self.max_memory_gb, self.max_round_seconds)
 
     def check(self) -> None:
-        """Checks that each limit is one.
-
-        Raises:
-            PlanError: Naming the flag of the first that is none.
-        """
+        """Checks that each limit is one."""
         for field in dataclasses.fields(self):
             found = getattr(self, field.name)
             # NaN is not, either.
@@ -158,11 +153,7 @@ class Limits:
             )
 
     def check_manifest(self, size: int, where: str) -> None:
-        """Checks the size of a manifest, before it is read.
-
-        Raises:
-            PlanError: If it is larger.
-        """
+        """Checks the size of a manifest, before it is read."""
         if size > self.max_manifest_mb * 1e6:
             raise PlanError(
                 f"{where}: expected at most {self.max_manifest_mb:g} MB (--max_manifest_mb), found "
@@ -174,11 +165,9 @@ DEFAULT_LIMITS = Limits()
 
 
 class Export:
-    """An export whose files all had the right content when it was opened.
+    """An export; all its files had the right content when it was opened.
 
     Args:
-        folder: Its folder.
-        manifest: What that says of itself.
         limits: What reading and playing it may take.
     """
 
@@ -188,21 +177,13 @@ class Export:
         self.limits = limits
 
     def path(self, name: str) -> Path:
-        """Returns the path of a file that the manifest names.
-
-        Raises:
-            PlanError: If the manifest does not name it.
-        """
+        """Returns the path of a file that the manifest names."""
         if name not in self.manifest.files:
             raise PlanError(f"{NAME}: files: expected {name!r}, found none")
         return self.folder / name
 
     def read(self, name: str) -> bytes:
-        """Returns a file's content, which is the very content that was checked.
-
-        Raises:
-            PlanError: If the manifest does not name it, or it has changed since.
-        """
+        """Returns a file's content, which is the very content that was checked."""
         content = self.path(name).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name].sha256:
             raise PlanError(f"{self.folder / name}: expected the manifest's sha256, it has changed")
@@ -213,18 +194,13 @@ def open_export(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Export:
     """Opens an export, and checks every file's hash before anything in it is parsed.
 
     Args:
-        folder: Its folder.
         limits: What reading and playing it may take.
-
-    Raises:
-        PlanError: If a file is missing, damaged, not in the manifest or outside the folder, or the
-            manifest is not one for this runner, or larger than the limit.
     """
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected the folder of an export, found none")
     _check_inside(folder, NAME)
     path = folder / NAME
-    # A pipe would be read until somebody writes to it.
+    # A pipe would block until something is written to it.
     if not path.is_file():
         raise PlanError(f"{folder}: expected the file {NAME}, found none")
     limits.check_manifest(path.stat().st_size, NAME)
@@ -293,17 +269,13 @@ def read_arrays(path: Path, max_unpacked_mb: float) -> dict[str, np.ndarray]:
     """Returns the arrays of an .npz file.
 
     Args:
-        path: The file.
         max_unpacked_mb: How much it may hold, in 10^6 bytes.
-
-    Raises:
-        PlanError: If it is none, damaged, too large, or holds anything but numbers and strings.
     """
     expected = f"{path}: expected an .npz file"
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            # What is unpacked is never more than this: zipfile stops there.
+            # zipfile never unpacks more than this.
             size = sum(member.file_size for member in members)
             if size > max_unpacked_mb * 1e6:
                 raise PlanError(
@@ -327,7 +299,7 @@ def _array(content: bytes) -> np.ndarray:
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python's objects")
-    # NumPy would first make room for whatever the header says.
+    # NumPy would first allocate whatever the header claims.
     size, found = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
     if min(shape, default=0) < 0 or size != found:
         raise ValueError(f"an array of {size} bytes in {found} bytes")
@@ -339,9 +311,6 @@ def check_frames(path: Path, max_records: int) -> None:
     """Checks that the records of a file fill it, and that there are not too many.
 
     Nothing of them is read; their checksums are TensorFlow's to compare.
-
-    Raises:
-        PlanError: If the file is missing, cut or damaged, or has too many records.
     """
     expected = f"{path}: expected a TFRecord file"
     if not path.is_file():
@@ -369,11 +338,7 @@ def check_frames(path: Path, max_records: int) -> None:
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Reads a manifest.
-
-    Raises:
-        PlanError: If it is damaged, of another or a newer format, or has missing or wrong parts.
-    """
+    """Reads a manifest."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as e:
@@ -473,7 +438,7 @@ def _part(parent: Mapping[str, Any], key: str, kind: type[_T], where: str) -> _T
 
 
 def _checked(value: Any, kind: type[_T], where: str) -> _T:
-    # By the very type: True is an int as well.
+    # By the exact type: True is an int as well.
     if type(value) is not kind:
         raise PlanError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
     return value
@@ -481,11 +446,7 @@ def _checked(value: Any, kind: type[_T], where: str) -> _T:
 
 @contextlib.contextmanager
 def results_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder for a run's results, and removes it again if the first round fails.
-
-    Raises:
-        PlanError: If it holds something, or cannot be made.
-    """
+    """Makes the folder for a run's results, and removes it again if the first round fails."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -508,11 +469,8 @@ def publish(results: Path, folder: Path) -> None:
     """Copies a round's results so that a reader finds whole files or none.
 
     Args:
-        results: What `rounds.write_results` has written.
+        results: The files of `rounds.write_results`.
         folder: Where to; files of an earlier round are replaced.
-
-    Raises:
-        PlanError: If they cannot be written.
     """
     names = (METRICS, STATE)
     try:

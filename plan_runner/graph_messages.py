@@ -1,4 +1,4 @@
-"""The parts of a plan that are TensorFlow's own, and refusals of those too large."""
+"""TensorFlow's own messages in a plan, and refusals of those too large."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from plan_runner.errors import PlanError, reason
 from plan_runner.export import TensorType
 from plan_runner.plan_messages import parse_foreign
 
-# Of all constants of a graph, unpacked: what is larger belongs into a checkpoint.
+# Bytes of all constants of a graph, unpacked: larger ones belong into a checkpoint.
 _MOST_BYTES = 1 << 30
 
 
@@ -28,31 +28,19 @@ class NamedTensor:
 
 
 def graph_of(packed: any_pb2.Any, where: str) -> tf.compat.v1.GraphDef:
-    """Returns the graph in a message that may hold anything.
-
-    Raises:
-        PlanError: If it holds something else.
-    """
+    """Returns the graph in a message that may hold anything."""
     return parse_foreign(tf.compat.v1.GraphDef, unpacked(packed, "GraphDef", where), where)
 
 
 def unpacked(packed: any_pb2.Any, kind: str, where: str) -> bytes:
-    """Returns the bytes in a message that may hold anything but has to hold that of TensorFlow.
-
-    Raises:
-        PlanError: If it holds something else.
-    """
+    """Returns the bytes in a message that may hold anything but has to hold that of TensorFlow."""
     if packed.type_url.rpartition("/")[2] != f"tensorflow.{kind}":
         raise PlanError(f"{where}: expected tensorflow.{kind}, found {packed.type_url!r}")
     return packed.value
 
 
 def tensor_spec(content: bytes, where: str) -> NamedTensor:
-    """Reads a TensorSpecProto.
-
-    Raises:
-        PlanError: If it is damaged, or the tensor has no name, dtype or rank.
-    """
+    """Reads a TensorSpecProto."""
     spec = parse_foreign(struct_pb2.TensorSpecProto, content, where)
     if not spec.name or spec.shape.unknown_rank or not spec.dtype:
         raise PlanError(f"{where}: expected a tensor's name, dtype and shape, found a part of it")
@@ -61,11 +49,7 @@ def tensor_spec(content: bytes, where: str) -> NamedTensor:
 
 
 def tensor_specs(contents: Sequence[bytes], where: str) -> dict[str, NamedTensor]:
-    """Reads TensorSpecProtos; returns them by name, in their order.
-
-    Raises:
-        PlanError: If one is damaged or there twice.
-    """
+    """Reads TensorSpecProtos; returns them by name, in their order."""
     specs: dict[str, NamedTensor] = {}
     for content in contents:
         spec = tensor_spec(content, where)
@@ -76,11 +60,7 @@ def tensor_specs(contents: Sequence[bytes], where: str) -> dict[str, NamedTensor
 
 
 def constants(contents: Mapping[str, bytes], where: str) -> dict[str, np.ndarray]:
-    """Reads TensorProtos.
-
-    Raises:
-        PlanError: If one is damaged, or larger than a graph's may be.
-    """
+    """Reads TensorProtos."""
     values = {}
     for name, content in contents.items():
         proto = parse_foreign(tensor_pb2.TensorProto, content, f"{where}: {name}")
@@ -93,11 +73,7 @@ def constants(contents: Mapping[str, bytes], where: str) -> dict[str, np.ndarray
 
 
 def saver_def(content: bytes, where: str) -> saver_pb2.SaverDef:
-    """Reads the SaverDef of a checkpoint that is one file.
-
-    Raises:
-        PlanError: If it is damaged, or its checkpoints are several files.
-    """
+    """Reads the SaverDef of a checkpoint that is one file."""
     saver = parse_foreign(saver_pb2.SaverDef, content, where)
     if saver.version not in (saver_pb2.SaverDef.LEGACY, saver_pb2.SaverDef.V1) or saver.sharded:
         raise PlanError(f"{where}: expected a saver of one file (version 1), found another")
@@ -107,11 +83,7 @@ def saver_def(content: bytes, where: str) -> saver_pb2.SaverDef:
 
 
 def dtype_name(number: int, where: str) -> str:
-    """Returns TensorFlow's name of a DataType.
-
-    Raises:
-        PlanError: If there is none.
-    """
+    """Returns TensorFlow's name of a DataType."""
     try:
         return str(tf.as_dtype(number).name)
     except TypeError as e:
@@ -124,11 +96,7 @@ def tensor_name(name: str) -> str:
 
 
 def check_bounds(graph: tf.compat.v1.GraphDef, where: str) -> None:
-    """Checks the constants of a graph, and that none of its functions calls itself.
-
-    Raises:
-        PlanError: If the constants are larger than 1 GiB, or a function leads back to itself.
-    """
+    """Checks the constants of a graph, and that none of its functions calls itself."""
     total = 0
     for place, node in _nodes(graph):
         for tensor in _tensors(node):
@@ -147,11 +115,7 @@ def check_bounds(graph: tf.compat.v1.GraphDef, where: str) -> None:
 
 
 def check_tensor(tensor: Any, where: str) -> None:
-    """Checks the size of one TensorProto.
-
-    Raises:
-        PlanError: If its value is larger than 1 GiB.
-    """
+    """Checks the size of one TensorProto."""
     if tensor_bytes(tensor) > _MOST_BYTES:
         raise PlanError(f"{where}: expected a constant of at most 1 GiB, found a larger one")
 
@@ -162,7 +126,7 @@ def tensor_bytes(tensor: Any) -> int:
     try:
         width = tf.as_dtype(tensor.dtype).size or 1
     except TypeError:
-        # Whoever makes the value says that there is no such type.
+        # The constructor of the value reports an unknown type.
         width = 1
     return math.prod(sizes) * width
 

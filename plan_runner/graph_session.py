@@ -14,17 +14,13 @@ from plan_runner.export import TensorType
 from plan_runner.graph_messages import saver_def, tensor_name, unpacked
 from plan_runner.plan_messages import check_parts, parse_foreign
 
-# Lines that TensorFlow puts before the one that says what has happened.
+# Lines that TensorFlow puts before the line with the error.
 _HEADINGS = ("Graph execution error:", "root error(s) found.")
 OPS_AROUND = ("before_restore_op", "after_restore_op", "before_save_op", "after_save_op")
 
 
 def load_graph(graph_def: tf.compat.v1.GraphDef, where: str) -> tf.Graph:
-    """Makes a graph of its definition, which was checked before.
-
-    Raises:
-        PlanError: If TensorFlow does not take it.
-    """
+    """Makes a graph of its definition, which was checked before."""
     graph = tf.Graph()
     try:
         with graph.as_default():
@@ -38,9 +34,6 @@ def session_config(packed: any_pb2.Any, where: str) -> tf.compat.v1.ConfigProto:
     """Returns a session's configuration: of the one that a plan may bring, what concerns graphs.
 
     Nothing else of it: it may name devices, hosts and files.
-
-    Raises:
-        PlanError: If what the plan brings is something else.
     """
     config = tf.compat.v1.ConfigProto()
     if packed.type_url or packed.value:
@@ -53,10 +46,9 @@ class GraphSession:
     """Runs a graph; to be closed, or used as a context manager.
 
     Args:
-        graph: The graph.
         where: What it is, for messages.
         config: The session's configuration.
-        always: Values of tensors that every run feeds unless it says otherwise.
+        always: Default values of tensors that every run feeds.
     """
 
     def __init__(
@@ -72,11 +64,7 @@ class GraphSession:
         self.require(self._always)
 
     def require(self, names: Iterable[str]) -> None:
-        """Checks that the graph has the tensors and operations of these names.
-
-        Raises:
-            PlanError: If one is missing.
-        """
+        """Checks that the graph has the tensors and operations of these names."""
         for name in names:
             try:
                 self._session.graph.as_graph_element(name)
@@ -89,12 +77,8 @@ class GraphSession:
         """Runs the session once; returns the values of the tensors among `names`.
 
         Args:
-            names: Tensors and operations.
             feeds: Values by the names of tensors.
-            doing: Whose work it is, for messages.
-
-        Raises:
-            PlanError: If a name or a feed does not fit the graph, or it fails.
+            doing: Name of the work, for messages.
         """
         place = f"{self._where}: {doing}" if doing else self._where
         fed = {**self._always, **{tensor_name(name): value for name, value in feeds.items()}}
@@ -121,7 +105,7 @@ class GraphSession:
 
 
 def _said(message: str) -> str:
-    """Returns the line that an operation says, without where the exporter's code made it."""
+    """Returns an operation's error line, without the place in the exporter's code."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for i, line in enumerate(lines):
         if line.startswith("Node: "):
@@ -141,9 +125,6 @@ class CheckpointOp:
     Args:
         message: The plan's own.
         where: Which one it is, for messages.
-
-    Raises:
-        PlanError: If it has no saver, one of several files, or parts that are not heeded here.
     """
 
     def __init__(self, message: Any, where: str) -> None:
@@ -158,11 +139,7 @@ class CheckpointOp:
         self.names = [name for name in (self._save, self._restore, self.path, *around) if name]
 
     def save(self, session: GraphSession, path: Path) -> None:
-        """Writes a checkpoint.
-
-        Raises:
-            PlanError: If the graph fails, or writes none.
-        """
+        """Writes a checkpoint."""
         self._run(session, self._message.before_save_op)
         self._run(session, self._save, path)
         self._run(session, self._message.after_save_op)
@@ -170,11 +147,7 @@ class CheckpointOp:
             raise PlanError(f"{self._where}: expected a checkpoint, the graph wrote none")
 
     def restore(self, session: GraphSession, path: Path) -> None:
-        """Reads a checkpoint.
-
-        Raises:
-            PlanError: If the graph fails.
-        """
+        """Reads a checkpoint."""
         self._run(session, self._message.before_restore_op)
         self._run(session, self._restore, path)
         self._run(session, self._message.after_restore_op)
@@ -191,9 +164,6 @@ def read_checkpoint(path: Path, where: str) -> dict[str, np.ndarray]:
     Args:
         path: The file; one in a folder of the runner's own, as the name is taken for a pattern.
         where: What it is, for the message.
-
-    Raises:
-        PlanError: If it is none, or damaged.
     """
     if not path.is_file():
         raise PlanError(f"{where}: expected a checkpoint, found none")
@@ -202,7 +172,7 @@ def read_checkpoint(path: Path, where: str) -> dict[str, np.ndarray]:
         names = sorted(reader.get_variable_to_shape_map())
         return {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, RuntimeError, ValueError) as e:
-        # What TensorFlow says names the runner's own file.
+        # TensorFlow's message names the runner's own file.
         raise PlanError(
             f"{where}: expected a checkpoint, cannot read it (it is another file, or damaged)"
         ) from e
@@ -228,11 +198,7 @@ def type_of(value: np.ndarray) -> TensorType:
 def check_tensors(
     found: Mapping[str, np.ndarray], expected: Mapping[str, TensorType], where: str
 ) -> None:
-    """Checks that tensors are exactly those expected.
-
-    Raises:
-        PlanError: If one is missing, of another dtype or shape, or not expected.
-    """
+    """Checks that tensors are exactly those expected."""
     for name, kind in expected.items():
         if name not in found:
             raise PlanError(f"{where}: expected the tensor {name}, found none")

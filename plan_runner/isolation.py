@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own, which is ended when it reaches its bounds."""
+"""Runs a function in a process of its own, which is ended when it reaches its limits."""
 
 import contextlib
 import ctypes
@@ -21,14 +21,14 @@ from typing import Any, BinaryIO, Callable, NoReturn, Optional, Protocol
 from plan_runner import sandbox
 from plan_runner.sandbox import Refused
 
-# A line is told of names and numbers of an export: none of ours is longer.
+# Longest line of the protocol, which has names and numbers of an export: none of ours is longer.
 _LONGEST_LINE = 1 << 20
 STEP, LINE, RESULTS, STATUS, ERROR = "step", "line", "results", "status", "error"
 _VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str}
 _PR_SET_PDEATHSIG = 1
-# What libraries have in memory, TensorFlow's above all: the kernel's limit does not count it.
+# Memory of libraries, mostly TensorFlow's, which the kernel's limit does not count.
 _LIBRARIES_BYTES = 300_000_000
-# As this process imports, so does the other one.
+# The other process imports from the same folders.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from plan_runner.isolation import main; main(*sys.argv[2:])"
@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.1
 # Of what a process that has ended said, its last line being there.
 _MOST_ERRORS = 4096
 _PIECE = 1 << 16
-# What Python, the C library and TensorFlow heed; other variables may be secrets of the user's.
+# Variables of Python, the C library and TensorFlow; others may hold secrets of the user.
 _VARIABLES = (
     *("ABSL_", "GLIBC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PATH", "PLAN_RUNNER_", "PYTHON", "TF_", "TZ", "XLA_"),
@@ -47,7 +47,7 @@ _VARIABLES = (
 
 
 class IsolationError(Exception):
-    """The isolated function has refused its payload, reached a bound, or ended by itself.
+    """The isolated function has refused its payload, reached a bound, or crashed.
 
     The message is one line, for the user.
     """
@@ -59,7 +59,7 @@ class Bounds:
 
     Attributes:
         max_memory_gb: Its memory, in 10^9 bytes.
-        max_round_seconds: Wall clock of each step that it tells of.
+        max_round_seconds: Wall-clock limit of each reported step.
     """
 
     max_memory_gb: float
@@ -72,7 +72,7 @@ class Bounds:
 
 
 class Listener(Protocol):
-    """Who is told of what an isolated function does."""
+    """Receives the events of an isolated function."""
 
     def step(self, name: str) -> None:
         """Something begins that has the time of one step: "round 3", say."""
@@ -85,7 +85,7 @@ class Listener(Protocol):
 
 
 class NoEventError(ValueError):
-    """What has arrived is no event."""
+    """The received message is no event."""
 
 
 def encoded(kind: str, value: Any) -> bytes:
@@ -136,7 +136,7 @@ class _Sender:
         self.send(LINE, text)
 
     def results(self, folder: Path) -> None:
-        # Its name: whoever takes it knows where this process may write.
+        # Its name: the reader knows where this process may write.
         self.send(RESULTS, folder.name)
 
     def send(self, kind: str, value: object) -> None:
@@ -175,7 +175,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
             f"expected to need at most {bounds.max_memory_gb:g} GB (--max_memory_gb), it needs "
             "more",
         )
-    # What nobody has foreseen of a stranger's file: one line for the user.
+    # An unforeseen effect of a stranger's file: one line for the user.
     except Exception as e:
         traceback.print_exc()
         text = " ".join(str(e).split())[:300]
@@ -186,7 +186,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Has the kernel end this process with its parent, also by a signal that nobody can handle."""
+    """Makes the kernel kill this process when its parent ends, for whatever reason."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may have ended before.
     if os.getppid() != parent:
@@ -226,8 +226,6 @@ def run_isolated(
         function: (payload, listener, folder for its files) -> status, as MODULE:NAME. It may raise
             `sandbox.Refused`.
         payload: Its argument, of what JSON has.
-        bounds: What it may take.
-        listener: Is told of it.
         reads: Files and folders that it may read in its sandbox; without a sandbox None.
 
     Raises:
@@ -279,7 +277,7 @@ class _Process:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # With what it has started, in a session of its own. It may have ended by itself.
+        # With all its children, in a session of its own. It may have ended already.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -287,11 +285,11 @@ class _Process:
 
     def _environment(self) -> dict[str, str]:
         kept = {key: text for key, text in os.environ.items() if key.startswith(_VARIABLES)}
-        # What libraries keep in the user's home, as Keras does, they keep here.
+        # Libraries such as Keras write to the home folder: it is here.
         return {**kept, "TMPDIR": str(self._folder), "HOME": str(self._folder)}
 
     def follow(self, listener: Listener) -> int:
-        """Passes on what the process tells until it ends; returns its status."""
+        """Passes on the events of the process until it ends; returns its status."""
         actions: dict[str, Callable[[Any], None]] = {
             STEP: self._begin,
             LINE: listener.line,
@@ -334,7 +332,7 @@ class _Process:
         self._deadline = time.monotonic() + self._bounds.max_round_seconds
 
     def _next_piece(self) -> bytes:
-        """Waits for what the process tells next; nothing if it has ended."""
+        """Waits for the next line of the process; empty if it has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
             # Also of one that always has something to report.
@@ -355,7 +353,7 @@ class _Process:
             raise self._too_large("it needs more and was ended")
 
     def _ended(self) -> IsolationError:
-        """Returns what is to be said of a process that has ended without a status."""
+        """Returns the message for a process that has ended without a status."""
         code = self._process.wait()
         if code < 0:
             name = signal.Signals(-code).name
@@ -381,7 +379,7 @@ def _fail(text: str) -> None:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Returns how much memory a process has; 0 where that is not told."""
+    """Returns how much memory a process has; 0 where that is unknown."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (OSError, IndexError):

@@ -54,7 +54,7 @@ class Kernel(NamedTuple):
     problem: str = ""
 
 
-# What this process was given by the one that started it, where it may build nothing itself.
+# The kernel that the parent process built; this one may not be allowed to build.
 _given: Optional[Kernel] = None
 
 
@@ -94,11 +94,7 @@ def kernel_problem() -> str:
 
 
 def _built() -> Path:
-    """Returns the path of the library.
-
-    Raises:
-        PlanError: If there is no compiler, it fails, or the library cannot be written.
-    """
+    """Returns the path of the library."""
     digest = hashlib.sha256(b"\0".join(_made_of())).hexdigest()[:16]
     path = _cache() / f"external_dataset_{digest}.so"
     if path.is_file():
@@ -133,7 +129,7 @@ def _made_of() -> Iterator[bytes]:
 
 
 def _flags() -> list[str]:
-    """Returns the compiler's flags that TensorFlow asks for.
+    """Returns the compiler's flags that TensorFlow requires.
 
     A process without TensorFlow has another one import it.
     """

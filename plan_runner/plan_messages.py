@@ -1,6 +1,7 @@
-"""Reading a plan's messages, so that no part of them goes unnoticed.
+"""Reads a plan's messages, and refuses unknown parts.
 
-Without TensorFlow: what is no plan is refused before seconds go to its import.
+It does not need TensorFlow: a file that is no plan is refused before TensorFlow's import, which
+takes seconds.
 """
 
 from collections.abc import Collection
@@ -17,22 +18,14 @@ _M = TypeVar("_M", bound=message.Message)
 
 
 def parse(kind: type[_M], content: bytes, where: str) -> _M:
-    """Parses one of the plan's own messages.
-
-    Raises:
-        PlanError: If it is damaged, or has parts that this runner does not know.
-    """
+    """Parses one of the plan's own messages."""
     value = parse_foreign(kind, content, where)
     _check_known(value, where)
     return value
 
 
 def parse_foreign(kind: type[_M], content: bytes, where: str) -> _M:
-    """Parses a message of TensorFlow, which knows its own newer parts best.
-
-    Raises:
-        PlanError: If it is damaged.
-    """
+    """Parses a message of TensorFlow, which knows its own newer parts best."""
     try:
         return kind.FromString(content)  # type: ignore[no-any-return, unused-ignore]
     except message.DecodeError as e:
@@ -41,11 +34,7 @@ def parse_foreign(kind: type[_M], content: bytes, where: str) -> _M:
 
 
 def parse_plan(content: bytes, where: str) -> plan_pb2.Plan:
-    """Parses a plan of one phase.
-
-    Raises:
-        PlanError: If it is damaged, newer, or has none or several phases.
-    """
+    """Parses a plan of one phase."""
     plan = parse(plan_pb2.Plan, content, where)
     if plan.version != PLAN_VERSION:
         raise PlanError(f"{where}: version: expected {PLAN_VERSION}, found {plan.version}")
@@ -57,11 +46,7 @@ def parse_plan(content: bytes, where: str) -> plan_pb2.Plan:
 def check_parts(
     value: Any, where: str, required: Collection[str], optional: Collection[str] = ()
 ) -> None:
-    """Checks which fields of a message are set.
-
-    Raises:
-        PlanError: If one is missing, or one is there that nothing here would heed.
-    """
+    """Checks which fields of a message are set."""
     found = [field.name for field, _ in value.ListFields()]
     for name in required:
         if name not in found:

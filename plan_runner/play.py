@@ -1,6 +1,6 @@
-"""Does what the runner is asked for: verifies an export, runs its rounds, reads its state.
+"""The runner's tasks: verifies an export, runs its rounds, reads its state.
 
-What can be refused without TensorFlow is, before it is imported.
+Checks that do not need TensorFlow come before its import.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ class Request:
     Attributes:
         plan: Folder of the export.
         verify: Replay its conformance rounds; otherwise play rounds of `clients`.
-        tolerance: Of `verify`: the largest difference of floats that passes.
+        tolerance: For `verify`: the largest difference of floats that passes.
         clients: Folder of clients.
         rounds: Number of rounds; None is 1, or all that `cohorts` has.
         clients_per_round: Clients drawn for every round; None is all.
-        seed: Of drawing them.
+        seed: Seed of the draw.
         cohorts: File with the clients of every round instead.
         state: Checkpoint to begin with instead of the export's.
-        limits: What all of it may take.
+        limits: Limits of memory, time and sizes.
         trust: Play without a sandbox.
     """
 
@@ -90,13 +90,8 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
     """Plays; returns the exit status: 1 if a verification has found a difference.
 
     Args:
-        request: What to do.
-        listener: Is told of it.
-        scratch: A folder for files that nobody needs afterwards, and for results until the listener
+        scratch: A folder for temporary files, and for results until the listener
             has taken them.
-
-    Raises:
-        PlanError: If the export, a client's data or the request is not what it has to be.
     """
     listener.step("reading the export")
     export = open_export(Path(request.plan), request.limits)
@@ -113,11 +108,7 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
 
 
 def play_isolated(request: Request, listener: Listener) -> int:
-    """Does what `play` does in a process of its own; see `call_isolated`.
-
-    Raises:
-        PlanError: As `play` does, or if `call_isolated` does.
-    """
+    """Does what `play` does in a process of its own; see `call_isolated`."""
     check_sandbox("--plan", request.trust)
     # Beforehand: no process can be started from the sandbox. Not for a path that is mistyped.
     found = find_kernel() if os.path.isdir(request.plan) else Kernel("", "there is no export")
@@ -128,14 +119,11 @@ def play_isolated(request: Request, listener: Listener) -> int:
 
 
 def check_sandbox(flag: str, trust: bool) -> None:
-    """Checks that this machine has what a sandbox needs, unless none is asked for.
+    """Checks that this machine supports a sandbox, unless none is wanted.
 
     Args:
-        flag: What is to be read in it, for the message.
+        flag: The flag of the file to be read in it, for the message.
         trust: Whether the user trusts that.
-
-    Raises:
-        PlanError: If it lacks something.
     """
     lacks = [] if trust else missing()
     if lacks:
@@ -157,9 +145,6 @@ def call_isolated(
 
     It has a sandbox, in which it can read what is given, and write nothing but files that go with
     it, unless the user trusts what it reads.
-
-    Raises:
-        PlanError: As the function does, or if a bound is reached or the process ends by itself.
     """
     try:
         return run_isolated(function, payload, bounds, listener, None if trust else reads)
@@ -190,7 +175,7 @@ def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
 
 
 def _check_messages(export: Export) -> None:
-    """Parses what is not TensorFlow's of both plans."""
+    """Parses the parts of both plans that are not TensorFlow's."""
     parse_plan(export.read(exports.PLAN), exports.PLAN)
     name = exports.CLIENT_ONLY_PLAN
     parse(plan_pb2.ClientOnlyPlan, export.read(name), name)
@@ -261,11 +246,7 @@ def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]
 
     Args:
         path: The checkpoint; it is TensorFlow's code that reads it, away from this process.
-        limits: What reading it may take.
         trust: Do without a sandbox.
-
-    Raises:
-        PlanError: If it cannot be read or is none, or this machine has no sandbox.
     """
     check_sandbox("--server_state", trust)
     taker = _Taker(limits)

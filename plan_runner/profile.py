@@ -1,6 +1,7 @@
-"""What every kind of plan can do: play a round."""
+"""The interface of the kinds of plans, each of which runs a round in its own way."""
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +13,13 @@ from plan_runner.client import Client, ClientGraph
 
 @dataclasses.dataclass(frozen=True)
 class RoundOutcome:
-    """What a round has made.
+    """The results of a round.
 
     Attributes:
         tensors: The server's new state and the metrics, by name.
         bytes_down: The size of the checkpoint that every client gets.
         bytes_up: The mean size of what a client sends.
-        outputs: What the server hands out beside its checkpoint, by name.
+        outputs: The server's outputs in addition to its checkpoint, by name.
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -35,6 +36,7 @@ class Profile(abc.ABC):
     """
 
     client: ClientGraph
+    _sessions: contextlib.ExitStack
 
     @abc.abstractmethod
     def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
@@ -44,11 +46,8 @@ class Profile(abc.ABC):
             state: The checkpoint of the server's state.
             clients: The clients, in the order in which they are summed; at least one.
             scratch: An empty folder for this round's files.
-
-        Raises:
-            PlanError: If a client's data or a graph fails, or a secure bound is broken.
         """
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Ends its sessions."""
+        self._sessions.close()

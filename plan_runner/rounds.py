@@ -1,4 +1,4 @@
-"""Rounds one after the other: who takes part, the kinds of plans, what is left of each."""
+"""A sequence of rounds: their cohorts, the kinds of plans, and the files of each round."""
 
 import dataclasses
 import itertools
@@ -35,11 +35,7 @@ _PREFIX = "metrics/"
 def drawn_cohorts(
     clients: Mapping[str, Client], rounds: int, clients_per_round: Optional[int], seed: int
 ) -> list[list[Client]]:
-    """Returns the clients of every round, in the order of their names: all, or so many by chance.
-
-    Raises:
-        PlanError: If there are fewer.
-    """
+    """Returns the clients of every round, sorted by name: all of them, or so many by chance."""
     names = sorted(clients)
     if clients_per_round is None:
         return [[clients[name] for name in names]] * rounds
@@ -59,9 +55,6 @@ def written_cohorts(path: Path, clients: Mapping[str, Client]) -> list[list[Clie
     """Reads cohorts from a file: a line per round, of names with commas between them, or "-".
 
     A round of "-" is one without clients.
-
-    Raises:
-        PlanError: If it cannot be read, or a line has no clients, unknown ones or one twice.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -87,11 +80,7 @@ def _cohort(line: str, clients: Mapping[str, Client], where: str) -> list[Client
 
 
 def load_profile(name: str, plan: plan_pb2.Plan) -> Profile:
-    """Returns what plays a plan of the profile of that name.
-
-    Raises:
-        PlanError: If there is no such profile, or the plan is not one of it.
-    """
+    """Returns what plays a plan of the profile of that name."""
     if name not in PROFILES:
         known = ", ".join(sorted(PROFILES))
         raise PlanError(f"manifest.json: profile: expected one of {known}, found {name!r}")
@@ -100,16 +89,16 @@ def load_profile(name: str, plan: plan_pb2.Plan) -> Profile:
 
 @dataclasses.dataclass(frozen=True)
 class RoundResult:
-    """What is known after a round.
+    """The report of a round.
 
     Attributes:
-        number: Of this run's rounds, from 1.
+        number: Number of the round in this run, from 1.
         clients: How many took part.
         state: The server's tensors, named `server/...`.
         metrics: The round's, named `metrics/...`.
         bytes_down: The size of the checkpoint that every client got.
         bytes_up: The mean size of what a client sent.
-        outputs: What the server has handed out besides these metrics, by name.
+        outputs: The server's further outputs, by name.
     """
 
     number: int
@@ -139,11 +128,8 @@ def run_rounds(
         export: The export, whose graphs are code.
         cohorts: The clients of every round, in the order in which they are summed.
         state: A checkpoint of the server's state to begin with, instead of the export's own.
-        begins: Is told the name of each round when it begins.
-        beside: What else runs every client, and compares.
-
-    Raises:
-        PlanError: If the plan, the state or a client's data is not what it has to be.
+        begins: Called with the name of each round when it begins.
+        beside: A second runner of every client, whose results are compared.
     """
     manifest = export.manifest
     initial = export.read(exports.SERVER_STATE) if state is None else _content(state)
@@ -166,7 +152,7 @@ def run_rounds(
                 tensors = with_metrics(outcome.tensors, outcome.outputs, metrics, place)
                 check_tensors(tensors, {**manifest.server_state, **metrics}, place)
                 kept = {name: tensors[name] for name in manifest.server_state}
-                # What was only measured is no part of the state that a round begins with.
+                # Metrics are no part of the state that the next round begins with.
                 write_checkpoint(current, kept)
                 yield RoundResult(
                     number,
@@ -183,7 +169,7 @@ def run_rounds(
 
 def _check_size(clients: int, manifest: Manifest, number: int) -> None:
     if not clients and not manifest.has_noise:
-        # With noise a round without clients is as good as any, and nobody may tell them apart.
+        # With noise a round without clients is valid too, and must look like the others.
         raise PlanError(f"round {number}: expected at least 1 client, found 0")
     most = manifest.max_clients
     if most is not None and clients > most:
@@ -244,13 +230,9 @@ def with_metrics(
     """Returns the tensors of a checkpoint and the metrics among the outputs of a round.
 
     Args:
-        tensors: What the server has written; earlier plans have their metrics there alone.
-        outputs: What it has handed out, by name: a metric, or each of its elements as NAME/INDEX.
-        expected: Types of the metrics.
-        where: What it is, for messages.
-
-    Raises:
-        PlanError: If a metric is handed out in part, or is another one in the checkpoint.
+        tensors: The server's checkpoint; earlier plans have their metrics only there.
+        outputs: The server's outputs, by name: a metric, or each of its elements as NAME/INDEX.
+        where: The round, for messages.
     """
     together = dict(tensors)
     for name, kind in expected.items():
@@ -260,8 +242,8 @@ def with_metrics(
         written = together.setdefault(name, found)
         if type_of(written) != type_of(found) or written.tobytes() != found.tobytes():
             raise PlanError(
-                f"{where}: {name}: expected one value, found another one in the checkpoint than "
-                "what is handed out"
+                f"{where}: {name}: expected the same value in the checkpoint and the output, found "
+                "two"
             )
     return together
 

@@ -1,8 +1,8 @@
-"""What keeps a process from the machine's files, processes and networks, whatever it runs.
+"""A sandbox that keeps a process from the machine's files, processes and networks.
 
-Landlock says which files it reaches, a seccomp filter which system calls it makes. Both are the
-kernel's, hold for every thread that is started later, and cannot be taken back. They are set by
-system calls through `ctypes`, so that nothing has to be installed.
+Landlock restricts the files that it reaches, a seccomp filter its system calls. The kernel enforces
+both, on every thread that is started later too, and neither can be undone. They are set by system
+calls through `ctypes`, so that nothing has to be installed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF, _SECCOMP 
 # --- files
 
 
-# In the order of their bits; the number of them that each version of Landlock knows.
+# Rights in the order of their bits, and how many each version of Landlock knows.
 _RIGHTS = (
     *("execute", "write_file", "read_file", "read_dir", "remove_dir", "remove_file", "make_char"),
     *("make_dir", "make_reg", "make_sock", "make_fifo", "make_block", "make_sym", "refer"),
@@ -36,14 +36,14 @@ _NETWORK, _NETWORK_VERSION = 0b11, 4
 _SCOPED, _SCOPED_VERSION = 0b11, 6
 _READ_FILE = ("read_file",)
 _READ_FOLDER = ("read_file", "read_dir")
-# No links, pipes, sockets or devices: whoever reads a result may open what is there.
+# No links, pipes, sockets or devices: the reader of a result may open them.
 _WRITE_FOLDER = (
     *_READ_FOLDER,
     *("write_file", "remove_dir", "remove_file", "make_dir", "make_reg", "truncate"),
 )
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
-# What the C library and TensorFlow read of the system when they start.
+# Files of the system that the C library and TensorFlow read when they start.
 _SYSTEM = (
     "/lib",
     "/lib64",
@@ -68,7 +68,7 @@ _NULL = "/dev/null"
 # --- system calls
 
 
-# Of x86-64. What is not among them is refused: processes, sockets, keys, modules, mounts, tracing,
+# System calls of x86-64. Others are refused: processes, sockets, keys, modules, mounts, tracing,
 # the memory of others, owners and modes of files, which Landlock does not know, and the like.
 _CALLS = {
     # Files, which Landlock keeps to some.
@@ -138,7 +138,7 @@ _X32 = 0x40000000
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _EPERM, _ENOSYS = 1, 38
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-# For all threads; and no mitigation that slows down whoever has a filter on kernels before 5.16.
+# For all threads, and without a mitigation that slows down filtered processes before Linux 5.16.
 _TSYNC, _SPEC_ALLOW = 1, 4
 # The instructions: load a word of the call's data, and, compare (the next one where it is so, else
 # skipping), return.
@@ -147,7 +147,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 
 class Refused(Exception):
-    """Raised by an isolated function whose payload is not what it has to be; one line."""
+    """Raised by an isolated function for an invalid payload; one line."""
 
 
 def missing() -> list[str]:
@@ -233,11 +233,11 @@ def _restrict_files(reads: Iterable[str], scratch: Path) -> None:
 
 
 def _allow(rules: int, path: str, in_folder: int, of_file: int) -> None:
-    """Adds a rule for what is at a path, if there is something."""
+    """Adds a rule for a path, if it exists."""
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        # What is not there, or not for this user, needs no rule.
+        # Paths that do not exist, or that this user cannot read, need no rule.
         return
     try:
         is_folder = stat.S_ISDIR(os.fstat(opened).st_mode)
@@ -346,14 +346,14 @@ def _if(comparison: int, value: int, code: _Code, otherwise: Optional[int] = Non
 
 
 def _one_of(argument: int, values: Iterable[int], mask: Optional[int] = None) -> _Code:
-    """Allows a call whose argument, 32 bits of it as the kernel takes it, is one of the values."""
+    """Allows a call if the 32 bits of its argument that the kernel reads are one of the values."""
     masked = [] if mask is None else [(_AND, 0, 0, mask)]
     compared = [step for value in values for step in _if(_EQUAL, value, [_allowed()])]
     return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *masked, *compared, _refused()]
 
 
 def _unless_zero(argument: int) -> _Code:
-    """Refuses a call whose argument's upper half is not 0."""
+    """Refuses a call if the upper half of its argument is not 0."""
     upper = _ARGUMENTS + 8 * argument + 4
     return [(_LOAD, 0, 0, upper), (_EQUAL, 1, 0, 0), _refused()]
 

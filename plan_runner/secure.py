@@ -1,6 +1,5 @@
 """Plans whose server's graph is fed with secure sums, in its variables (`server_phase`)."""
 
-import abc
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,14 +39,7 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 
 class SecureProfile(Profile):
-    """Plays rounds in which clients send nothing outside secure sums.
-
-    Args:
-        plan: The plan.
-
-    Raises:
-        PlanError: If it is not one of this profile.
-    """
+    """Plays rounds in which clients send nothing outside secure sums."""
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         check_parts(
@@ -58,7 +50,7 @@ class SecureProfile(Profile):
         )
         check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase"))
         phase = plan.phase[0].server_phase
-        # What is not here, read_update above all, would be sums outside of the side channels.
+        # Other parts, read_update above all, would be sums outside of the side channels.
         check_parts(
             phase,
             _WHERE,
@@ -142,10 +134,6 @@ class SecureProfile(Profile):
         bytes_up = float(sum(s.bytes_up for s in sums.values()))
         return RoundOutcome(tensors, down.stat().st_size, bytes_up, self._measured())
 
-    def close(self) -> None:
-        """Ends its sessions."""
-        self._sessions.close()
-
     def _aggregate(self, sums: Mapping[str, np.ndarray], partial: Path) -> None:
         read = self._phase.read_aggregated_update
         feeds = {tensor.restore_name: sums[name] for name, tensor in self._tensors.items()}
@@ -157,7 +145,7 @@ class SecureProfile(Profile):
         self._ops["write_intermediate_update"].save(aggregator, partial)
 
     def _measured(self) -> dict[str, np.ndarray]:
-        """Returns the values that the plan names as metrics, as they are in the variables now."""
+        """Returns the metrics that the plan names, from the current variables."""
         metrics = self._phase.metrics
         names = [tensor_name(metric.variable_name) for metric in metrics]
         values = self._coordinator.run(names, {}, "metrics") if names else []
@@ -171,61 +159,33 @@ class SecureProfile(Profile):
         return GraphSession(self._graph, f"{_WHERE}: {role}", always=always)
 
 
-class ModulusScheme(abc.ABC):
-    """How the modulus of a sum follows from the plan and the number of clients."""
-
-    @property
-    @abc.abstractmethod
-    def bound(self) -> int:
-        """Every value of a client is below it."""
-
-    @abc.abstractmethod
-    def modulus(self, clients: int) -> int:
-        """Returns the modulus of a sum over so many clients."""
-
-
 @dataclasses.dataclass(frozen=True)
-class FixedModulus(ModulusScheme):
-    """One modulus for values and sums, which may wrap around."""
+class Modulus:
+    """How the modulus of a sum follows from the plan and the number of clients.
 
-    value: int
+    Attributes:
+        bound: Every value of a client is below it.
+        grows: Whether no sum reaches the modulus, which is then the smallest power of two above the
+            largest sum. Otherwise it is `bound`, and sums may wrap around.
+    """
 
-    @property
-    def bound(self) -> int:
-        """Every value of a client is below it."""
-        return self.value
+    bound: int
+    grows: bool
 
-    def modulus(self, clients: int) -> int:
+    def of(self, clients: int) -> int:
         """Returns the modulus of a sum over so many clients."""
-        del clients
-        return self.value
+        return 1 << (clients * (self.bound - 1)).bit_length() if self.grows else self.bound
 
 
-@dataclasses.dataclass(frozen=True)
-class GrowingModulus(ModulusScheme):
-    """A modulus that no sum reaches: the smallest power of two above the largest one."""
-
-    base: int
-
-    @property
-    def bound(self) -> int:
-        """Every value of a client is below it."""
-        return self.base
-
-    def modulus(self, clients: int) -> int:
-        """Returns the modulus of a sum over so many clients."""
-        return 1 << (clients * (self.base - 1)).bit_length()
-
-
-def _bit_width(value: int) -> ModulusScheme:
+def _bit_width(value: int) -> Modulus:
     # Beyond the largest modulus anyway; a shift by a wild number would take all memory.
-    return GrowingModulus(1 << value if 0 <= value <= 64 else 0)
+    return Modulus(1 << value if 0 <= value <= 64 else 0, grows=True)
 
 
-_SCHEMES: dict[str, Callable[[Any], ModulusScheme]] = {
+_MODULI: dict[str, Callable[[Any], Modulus]] = {
     "quantized_input_bitwidth": _bit_width,
-    "fixed_modulus": lambda part: FixedModulus(part.modulus),
-    "modulus_times_shard_size": lambda part: GrowingModulus(part.base_modulus),
+    "fixed_modulus": lambda part: Modulus(part.modulus, grows=False),
+    "modulus_times_shard_size": lambda part: Modulus(part.base_modulus, grows=True),
 }
 
 
@@ -235,16 +195,12 @@ class SecureTensor:
 
     name: str
     kind: TensorType
-    scheme: ModulusScheme
+    modulus: Modulus
     restore_name: str
 
 
 def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
-    """Reads a SideChannel.
-
-    Raises:
-        PlanError: If it has missing parts or impossible values.
-    """
+    """Reads a SideChannel."""
     if not channel.HasField("secure_aggregand") or not channel.restore_name:
         raise PlanError(f"{where}: expected secure_aggregand and restore_name, found a part of it")
     aggregand = channel.secure_aggregand
@@ -256,31 +212,27 @@ def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
         raise PlanError(f"{where}: dimension: expected sizes, found {shape}")
     which = aggregand.WhichOneof("modulus_scheme")
     if which is None:
-        raise PlanError(f"{where}: expected one of {', '.join(_SCHEMES)}, found none")
-    scheme = _SCHEMES[which](getattr(aggregand, which))
-    if not 1 <= scheme.bound <= LARGEST_MODULUS:
+        raise PlanError(f"{where}: expected one of {', '.join(_MODULI)}, found none")
+    modulus = _MODULI[which](getattr(aggregand, which))
+    if not 1 <= modulus.bound <= LARGEST_MODULUS:
         raise PlanError(f"{where}: {which}: expected a modulus from 1 to 2^62, found another")
-    return SecureTensor(name, TensorType(dtype, shape), scheme, channel.restore_name)
+    return SecureTensor(name, TensorType(dtype, shape), modulus, channel.restore_name)
 
 
 class SecureSum:
     """The sum of one tensor over the clients of a round.
 
     Args:
-        tensor: The tensor.
         clients: Their number, which all parties know before.
-
-    Raises:
-        PlanError: If secure aggregation has no room for so many.
     """
 
     def __init__(self, tensor: SecureTensor, clients: int) -> None:
         self._tensor = tensor
-        self._modulus = tensor.scheme.modulus(clients)
+        self._modulus = tensor.modulus.of(clients)
         if self._modulus > LARGEST_MODULUS:
             raise PlanError(
                 f"{tensor.name}: expected a modulus of at most 2^62, {clients} clients with values "
-                f"below {tensor.scheme.bound} need {self._modulus}"
+                f"below {tensor.modulus.bound} need {self._modulus}"
             )
         shape = [size or 0 for size in tensor.kind.shape]
         # Twice a modulus fits.
@@ -288,17 +240,13 @@ class SecureSum:
 
     @property
     def bytes_up(self) -> int:
-        """What a client sends: every number in the bits of the modulus, packed."""
+        """Bytes that a client sends: every number in the bits of the modulus, packed."""
         bits = self._total.size * (self._modulus - 1).bit_length()
         return -(-bits // 8)
 
     def add(self, value: np.ndarray, where: str) -> None:
-        """Adds one client's values.
-
-        Raises:
-            PlanError: If they are of another dtype or shape, or one is out of range.
-        """
-        kind, bound = self._tensor.kind, self._tensor.scheme.bound
+        """Adds one client's values."""
+        kind, bound = self._tensor.kind, self._tensor.modulus.bound
         place = f"{where}: {self._tensor.name}"
         if not kind.admits(value.dtype.name, value.shape):
             found = TensorType(value.dtype.name, value.shape)
@@ -311,11 +259,7 @@ class SecureSum:
         self._total = (self._total + value.astype(np.uint64)) % np.uint64(self._modulus)
 
     def result(self) -> np.ndarray:
-        """Returns the sum, in the dtype that the server's graph expects.
-
-        Raises:
-            PlanError: If it does not fit.
-        """
+        """Returns the sum, in the dtype that the server's graph expects."""
         dtype = np.dtype(self._tensor.kind.dtype)
         largest = int(self._total.max()) if self._total.size else 0
         if largest > np.iinfo(dtype).max:

@@ -1,4 +1,4 @@
-"""The TFLite graph that devices get: checked, and run beside TensorFlow's on the same clients."""
+"""The TFLite graph of devices: checked, and run next to TensorFlow's on the same clients."""
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from plan_runner.plan_messages import parse
 
 _WHERE = f"{exports.CLIENT_ONLY_PLAN}: tflite_graph"
 _FLEX = "Flex"
-# What a damaged file makes its readers raise.
+# Exceptions of readers of damaged files.
 _DAMAGE = (
     AttributeError,
     IndexError,
@@ -43,10 +43,6 @@ class TfLiteClient:
 
     Args:
         content: The flatbuffer, which was checked before.
-        phase: How it is run.
-
-    Raises:
-        PlanError: If the interpreter does not take it.
     """
 
     def __init__(self, content: bytes, phase: plan_pb2.ClientPhase) -> None:
@@ -63,7 +59,7 @@ class TfLiteClient:
             self._interpreter = tf.lite.Interpreter(model_content=content)
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as e:
-            # As in the package of TensorFlow 2.21: nothing is wrong with the graph.
+            # As in TensorFlow 2.21's package: the graph is not to blame.
             if _NO_FLEX in str(e):
                 raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
             raise PlanError(f"{_IN_CLIENT}: expected a graph for TFLite, found {reason(e)}") from e
@@ -105,9 +101,6 @@ class TfLiteBeside:
         clients: How many were compared.
         largest: The largest difference, as a share of a tensor's largest number, or of 1 if that is
             larger: integers of secure sums are floats on their way there.
-
-    Args:
-        client: Runs the TFLite graph.
     """
 
     def __init__(self, client: TfLiteClient) -> None:
@@ -127,13 +120,7 @@ class TfLiteBeside:
 
         Args:
             name: The client's name, for messages.
-            examples: Its serialised examples.
-            checkpoint: What the server has sent.
             update: The checkpoint that it has written, if it writes one.
-            sent: What it sends otherwise.
-
-        Raises:
-            PlanError: If the graph fails, or sends other tensors.
         """
         other = update and update.with_name(f"{update.name}.tflite")
         found = self._client.run(name, examples, checkpoint, other)
@@ -148,12 +135,7 @@ class TfLiteBeside:
 
 
 def tflite_beside(export: Export) -> TfLiteBeside:
-    """Returns what runs an export's TFLite graph.
-
-    Raises:
-        PlanError: If it cannot be run here: there is none, or no kernel of ExternalDataset, or it
-            is not one that may run, or that TFLite takes.
-    """
+    """Returns what runs an export's TFLite graph."""
     plan = parse(plan_pb2.Plan, export.read(exports.PLAN), exports.PLAN)
     name = exports.CLIENT_ONLY_PLAN
     device = parse(plan_pb2.ClientOnlyPlan, export.read(name), name)
@@ -175,7 +157,7 @@ def _difference(expected: np.ndarray, found: np.ndarray, name: str) -> float:
     a, b = expected.astype(np.float64), found.astype(np.float64)
     scale = max(1.0, float(np.max(np.abs(a), initial=0.0)))
     differences = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b) / scale)
-    # A NaN beside a number differs by more than anything.
+    # A NaN and a number differ by infinity.
     return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
 
 
@@ -184,9 +166,6 @@ def check_tflite(content: bytes, permissions: Permissions, where: str) -> None:
 
     TFLite's own compute; of the others each is one of TensorFlow, and has to be one that may be in
     a plan's graph.
-
-    Raises:
-        PlanError: If it is damaged, or there is an operation that is not allowed.
     """
     try:
         graph = _as_graph(content, where)

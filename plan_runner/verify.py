@@ -1,4 +1,4 @@
-"""Replays an export's conformance rounds, and tells what matches."""
+"""Replays an export's conformance rounds, and reports which results match."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ class RoundCheck:
     Attributes:
         number: The round's.
         tensors: How many are expected or were found.
-        differing: Of every tensor that differs by a bit, by how much; see `relative_difference`.
+        differing: The difference of every tensor that differs by a bit; see `relative_difference`.
             Infinite if it is missing or not expected.
     """
 
@@ -69,11 +69,8 @@ def verify(
 
     Args:
         export: The export, whose graphs are code.
-        begins: Is told the name of each round when it begins.
-        beside: What else runs every client, and compares.
-
-    Raises:
-        PlanError: If the export is not what it has to be.
+        begins: Called with the name of each round when it begins.
+        beside: A second runner of every client, whose results are compared.
     """
     clients = conformance_clients(export)
     expected = export.manifest.conformance.expected
@@ -102,7 +99,7 @@ def relative_difference(expected: np.ndarray, found: np.ndarray) -> float:
 
     The share is of 0.01 where no number expected is larger: what should be 0 is so up to rounding.
     Equal infinities differ by 0, as two NaNs do, and a NaN and a number by infinity. Arrays of
-    another kind that differ, or whose dtypes or shapes do, differ by infinity.
+    another kind that differ, or that have other dtypes or shapes, differ by infinity.
     """
     if expected.dtype != found.dtype or expected.shape != found.shape:
         return math.inf
@@ -133,7 +130,7 @@ class OnDevices(NamedTuple):
     """How a verification goes with the TFLite graph that devices get.
 
     Attributes:
-        beside: What runs it; None if it is not run.
+        beside: Its runner; None if it is not run.
         problem: Why it is not.
     """
 
@@ -161,13 +158,12 @@ def tell_checks(
     tell: Callable[[str], None],
     devices: OnDevices,
 ) -> bool:
-    """Tells how the conformance rounds compare; returns whether all is as it has to be.
+    """Prints how the conformance rounds compare; returns whether all of them match.
 
     Args:
-        export: The export.
-        checks: What `verify` finds.
+        checks: The result of `verify`.
         tolerance: The largest difference of floats that passes.
-        tell: Is given one line after the other, the verdict last.
+        tell: Called with one line after the other, the verdict last.
         devices: Has compared the clients when all rounds are checked.
     """
     rounds, tensors, rounded, failing, furthest = 0, 0, 0, 0, 0.0

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_privacy as tfp
 from scipy import stats
+from tensorflow_privacy.privacy.dp_query import tree_aggregation
 
 from tff_agnostic.aggregations.noise import NoisedGroup, Release, TreeResidual, gaussian
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
@@ -50,16 +52,47 @@ def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(draw, name):
     assert stats.kstest(prefix / np.sqrt(num_nodes), "norm").pvalue > 0.01
 
 
-def test_prefix_sums_share_the_nodes_that_they_have_in_common(draw):
-    prefixes = np.cumsum([draw(_KINDS["tree"], t) for t in range(8)], axis=0)
-    covariance = np.cov(prefixes)
-    # 1-4 is a node of 4, 5, 6 and 7; 8 is one of its own.
-    for t in (5, 6, 7):
-        assert covariance[3, t - 1] == pytest.approx(1.0, abs=0.06)
-    assert covariance[3, 7] == pytest.approx(0.0, abs=0.06)
-    assert covariance[4, 6] == pytest.approx(1.0, abs=0.06)
-    # 1-4, 5-6 and 7.
-    assert covariance[6, 6] == pytest.approx(3.0, rel=0.06)
+class _KeyedNodes(tree_aggregation.ValueGenerator):
+    """The nodes of tensorflow-privacy's trees, in the order in which it asks for them.
+
+    Those are node t of a tree, the largest that ends with release t, for t from 1; one that follows
+    the last release of a tree is drawn and thrown away.
+    """
+
+    def __init__(self, per_tree):
+        self._per_tree = per_tree
+
+    def initialize(self):
+        return tf.constant(0, tf.int64)
+
+    def next(self, state):
+        tree, t = state // (self._per_tree + 1), state % (self._per_tree + 1) + 1
+        level = tf.cast(tf.math.log(tf.cast(t & -t, tf.float64)) / np.log(2.0) + 0.5, tf.int64)
+        return _node(level, t // 2**level + tree * 2**40), state + 1
+
+
+def _node(level, number):
+    return tf.random.stateless_normal([3], tf.stack([level, number]))
+
+
+@pytest.mark.parametrize("restart_every", [None, 6])
+def test_tree_noise_is_tensorflow_privacys(restart_every):
+    releases = 19
+    query = tfp.TreeResidualSumQuery(
+        tf.TensorSpec([3]),
+        _KeyedNodes(restart_every or releases),
+        clip_fn=tf.clip_by_global_norm,
+        clip_value=1.0,
+        use_efficient=False,
+    )
+    if restart_every is not None:
+        indicator = tfp.restart_query.PeriodicRoundRestartIndicator(restart_every)
+        query = tfp.RestartQuery(query, indicator)
+    state, noise = query.initial_global_state(), TreeResidual(restart_every)
+    for t in range(releases):
+        expected, state, _ = query.get_noised_result(tf.zeros([3]), state)
+        found = noise(_node, tf.constant(t, tf.int64), tf.TensorSpec([3]))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=str(t))
 
 
 @pytest.mark.parametrize("name", _KINDS)
@@ -92,9 +125,9 @@ def test_momentum_on_rounds_with_tree_noise_is_dp_ftrl_with_momentum(draw):
     options = ServerOptimizerOptions("momentum", eta, gamma)
     optimizer = options.build_server_optimizer()
     start = np.float32([1.0, 2.0, 3.0])
-    state = optimizer.initialize(tf.TensorSpec([3]))
+    state = optimizer.initialize([tf.TensorSpec([3])])
     theta, momentum = tf.constant(start), np.zeros(3)
     for t in range(11):
-        state, theta = optimizer.next(state, theta, gradients[t] + residuals[t])
+        state, (theta,) = optimizer.next(state, [theta], [gradients[t] + residuals[t]])
         momentum = gamma * momentum + gradients[: t + 1].sum(0) + np.sum(residuals[: t + 1], axis=0)
         np.testing.assert_allclose(theta, start - eta * momentum, rtol=1e-4, atol=1e-3)

@@ -18,11 +18,10 @@ from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, PlainSum
 from tff_agnostic.aggregations.clipping import (
     Group,
     budget_shares,
-    noise_factor,
     without_noise_below,
 )
 from tff_agnostic.aggregations.noise_generators import DEVIATION
-from tff_agnostic.aggregations.private_sum import PrivateSum
+from tff_agnostic.aggregations.private_sum import PrivateSum, Released
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.computations.round import Round
@@ -150,13 +149,42 @@ def test_updates_are_clipped_as_tensorflow_privacy_clips_them(streaming_runtime)
     assert state.aggregations[0].clip_norms[0] != pytest.approx(0.05, rel=0.05)
 
 
-def test_groups_of_all_exchanges_share_one_budget():
+@pytest.mark.parametrize("quantile", [0.0, 0.6])
+def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
+    """By sums of bits that noise takes below no client and above all of them, too."""
+    settings = {"clip_quantile": quantile, "clip_learning_rate": 0.3, "expected_clients": 8.0}
+    aggregation = private_sum(clip_norm=0.4, clipping="adaptive", **settings)
+    (exchange,) = Round(build("fed_avg"), aggregation).steps
+    state = exchange.initialize()
+    query = tfp.QuantileEstimatorQuery(
+        initial_estimate=0.4,
+        target_quantile=quantile,
+        learning_rate=0.3,
+        below_estimate_stddev=0.0,
+        expected_num_records=8.0,
+        geometric_update=True,
+    )
+    query_state = query.initial_global_state()
+    answer = tf.nest.map_structure(lambda bound: tf.constant(0.0, tf.float64), exchange.bounds)
+    # Bits less one half each: of 8 clients all within the norm is 4, none of them -4.
+    for summed in (-4.0, -2.5, 0.0, 3.0, 4.0, 4.5, 90.0, -5.0, -90.0, 1.0):
+        within = [tf.constant(summed, tf.float64)]
+        state, _, _ = exchange.aggregation.decode(state, Released(answer, within), exchange.bounds)
+        expected, query_state, _ = query.get_noised_result(tf.constant(summed), query_state)
+        assert float(state.clip_norms[0]) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
+def test_groups_of_all_exchanges_share_one_budget(clipping):
+    """The bit that an adaptive clip norm takes of each update among them."""
     algorithm = build("delta_fl", conformity=(0.5, 1.0))
-    exchanges = Round(algorithm, private_sum(update_share=0.7)).steps
+    aggregation = private_sum(update_share=0.7, clipping=clipping)
+    exchanges = Round(algorithm, aggregation).steps
     assert [exchange.step.name for exchange in exchanges] == ["survey", "training"]
     shares = [share for exchange in exchanges for share in exchange.aggregation.shares]
-    multipliers = [3.0 * noise_factor(share) for share in shares]
-    assert sum(z**-2 for z in multipliers) ** -0.5 == pytest.approx(3.0)
+    factors = [f for e in exchanges for f in e.aggregation.noise_factors(e.bounds)]
+    assert factors == pytest.approx([1 / share**0.5 for share in shares])
+    assert sum((3.0 * factor) ** -2 for factor in factors) ** -0.5 == pytest.approx(3.0)
     updates = [
         share
         for exchange in exchanges
@@ -169,12 +197,8 @@ def test_groups_of_all_exchanges_share_one_budget():
 
 
 def test_the_split_of_the_facts():
-    shares = (0.9, 0.05, 0.05)
-    assert [noise_factor(share) for share in shares] == pytest.approx(
-        [1.0541, 4.4721, 4.4721], abs=1e-4
-    )
     groups = [Group("update", (0,), 1.0, is_update=True), *[Group("s", (k,), 1.0) for k in (1, 2)]]
-    assert budget_shares(groups, 0.9) == pytest.approx(shares)
+    assert budget_shares(groups, 0.9) == pytest.approx((0.9, 0.05, 0.05))
 
 
 def test_domains_below_their_noise_are_absent():

@@ -17,7 +17,6 @@ from tff_agnostic.aggregations.clipping import (
     Group,
     budget_shares,
     clip,
-    clip_jointly,
     clipped_group,
     groups_of,
     scaled_ratios,
@@ -191,7 +190,7 @@ def test_of_answers_that_no_algorithm_gives():
         @tf.function(autograph=False, reduce_retracing=True)
         def clipped(values: Any, answer: Any = (bounds, groups), shares: Any = shares) -> Any:
             each, _ = clip(values, *answer, norms)
-            jointly, _ = clip_jointly(values, *answer, shares, norms)
+            jointly, _ = clip(values, *answer, norms, joint_shares=shares)
             return each, jointly
 
         for _ in range(60):
@@ -231,7 +230,8 @@ def test_joint_clipping_is_that_of_one_vector():
     shares, norms = (0.5, 0.2, 0.3), [tf.constant(0.5)]
 
     def clipped(delta: Any, losses: Any, counts: Any) -> list[np.ndarray]:
-        sent, _ = clip_jointly(_answer(delta, losses, counts), bounds, groups, shares, norms)
+        answer = _answer(delta, losses, counts)
+        sent, _ = clip(answer, bounds, groups, norms, joint_shares=shares)
         return [np.asarray(value) for value in sent]
 
     # An update of norm 1.3, of which each group by itself would leave 1, and little else.

@@ -47,7 +47,7 @@ def test_examples_beyond_max_examples():
     [
         ("train", "nothing is learnt of them."),
         ("heldout", "tuning is blind to them."),
-        ("test", "nothing can be said of them."),
+        ("test", "they cannot be evaluated."),
     ],
 )
 def test_domains_without_examples(split, meaning):

@@ -100,7 +100,7 @@ def test_what_is_refused(tmp_path):
     )
     labels.unlink()
     assert refused("idx", tmp_path) == (
-        f"{images}: expected labels in train-labels-idx1-ubyte beside it, found none"
+        f"{images}: expected labels in train-labels-idx1-ubyte next to it, found none"
     )
 
 

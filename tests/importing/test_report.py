@@ -102,8 +102,8 @@ def test_a_report_for_people(tmp_path):
         "z 1 1 2",
         "Left out, of 11 records:",
         "empty where 2",
-        "clients of which nothing was kept 1",
-        "Vocabulary: 1 of 2 words of the training clients, 66.7% of what they wrote; the rarest "
+        "clients without a kept example 1",
+        "Vocabulary: 1 of 2 words of the training clients, 66.7% of their text; the rarest "
         "has a count of 16.",
     ):
         assert line in lines

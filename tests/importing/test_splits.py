@@ -68,7 +68,7 @@ def test_the_sources_own_splits():
     divided = Splits({"train": 0.5, "heldout": 0.5}, "client", 0, {"split"})
     found = Counter((example.record.split, divided.split_of(example)[0]) for example in own)
     assert set(found) == {("train", "train"), ("train", "heldout"), ("test", "test")}
-    with pytest.raises(UserError, match="the source says itself what is for test; expected sha"):
+    with pytest.raises(UserError, match="the source has a split test of its own; expected sha"):
         Splits(_SHARES, "client", 0, {"split"}).split_of(own[1])
     for name in ("split_by", "stratify", "min_per_split"):
         with pytest.raises(UserError, match=f"--{name} has no effect without --split"):

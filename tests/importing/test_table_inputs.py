@@ -80,13 +80,13 @@ def test_missing_values(tmp_path, rule, numbers, jobs):
 def test_missing_values_are_bad_records_unless_a_rule_is_given(tmp_path):
     path = _csv(tmp_path, _ROWS[:2])
     assert refused("csv", path, feature_columns=("age",), **_COLUMNS) == (
-        "rows.csv:3: expected numbers as features, found '' as number 1 (--missing_values says "
-        "what becomes of missing ones)"
+        "rows.csv:3: expected numbers as features, found '' as number 1 (set "
+        "--missing_values to accept missing ones)"
     )
     empty = _csv(tmp_path, [{**_ROWS[0], "job": ""}])
     assert refused("csv", empty, categorical_columns=("job",), **_COLUMNS) == (
-        "rows.csv:2: expected a category in job, found '' (--missing_values says what becomes of "
-        "it)"
+        "rows.csv:2: expected a category in job, found '' (set --missing_values to accept "
+        "missing ones)"
     )
 
 

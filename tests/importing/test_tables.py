@@ -231,7 +231,7 @@ def test_lists_of_numbers_and_shapes(tmp_path):
         (example,), _ = read(format_, path, feature_shape=(2, 2), feature_name="m", **options)
         assert example.record.client == "1"
         assert example.record.features["m"].tolist() == [[1, 2], [3, 4]]
-        assert "expected 3 features, as --feature_shape says, found 4" in refused(
+        assert "expected 3 features (--feature_shape), found 4" in refused(
             format_, path, feature_shape=(3,), **options
         )
 
@@ -373,5 +373,5 @@ def test_parquet_with_missing_values(tmp_path):
     message = refused("parquet", path, **_NUMBERS)
     assert message == (
         "rows.parquet row 2: expected numbers as features, found None as number 1 "
-        "(--missing_values says what becomes of missing ones)"
+        "(set --missing_values to accept missing ones)"
     )

@@ -80,7 +80,7 @@ def test_names_are_those_of_a_fresh_process_whatever_was_built_before():
         ),
         (
             ["dense*"],
-            "--frozen_layers: expected layers of which others are left to train, found all that "
+            "--frozen_layers: expected some layers to stay trainable, found all that "
             "have weights: dense, dense_1",
         ),
     ],

@@ -147,13 +147,13 @@ def test_one_output_for_ten_classes(tmp_path):
     [
         (
             'tf.keras.Sequential([layers.Dense(8, dtype="float16", name="half"), layers.Dense(3)])',
-            "layer 'half' keeps its weights in float16: expected float32, in which updates are "
-            "summed; --precision says what layers compute in",
+            "layer 'half' keeps its weights in float16: expected float32, for the sums of "
+            "updates; --precision sets the type in which layers compute",
         ),
         (
             'tf.keras.Sequential([layers.Dense(3, dtype="float64", name="d")])',
-            "layer 'd' keeps its weights in float64: expected float32, in which updates are "
-            "summed; --precision says what layers compute in",
+            "layer 'd' keeps its weights in float64: expected float32, for the sums of "
+            "updates; --precision sets the type in which layers compute",
         ),
         (
             "tf.keras.Sequential([layers.Lambda(lambda x: x[:, :3])])",

@@ -11,17 +11,14 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy import (
-    BudgetSplit,
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.mechanisms import (
     CentralNoise,
-    FixedSizeCohorts,
-    Group,
-    Participations,
-    PoissonCohorts,
-    PrivacyAccountant,
     TreeNoise,
     effective_noise_multiplier,
 )
+from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts
+from tff_agnostic.privacy.tree import Participations
 
 # Clients, of a round, z, T, delta, and epsilon by PLD and by RDP, computed with dp-accounting 0.4.3
 # at intervals of 1e-4. Settings: MNIST by writer, Stack Overflow's users, McMahan et al. 2018.
@@ -96,22 +93,21 @@ def _sampled(*multipliers):
     return dp.PoissonSampledDpEvent(_Q, dp.ComposedDpEvent(gaussians))
 
 
-_SPLIT = BudgetSplit((Group("update", 0.9), Group("losses", 0.05), Group("counts", 0.05)))
+# Of shares 0.9, 0.05 and 0.05.
+_GROUPS = (1 / 0.9**0.5, 1 / 0.05**0.5, 1 / 0.05**0.5)
 
 
 def test_groups_of_one_cohort_are_one_sampled_release():
-    groups = _SPLIT.noise_multipliers(1.0).values()
-    mechanism = CentralNoise(effective_noise_multiplier(groups), _COHORTS)
+    mechanism = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     found = _epsilon(mechanism, 1000, _DELTA, "rdp")
-    expected = _by_events(dp.SelfComposedDpEvent(_sampled(*groups), 1000))
+    expected = _by_events(dp.SelfComposedDpEvent(_sampled(*_GROUPS), 1000))
     assert found == pytest.approx(expected, rel=1e-9)
     assert found == pytest.approx(2.1014, rel=1e-4)
 
 
 def test_what_composes_groups_as_releases_of_their_own_is_too_optimistic():
-    groups = list(_SPLIT.noise_multipliers(1.0).values())
-    together = CentralNoise(effective_noise_multiplier(groups), _COHORTS)
-    apart = [CentralNoise(z, _COHORTS) for z in groups]
+    together = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
+    apart = [CentralNoise(z, _COHORTS) for z in _GROUPS]
     for name, of_one, wrong in (("rdp", 2.1014, 1.9156), ("pld", 1.8282, 1.6909)):
         counts = [1000] * len(apart)
         assert PrivacyAccountant(apart, _DELTA, name).epsilon(*counts) == pytest.approx(
@@ -120,23 +116,9 @@ def test_what_composes_groups_as_releases_of_their_own_is_too_optimistic():
         assert _epsilon(together, 1000, _DELTA, name) == pytest.approx(of_one, rel=1e-3)
 
 
-def test_the_bit_of_an_adaptive_clip_norm_is_part_of_the_release():
-    # 50 clients and TFF's standard deviation of the bit, a twentieth of them: z_b = 5.
-    z, z_bit = 1.0, 2 * 50 / 20
-    z_update = (z**-2 - z_bit**-2) ** -0.5
-    split = BudgetSplit((Group("update", 1.0),)).with_clip_bits(["update"], (z / z_bit) ** 2)
-    groups = split.noise_multipliers(z)
-    assert groups == pytest.approx({"update": 1.0206, "update/clip": 5.0}, rel=1e-4)
-    mechanism = CentralNoise(effective_noise_multiplier(groups.values()), _COHORTS)
-    expected = _by_events(dp.SelfComposedDpEvent(_sampled(z_update, z_bit), 200))
-    assert _epsilon(mechanism, 200, _DELTA, "rdp") == pytest.approx(expected, rel=1e-9)
-
-
 def test_two_exchanges_with_one_cohort_are_one_release():
-    shares = {"survey/losses": 0.1, "survey/counts": 0.1, "training/update": 0.8}
-    split = BudgetSplit(tuple(Group(*item) for item in shares.items()))
-    groups = split.noise_multipliers(0.9)
-    mechanism = CentralNoise(effective_noise_multiplier(groups.values()), _COHORTS)
+    groups = [0.9 / share**0.5 for share in (0.1, 0.1, 0.8)]
+    mechanism = CentralNoise(effective_noise_multiplier(groups), _COHORTS)
     survey = dp.ComposedDpEvent([dp.GaussianDpEvent(0.9 / 0.1**0.5)] * 2)
     training = dp.GaussianDpEvent(0.9 / 0.8**0.5)
     event = dp.PoissonSampledDpEvent(_Q, dp.ComposedDpEvent([survey, training]))

@@ -14,14 +14,10 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tff_agnostic.privacy import (
-    DistributedNoise,
-    FixedSizeCohorts,
-    IntegerGroup,
-    PrivacyAccountant,
-    SecretCohorts,
-)
+from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.amplification import poisson_sampled, sampled_without_replacement
+from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.sampling import FixedSizeCohorts, SecretCohorts
 
 _ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 8.0, 32.0, 64.0, 300.0])
 

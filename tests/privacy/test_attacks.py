@@ -9,15 +9,10 @@ from scipy.stats import norm
 
 from tests.privacy import attack_curves
 from tests.selection import usually
-from tff_agnostic.privacy import (
-    CountedCohorts,
-    DistributedNoise,
-    FixedSizeCohorts,
-    IntegerGroup,
-    PrivacyAccountant,
-    SecretCohorts,
-)
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.lower_bound import lower_bound, most_that_is_proved
+from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, SecretCohorts
 
 
 @dataclasses.dataclass(frozen=True)

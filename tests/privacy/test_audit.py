@@ -7,8 +7,7 @@ import tensorflow as tf
 from benchmarks.privacy_audit import MODES
 from tests.selection import usually
 from tff_agnostic.aggregations.noise import TreeResidual
-from tff_agnostic.privacy import Participations
-from tff_agnostic.privacy.tree import noise_covariance
+from tff_agnostic.privacy.tree import Participations, noise_covariance
 
 
 @pytest.mark.parametrize("restart_every", [None, 3])

@@ -3,21 +3,17 @@
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy import (
-    CentralNoise,
-    DistributedNoise,
-    FixedSizeCohorts,
-    IntegerGroup,
-    Participations,
-    PoissonCohorts,
+from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
-    SecretCohorts,
-    TreeNoise,
     check_delta,
     default_delta,
     noise_for_epsilon,
     rounds_for_budget,
 )
+from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
+from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
+from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, SecretCohorts
+from tff_agnostic.privacy.tree import Participations
 
 _WRITERS = PoissonCohorts(539, 50)
 _SECRET = SecretCohorts(539, 50, 50)

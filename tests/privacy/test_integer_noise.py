@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from scipy.stats import skellam as skellam_distribution
 
-from tff_agnostic.privacy import DistributedNoise, IntegerGroup, SecretCohorts
 from tff_agnostic.privacy.distributed import (
     INTEGER_NOISES,
+    DistributedNoise,
+    IntegerGroup,
     Sensitivity,
     discrete_gaussian,
     rounded_sensitivity,
     skellam,
 )
+from tff_agnostic.privacy.sampling import SecretCohorts
 
 _ORDERS = np.array([1.5, 2.0, 4.0, 8.0])
 _SUPPORT = np.arange(-400, 401)

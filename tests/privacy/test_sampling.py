@@ -4,12 +4,12 @@ import dp_accounting as dp
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy import (
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.mechanisms import CentralNoise
+from tff_agnostic.privacy.sampling import (
     COHORT_SAMPLINGS,
-    CentralNoise,
     FixedSizeCohorts,
     PoissonCohorts,
-    PrivacyAccountant,
     StratifiedCohorts,
 )
 

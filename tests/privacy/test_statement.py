@@ -4,21 +4,15 @@ import json
 
 import pytest
 
-from tff_agnostic.privacy import (
-    BudgetSplit,
-    CentralNoise,
-    Group,
-    Participations,
-    PoissonCohorts,
-    PrivacyAccountant,
-    TreeNoise,
-    statement,
-)
+from tff_agnostic.privacy.accountant import PrivacyAccountant, statement
+from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
+from tff_agnostic.privacy.sampling import PoissonCohorts
+from tff_agnostic.privacy.tree import Participations
 
 
 def _statement(z, **more):
     training = CentralNoise(z, PoissonCohorts(539, 50))
-    split = BudgetSplit((Group("update", 0.9), Group("statistics", 0.1))).noise_multipliers(z)
+    split = {"update": z / 0.9**0.5, "statistics": z / 0.1**0.5}
     return statement(PrivacyAccountant([training], 1e-3), [120], split, **more)
 
 

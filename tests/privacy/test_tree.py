@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy import Participations, squared_sensitivity
+from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
 
 def _nodes(rounds, restart_every):

@@ -18,15 +18,10 @@ from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationO
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import evaluation_report
-from tff_agnostic.privacy import (
-    CentralNoise,
-    FixedSizeCohorts,
-    Participations,
-    PoissonCohorts,
-    PrivacyAccountant,
-    TreeNoise,
-)
-from tff_agnostic.privacy.mechanisms import Mechanism
+from tff_agnostic.privacy.accountant import PrivacyAccountant
+from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise
+from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts
+from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.run.private_evaluation import (
     PrivateEvaluation,
     consistent,

@@ -1,1 +1,1 @@
-"""How the answers of clients are summed: as they are, or as integers in secure sums."""
+"""Sums of client outputs: plain, secure, and with differential privacy."""

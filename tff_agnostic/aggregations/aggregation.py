@@ -1,16 +1,15 @@
-"""The aggregation interface with its defaults, the plain sum, bounds and limits.
+"""The aggregation interface, whose defaults are the plain sum's; bounds and limits.
 
-What happens to a client's answer before the sum over the cohort, and to the sum after it.
-
-An aggregation is pure functions around one sum, and a state of its own that lives on the server.
-`PlainSum` leaves values as they are; `secure_sum.SecureSum` turns them into bounded integers.
+An aggregation changes a client's output before the sum over the cohort, and the sum after it. It is
+pure functions around one sum, and a state of its own on the server. `PlainSum` leaves values as
+they are; `secure_sum.SecureSum` turns them into bounded integers.
 """
 
 import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Protocol, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -21,9 +20,10 @@ from tff_agnostic.settings import Settings, setting
 
 
 class Guarantee(enum.Enum):
-    """What an aggregation promises of what reaches the server.
+    """A declared property of what reaches the server.
 
-    Each has a check of compiled exchanges, without which nothing runs; see `guarantees`.
+    Each is verified on compiled communication steps before anything runs; see
+    `computations.verification`.
     """
 
     SECURE_SUMS = "secure sums"
@@ -31,11 +31,11 @@ class Guarantee(enum.Enum):
 
 
 class ClientFacts(NamedTuple):
-    """What an aggregation is told of a client beside its answer.
+    """Facts about a client that an aggregation gets in addition to the client's output.
 
     Attributes:
         seed: The client's seed in this round, int64 scalar.
-        examples_cut: How many of its examples were left out, int64 scalar.
+        examples_cut: Number of its examples that were left out, int64 scalar.
         place: Its `Place` in the cohort; () unless the aggregation numbers clients.
     """
 
@@ -46,10 +46,10 @@ class ClientFacts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ClientLimits(Settings):
-    """Limits of one client, from which algorithms derive the bounds of what it sends.
+    """Limits of one client, from which algorithms derive the bounds of its output.
 
     Attributes:
-        max_examples: Examples that count; the first ones, where a client has more.
+        max_examples: Largest number of examples; a client with more uses the first ones.
         max_loss: Loss of one example. Sums of losses are bounded from below by 0, too.
         max_delta: Absolute value of one coordinate of a client's model delta w - w^k.
         max_beta: Weight of one client; None for the algorithm's own default.
@@ -57,7 +57,7 @@ class ClientLimits(Settings):
 
     max_examples: int = setting(
         1000,
-        "Bound of a client's examples; of one with more the first ones are used.",
+        "Bound of a client's examples; a client with more uses the first ones.",
         flag="secure_max_examples",
         at_least=1,
     )
@@ -85,11 +85,11 @@ class ClientLimits(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """Range of one value of a client's answer: [0, limit], or [-limit, limit] if signed.
+    """Range of one value of a client's output: [0, limit], or [-limit, limit] if signed.
 
-    Values that the server divides by each other name the same `ratio`: where one of them exceeds
-    its bound, all of the client's are scaled down together, so that the client counts less and the
-    ratio stays what it was. Cut one by one, a client would gain weight or lose it.
+    Values that the server divides by each other name the same `ratio`. Where one of them exceeds
+    its bound, all of the client's values of the ratio are scaled down together, so that the client
+    counts less and its ratio stays. If each value were cut alone, the ratio would change.
 
     Attributes:
         limit: Largest absolute value.
@@ -98,14 +98,14 @@ class Bound:
         ratio: Name of the values that are scaled together; None for a value that stands alone.
         entrywise: Whether entry i is scaled with entry i of the others, as vectors with an entry
             per domain are; otherwise all entries of all of them have one factor.
-        denominator: Whether the other values of its ratio are divided by it, or entries of it alone
-            by something: where a private sum of it is below its noise, they count as absent.
-        one_of: Name of values of which a client has at most one that is not zero; None if it may
-            have all.
-        public_sum: What the sum over a round is expected to be, as far as that is known without
-            asking the clients. A private aggregation takes it in place of the sum, and asks nobody.
-        max_norm: Largest l2 norm of all entries together, to which private sums clip; None if that
-            is `limit`, as of a vector of few large entries.
+        denominator: Whether the other values of its ratio are divided by it. Where a private sum of
+            it is below its noise, they count as absent.
+        one_of: Name of alternatives, of which a client has at most one nonzero; None if the value
+            is no alternative.
+        public_sum: The sum over a round, where it is known without the clients' values. A private
+            aggregation uses it in place of the sum, and clients do not send the value.
+        max_norm: Largest l2 norm of all entries together, to which private sums clip; None if it is
+            `limit`.
     """
 
     limit: float
@@ -124,162 +124,122 @@ class Bound:
         return float(self.limit if self.max_norm is None else self.max_norm)
 
 
-class Aggregation(Protocol):
+_Sum = TypeVar("_Sum", bound="Aggregation")
+
+
+class Aggregation:
     """Sums named tuples of tensors over a cohort; the structure of bounds is that of the values.
 
-    Equal aggregations do the same: what was traced for one serves the other.
+    The defaults are those of a sum of the values as they are, without a state or a secret. Equal
+    aggregations do the same: what was traced for one serves the other.
+
+    Attributes:
+        name: Name in the registry.
     """
 
-    @property
-    def name(self) -> str:
-        """Name in the registry."""
+    name: str
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
-        """What is promised, and checked before anything runs."""
+        """The declared properties, each verified before anything runs."""
+        return frozenset()
 
     @property
     def limits(self) -> ClientLimits:
         """Limits of what one client may send, from which bounds are made."""
+        return ClientLimits()
 
     @property
     def cuts_clients(self) -> bool:
         """Whether no more than `limits.max_examples` examples of a client are used."""
+        return False
 
     @property
     def numbers_clients(self) -> bool:
-        """Whether simulated clients are told their place in the cohort, to draw apart by it."""
+        """Whether simulated clients get their place in the cohort, as a part of their seeds."""
+        return False
 
     @property
     def min_clients(self) -> int:
-        """How many clients a sum that is looked at must hold at least, if it holds any."""
+        """The fewest clients of a sum that is looked at, if it holds any."""
+        return 0
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> "tuple[Aggregation, ...]":
-        """Returns the aggregation of each exchange of a round.
+    def of_exchanges(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
+        """Returns the aggregation of each communication step of a round.
 
         Args:
-            bounds: Of the answer of each exchange.
+            bounds: Of the client output in each step.
         """
+        return (self,) * len(bounds)
 
     def on_clients(self) -> "Aggregation":
-        """Returns it as clients have it: without what only the server may know."""
+        """Returns the aggregation as clients have it: without secrets of the server."""
+        return self
 
-    def exact(self) -> "Aggregation":
-        """Returns it without a rounding of real sums to float32 after they are made."""
+    def exact(self: _Sum) -> _Sum:
+        """Returns the aggregation without a rounding of real sums to float32."""
+        return self
 
     def initialize(self, bounds: Any) -> Any:
         """Returns the state before the first sum."""
+        del bounds
+        return ()
 
     def secrets(self, state: Any) -> list[Any]:
-        """Returns what of the state no client may learn."""
+        """Returns the parts of the state that no client may learn."""
+        del state
+        return []
 
     def rounding(self, bound: Bound) -> float:
         """Returns by how much a value within its bound may change between client and sum."""
+        del bound
+        return 0.0
 
     def client_params(self, state: Any) -> Any:
-        """On the server: returns what clients are sent of the state, such as a norm to clip to."""
+        """On the server: returns the part of the state that is broadcast, such as clip norms."""
+        return state
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """On a client: returns what is summed, from the client's answer."""
+        """On a client: returns the summand that is made of the client's output."""
+        del params, bounds, client
+        return output
 
     def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
         """In a federated computation: sums `encoded`, placed at clients, on the server."""
+        del bounds
+        return tff.federated_sum(encoded)
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        """On the server: returns the next state, the sum of the answers, and a report."""
+        """On the server: returns the next state, the sum of the outputs, and a report."""
+        del bounds
+        return state, summed, OrderedDict()
 
     def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
         """Describes the report of `decode`.
 
         Args:
-            bounds: Of a client's answer.
-            prefix: First part of the quantities' names, which keeps exchanges apart.
+            bounds: Of a client's output.
+            prefix: First part of the names, by which communication steps differ.
         """
-
-
-_Sum = TypeVar("_Sum", bound=Aggregation)
-
-
-class StatelessSum:
-    """What aggregations share that remember nothing from round to round, and have no secret."""
-
-    numbers_clients = False
-
-    def of_exchanges(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
-        """Returns itself for each."""
-        return (self,) * len(bounds)
-
-    def on_clients(self: _Sum) -> _Sum:
-        """Returns itself."""
-        return self
-
-    def exact(self: _Sum) -> _Sum:
-        """Returns itself: what clients send is what is summed."""
-        return self
-
-    def initialize(self, bounds: Any) -> Any:
-        """Returns no state."""
-        del bounds
-        return ()
-
-    def secrets(self, state: Any) -> list[Any]:
-        """Returns nothing."""
-        del state
-        return []
-
-    def client_params(self, state: Any) -> Any:
-        """Returns nothing."""
-        return state
+        del bounds, prefix
+        return OrderedDict()
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainSum(StatelessSum):
+class PlainSum(Aggregation):
     """The sum of the values as they are.
 
     Attributes:
-        limits: Not enforced; bounds are made of them to see that an algorithm states them all.
+        limits: Not enforced; algorithms make bounds of them, which shows that each value has one.
         name: Name of the aggregation.
     """
 
     limits: ClientLimits = ClientLimits()
     name: str = "plain"
 
-    guarantees = frozenset[Guarantee]()
-    cuts_clients = False
-    min_clients = 0
-
-    def rounding(self, bound: Bound) -> float:
-        """Returns 0: values stay as they are."""
-        del bound
-        return 0.0
-
-    def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """Returns `output`."""
-        del params, bounds, client
-        return output
-
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
-        """Returns `tff.federated_sum`."""
-        del bounds
-        return tff.federated_sum(encoded)
-
-    def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Returns `summed`, and no report."""
-        del bounds
-        return state, summed, OrderedDict()
-
-    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
-        """Describes no report."""
-        del bounds, prefix
-        return OrderedDict()
-
 
 def require_enough_clients(aggregation: Aggregation, num_clients: int) -> None:
-    """Refuses a sum that says too much of its clients, as that of a single one says all.
-
-    Raises:
-        UserError: If there are some clients, but fewer than the aggregation asks for.
-    """
+    """Refuses a sum over so few clients that it would reveal them."""
     if 0 < num_clients < aggregation.min_clients:
         raise UserError(
             f"{aggregation.name} sums: expected at least {aggregation.min_clients} clients in a "

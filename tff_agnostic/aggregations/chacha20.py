@@ -1,9 +1,9 @@
 """ChaCha20 (RFC 8439, section 2.3), a stream cipher, in TensorFlow's integer operations.
 
-Its key stream is a function of a 256-bit key and a 96-bit nonce. Without the key nobody can tell it
-from random bits, nor work out the rest of it from a part, as far as is known in public. All of it
-is 32-bit integer arithmetic, so every runtime, every device and every exported graph has the same
-bits. No table is looked up and nothing branches on the key.
+Its key stream is a function of a 256-bit key and a 96-bit nonce. As far as is publicly known, the
+stream cannot be told from random bits without the key, nor can the rest of it be computed from a
+part. All of it is 32-bit integer arithmetic, so every runtime, every device and every exported
+graph has the same bits. There is no table look-up and no branch that depends on the key.
 """
 
 import functools
@@ -56,7 +56,7 @@ def halves(number: tf.Tensor) -> list[tf.Tensor]:
 
 
 def joined_halves(words: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of 64 bits, int64 [n / 2], of which each is two words of uint32 [n]."""
+    """Returns numbers of 64 bits, int64 [n / 2], each of two words of uint32 [n]."""
     low, high = tf.unstack(tf.cast(tf.reshape(words, [-1, 2]), tf.int64), axis=1)
     return tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, tf.constant(32, tf.int64)), low)
 

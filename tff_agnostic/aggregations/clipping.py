@@ -1,25 +1,26 @@
-"""Groups of values with one share of the budget, how they are clipped, and noisy sums read.
+"""Groups of values with a share of the budget each, their clipping, and their noisy sums.
 
-Clipping leaves every group within its bound, and ratios as they were, by pure functions of one
-client's values. Whatever a client answers, be it huge or not a number, the sum of a group changes
-by no more than its bound when the client joins or leaves.
-
-All that clients answer in a round is one release: every value belongs to a group, whose l2 norm is
+All that clients send in a round is one release. Every value belongs to a group, whose l2 norm is
 bounded. Noise of standard deviation z_g times the bound of group g, for all groups, is as private
 as one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2). Spending a share
 w_g of the budget on a group, sum_g w_g = 1, means z_g = z_eff / sqrt(w_g).
+
+Clipping is a pure function of one client's values that leaves every group within its bound, and
+ratios as they were. Whatever a client sends, infinite numbers included, the sum of a group changes
+by at most its bound when the client joins or leaves.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound
 
-# Results are rounded to float32; what is scaled to its bound stays a hair below.
+# Values are scaled to slightly below their bound: results are rounded to float32.
 _ROOM = 1.0 - 1e-6
 
 
@@ -30,22 +31,18 @@ def l2_norm(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def finite(value: tf.Tensor) -> tf.Tensor:
-    """Returns a value with zeros in place of entries that are no finite numbers."""
+    """Returns a value with zeros in place of infinite entries and NaNs."""
     if not value.dtype.is_floating:
         return value
     return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
 
 
 def scaled_ratios(values: Sequence[tf.Tensor], bounds: Sequence[Bound]) -> list[tf.Tensor]:
-    """Scales values that form a ratio so that the norm of none of them exceeds its bound.
+    """Scales values that form a ratio so that the norm of each is within its bound.
 
-    Updates are scaled with their weights here, and do not count: they are clipped afterwards, to a
-    norm of their own. An integer n becomes floor(f n), and entries of the values beside it are
-    scaled by floor(f n) / n, as in secure sums.
-
-    Args:
-        values: The flattened answer.
-        bounds: The bound of each value.
+    Updates are scaled together with their weights, but their own norm does not matter here: they
+    are clipped afterwards. An integer n becomes floor(f n), and the matching entries of the other
+    values are scaled by floor(f n) / n, as in secure sums.
     """
     scaled = list(values)
     ratios = dict.fromkeys(bound.ratio for bound in bounds if bound.ratio is not None)
@@ -79,7 +76,7 @@ def _whole(
     for i in members:
         if bounds[i].integer:
             count = tf.cast(values[i], tf.float64)
-            # Toward 0: a client may answer with negative counts, and must gain nothing by that.
+            # Toward 0: a client may send negative counts, and must gain nothing by that.
             whole = tf.sign(count) * tf.floor(tf.abs(count) * factor + 1e-9)
             factor = tf.math.divide_no_nan(whole, count)
     return factor
@@ -101,7 +98,7 @@ def clipped_group(values: Sequence[tf.Tensor], limit: tf.Tensor) -> list[tf.Tens
     def scaled(value: tf.Tensor) -> tf.Tensor:
         if value.dtype.is_floating:
             return value * tf.cast(factor, value.dtype)
-        # A cast rounds toward 0: it must not lengthen what is scaled.
+        # A cast rounds toward 0, so the norm does not grow.
         return tf.cast(tf.cast(value, tf.float64) * factor, value.dtype)
 
     return [scaled(value) for value in values]
@@ -109,13 +106,13 @@ def clipped_group(values: Sequence[tf.Tensor], limit: tf.Tensor) -> list[tf.Tens
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Values of a client's answer whose joint l2 norm is bounded.
+    """Values of a client's output whose joint l2 norm is bounded.
 
     Attributes:
         name: For people, such as "domain_losses".
-        positions: Which values of the flattened answer.
-        limit: The bound; of an update the bound with a clip norm of 1.
-        is_update: Whether it is clipped to a clip norm; other values have bounds of their own.
+        positions: Positions of the values in the flattened output.
+        limit: The bound; for an update the bound with a clip norm of 1.
+        is_update: Whether it is clipped to a clip norm; other groups have fixed bounds.
     """
 
     name: str
@@ -124,22 +121,41 @@ class Group:
     is_update: bool = False
 
 
+class _Part(NamedTuple):
+    """A group as a part of one vector that is clipped jointly.
+
+    Attributes:
+        positions: The group's.
+        share: w_g.
+        norm: |x_g|, float64 scalar.
+        limit: c_g, float64 scalar.
+        rounding: Square of the length that rounding may add to x_g.
+    """
+
+    positions: tuple[int, ...]
+    share: float
+    norm: tf.Tensor
+    limit: tf.Tensor
+    rounding: float
+
+
 def clip(
     values: Sequence[tf.Tensor],
     bounds: Sequence[Bound],
     groups: Sequence[Group],
     clip_norms: Sequence[tf.Tensor],
     rounding: Sequence[float] = (),
+    joint_shares: Optional[Sequence[float]] = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Bounds a client's answer.
+    """Bounds a client's output, each group alone or all of them as one vector.
 
     Args:
-        values: The flattened answer.
-        bounds: The bound of each value.
-        groups: All groups of the answer.
         clip_norms: The clip norm of each update among them, float32 scalars.
         rounding: By how much each value may change when it is sent, such as half a step of secure
             sums; nothing if empty. The bounds hold for what is sent.
+        joint_shares: w_g of each group, if they are clipped as one vector. Whole numbers that are
+            in no ratio, such as a count of clients, would be 0 as soon as they are scaled: they
+            are clipped alone all the same.
 
     Returns:
         (values, whether each update was within its clip norm, float32 scalars). Values that belong
@@ -147,90 +163,69 @@ def clip(
     """
     found = scaled_ratios([finite(value) for value in values], bounds)
     sent = [tf.zeros_like(value) for value in found]
-    norms, within = iter(clip_norms), []
-    for group in groups:
+    norms, within, parts = iter(clip_norms), [], []
+    shares = joint_shares or itertools.repeat(None)
+    for group, share in zip(groups, shares):
         members = [found[i] for i in group.positions]
         limit = tf.constant(group.limit, tf.float64)
         if group.is_update:
             limit *= tf.cast(next(norms), tf.float64)
             within.append(tf.cast(l2_norm(members) <= limit, tf.float32))
+        added = 0.0
         if rounding:
-            sizes = [rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions]
-            limit = tf.maximum(limit - math.sqrt(sum(sizes)), 0.0)
+            added = sum(rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions)
+        is_counts = any(bounds[i].integer and bounds[i].ratio is None for i in group.positions)
+        if share is not None and not is_counts:
+            parts.append(_Part(group.positions, share, l2_norm(members), limit, added))
+            continue
+        if rounding:
+            limit = tf.maximum(limit - math.sqrt(added), 0.0)
         for i, value in zip(group.positions, clipped_group(members, limit)):
+            sent[i] = value
+    if parts:
+        for i, value in _jointly_clipped(found, bounds, parts).items():
             sent[i] = value
     return sent, within
 
 
-def clip_jointly(
-    values: Sequence[tf.Tensor],
-    bounds: Sequence[Bound],
-    groups: Sequence[Group],
-    shares: Sequence[float],
-    clip_norms: Sequence[tf.Tensor],
-    rounding: Sequence[float] = (),
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Bounds a client's answer as one vector; arguments and results are those of `clip`.
+def _jointly_clipped(
+    values: Sequence[tf.Tensor], bounds: Sequence[Bound], parts: Sequence[_Part]
+) -> dict[int, tf.Tensor]:
+    """Returns the values of all parts by their positions, clipped as one vector.
 
-    Group g of bound c_g and share w_g has the part v_g = sqrt(w_g) x_g / c_g of it, and v is
-    scaled to a norm of at most sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on
-    x_g, as when each group is clipped by itself; and answers whose groups are within their bounds
-    stay as they are, as do some that exceed the bound of one and have less of others.
-
-    Whole numbers that are in no ratio, such as a count of clients, would be 0 as soon as they are
-    scaled: they are clipped by themselves, and take no part.
-
-    Args:
-        values: The flattened answer.
-        bounds: The bound of each value.
-        groups: All groups of the answer.
-        shares: w_g of each of them.
-        clip_norms: The clip norm of each update among them, float32 scalars.
-        rounding: By how much each value may change when it is sent.
+    Group g has the part v_g = sqrt(w_g) x_g / c_g of it, and v is scaled to a norm of at most
+    sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on x_g, as when each group is
+    clipped alone; and outputs whose groups are within their bounds stay as they are, as do some
+    that exceed the bound of one group and have less of others.
     """
-    found = scaled_ratios([finite(value) for value in values], bounds)
-    sent = [tf.zeros_like(value) for value in found]
-    norms, within, joint = iter(clip_norms), [], []
     square = of_rounding = tf.constant(0.0, tf.float64)
-    for group, share in zip(groups, shares):
-        limit = tf.constant(group.limit, tf.float64)
-        if any(bounds[i].integer and bounds[i].ratio is None for i in group.positions):
-            members = [found[i] for i in group.positions]
-            for i, value in zip(group.positions, clipped_group(members, limit)):
-                sent[i] = value
-            continue
-        norm = l2_norm([found[i] for i in group.positions])
-        if group.is_update:
-            limit *= tf.cast(next(norms), tf.float64)
-            within.append(tf.cast(norm <= limit, tf.float32))
-        square += share * tf.square(norm / limit)
-        if rounding:
-            sizes = [rounding[i] ** 2 * values[i].shape.num_elements() for i in group.positions]
-            of_rounding += share * sum(sizes) / tf.square(limit)
-        joint.append((group, share))
+    for part in parts:
+        square += part.share * tf.square(part.norm / part.limit)
+        of_rounding += part.share * part.rounding / tf.square(part.limit)
     norm = tf.sqrt(square)
-    largest = math.sqrt(math.fsum(share for _, share in joint)) - tf.sqrt(of_rounding)
+    largest = math.sqrt(math.fsum(part.share for part in parts)) - tf.sqrt(of_rounding)
     largest = tf.maximum(largest, 0.0)
     factor = tf.where(norm > largest, tf.math.divide_no_nan(largest, norm) * _ROOM, 1.0)
-    positions = {i for group, _ in joint for i in group.positions}
+    positions = {i for part in parts for i in part.positions}
+    clipped = {}
     for ratio in dict.fromkeys(bound.ratio for bound in bounds):
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
-        # What is a ratio with counts stays one, of whole counts.
-        of_ratio = factor if ratio is None else _whole(factor, found, bounds, members)
+        # Counts of a ratio stay whole, and the ratio stays.
+        of_ratio = factor if ratio is None else _whole(factor, values, bounds, members)
         for i in positions & {*members}:
-            sent[i] = _times(of_ratio, found[i])
-    return sent, within
+            clipped[i] = _times(of_ratio, values[i])
+    return clipped
 
 
 def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
-    """Returns the groups of an answer; values with a public sum are in none.
+    """Returns the groups of an output; values with a public sum are in none.
 
-    Signed values of a ratio are an update: their norm is that of a model delta times the client's
-    weight, for which the bound has room: the mean weight of a client where the sum of weights is
-    public, the largest one otherwise.
+    Signed values of a ratio are an update: a model delta times the client's weight. The bound of
+    its norm has a factor for the weight: a client's mean weight where the sum of weights is public,
+    the largest weight otherwise.
 
     Args:
-        bounds: Of the answer, in its structure, a named tuple.
+        bounds: Bounds in the structure of the output, a named tuple.
         max_delta: Bound of a coordinate of a model delta, from which `bounds` were made.
         expected_clients: Clients that a round is expected to have.
     """
@@ -280,12 +275,11 @@ def _paths(values: Any, path: str) -> Iterator[str]:
 
 
 def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, ...]:
-    """Returns w_g of each group of a round, all its exchanges together.
+    """Returns w_g of each group of a round, all its communication steps together.
 
     Args:
-        groups: The groups of all exchanges.
-        update_share: What all updates have together, each the same; the other groups have the rest.
-            Where there is one kind only, it has all.
+        update_share: Share of all updates together, divided equally; the other groups have the
+            rest, divided equally too. If there are only updates or only others, they have all.
     """
     kinds = [group.is_update for group in groups]
     num_updates = sum(kinds)
@@ -296,27 +290,22 @@ def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, 
     return tuple(each[kind] for kind in kinds)
 
 
-def noise_factor(share: float) -> float:
-    """Returns z_g / z_eff = 1 / sqrt(w_g)."""
-    return 1.0 / math.sqrt(share)
-
-
 def without_noise_below(
     values: Sequence[tf.Tensor],
     deviations: Sequence[tf.Tensor],
     bounds: Sequence[Bound],
     absent_below: float,
 ) -> list[tf.Tensor]:
-    """Returns sums in which what is lost in noise is absent, and ratios are within their limits.
+    """Returns sums without values below their noise, and with ratios within their limits.
 
-    A denominator below `absent_below` standard deviations of its noise is zero, and so are the
-    values that are divided by it; others lie between 0 and their largest ratio to it. Public sums
-    take the place of what nobody sent. Counts of clients of which each has one are not negative.
+    A denominator below `absent_below` standard deviations of its noise becomes zero, and so do the
+    values that are divided by it. Other numerators are cut to between 0 and their largest ratio to
+    the denominator. Public sums are filled in for values that were not sent. Negative counts of
+    clients become zero.
 
     Args:
         values: The flattened sum, float64.
         deviations: Standard deviation of the noise of each value.
-        bounds: The bound of each value.
         absent_below: Standard deviations.
     """
     result = list(values)

@@ -1,21 +1,20 @@
-"""Sums with differential privacy of which nobody sees one without noise: clients add it.
+"""Distributed differential privacy: clients add the noise, and no party sees an exact sum.
 
-A client scales each group of its clipped answer to a norm of c steps, rotates updates, rounds to
+A client scales each group of its clipped output to a norm of c steps, rotates updates, rounds to
 integers, adds its share of Skellam noise (Agarwal, Kairouz, Liu 2021), and submits them modulo a
 power of two to a modular secure sum. The server takes the integers nearest zero, rotates back and
-rescales. Rotating is of use for the many values of an update, of which it makes small ones; single
-sums are sent as they are.
+rescales. Rotation spreads an update's norm over its coordinates, so that fewer bits suffice. Single
+sums are not rotated.
 
-**Who takes part is a secret** where a coin of a client's own decides it: a public number of clients
-answers each round, and those that their coin leaves out send zeros with their share of the noise.
-To everybody else a client that is left out is then a client whose values are zeros. A simulation
-need not play each of them: an entry of the cohort stands for as many as a table of their noise
-together has room for.
+**Who takes part is a secret** where each client's own coin decides it. A public number of clients
+reports in each round; those that their coin leaves out send zeros with their share of the noise.
+To everybody else they look like clients whose values are zeros. A simulation does not run each of
+them: one entry of the cohort stands for as many as fit into one table of their joint noise.
 
-**In a simulation** all clients' noise is made of one key, which the server sends them, so that a
-run can be repeated. Whoever knows the key can take the noise away, and clients know it: that is
-sound where one process plays everybody. On a device the noise must be the device's own draw, and no
-key be sent.
+**In a simulation** the noise of all clients is made of one key, which the server sends them, so
+that a run can be repeated. Anyone with the key can remove the noise, and clients have it: that is
+sound where one process simulates all parties. On a device the noise must be the device's own draw,
+and no key is sent.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, Guarantee
+from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.aggregations.integer_codec import IntegerCodec, joined, pieces_of
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.privacy_options import DistributedOptions
@@ -36,12 +35,12 @@ from tff_agnostic.report_fields import Quantities, Quantity
 
 
 class ClientParams(NamedTuple):
-    """What clients are sent.
+    """The part of the state that clients get.
 
     Attributes:
-        clip_norms: Of each update.
-        noise_key: What simulated clients draw their noise with; see the module.
-        releases: How many sums were released.
+        clip_norms: The clip norm of each update.
+        noise_key: Key of the noise of simulated clients; see the module.
+        releases: Number of sums released before.
     """
 
     clip_norms: tf.Tensor
@@ -50,13 +49,13 @@ class ClientParams(NamedTuple):
 
 
 class Integers(NamedTuple):
-    """What a client submits; int64 everywhere.
+    """A client's submission; int64 everywhere.
 
     Attributes:
-        values: Residues, in the shapes of what is released; of a rotated group, its first ones.
-        padding: The others of each rotated group that has others.
-        num_clients: 1, so that the server learns how many clients' noise the sum holds; of an entry
-            that stands for several silent clients their number.
+        values: Residues, in the shapes of the released values. A rotated group may have more.
+        padding: The further residues of each rotated group that has more.
+        num_clients: 1, so that the server learns how many clients' noise the sum holds. An entry
+            that stands for several silent clients has their number.
     """
 
     values: Released
@@ -66,18 +65,19 @@ class Integers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSum(PrivateRelease):
-    """Clips what clients answer, and sums integers to which they added noise.
+    """Sums of clipped client outputs, as integers to which clients added noise.
 
-    It promises what the inner secure sum does. `Guarantee.SECRET_NOISE` is not claimed, which is
-    about a server's key.
+    It has the guarantees of the inner secure sum. `Guarantee.SECRET_NOISE` is about a server's key,
+    and here simulated clients are sent theirs: no part of the state is secret. Nor is there a least
+    number of clients below which a round is refused: a Poisson cohort may be small by chance.
 
     Attributes:
-        noise_multiplier: z; here equal sums have equal ones, as the number of bits is made of it.
-        least_clients: Clients whose noise a sum must have: one of fewer is not looked at, and
-            counts as the sum over no clients.
-        noise_clients: Clients that answer a round, each with its share of the noise; 0 for those
-            that a round is expected to have. More than those are left out by a coin.
-        bundle: How many silent clients one entry of a cohort may stand for.
+        noise_multiplier: z; it determines the number of bits, so equal sums have equal multipliers.
+        least_clients: Least number of clients with noise in a sum. A sum of fewer is discarded, and
+            treated as the sum over no clients.
+        noise_clients: Number of clients that report in a round, each with its share of the noise; 0
+            for the expected number. If it is larger, the surplus is left out by a coin.
+        bundle: How many silent clients one entry of a simulated cohort may stand for.
     """
 
     noise_multiplier: float
@@ -85,14 +85,12 @@ class DistributedSum(PrivateRelease):
     noise_clients: int = 0
     bundle: int = 1
 
-    # Copies of a client differ in their places only, and have noise of their own.
+    # Copies of a client differ only in their places, which give each its own noise.
     numbers_clients = True
-    # A sum of too few is not looked at, and a Poisson cohort may be small by chance.
-    min_clients = 0
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
-        """Those of the inner sum."""
+        """Returns those of the inner sum."""
         return self.inner.guarantees
 
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
@@ -107,22 +105,12 @@ class DistributedSum(PrivateRelease):
         return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
 
     def on_clients(self) -> "DistributedSum":
-        """Returns it without the key, which clients get with the message."""
+        """Returns it without the key, which clients get in the broadcast."""
         return dataclasses.replace(self, noise_key=())
 
-    def secrets(self, state: PrivateState) -> list[Any]:
-        """Returns nothing: simulated clients are sent the key."""
-        del state
-        return []
-
-    def rounding(self, bound: Bound) -> float:
-        """Returns 0: rounding is part of the noise."""
-        del bound
-        return 0.0
-
     def client_params(self, state: PrivateState) -> ClientParams:
-        """Returns the clip norms, and what simulated noise is made of."""
-        # Clients' noise is a table, and their number of bits a constant, of this multiplier alone.
+        """Returns the clip norms, the key of simulated noise, and the release's number."""
+        # The tables of clients' noise and the number of bits are constants for this multiplier.
         is_same = tf.debugging.assert_equal(
             state.noise_multiplier,
             tf.constant(self.noise_multiplier, tf.float64),
@@ -133,11 +121,10 @@ class DistributedSum(PrivateRelease):
         return ClientParams(clip_norms, state.noise_key, state.releases)
 
     def codecs(self, values: Sequence[Any], bounds: Any) -> tuple[IntegerCodec, ...]:
-        """Returns how each group of an answer becomes integers.
+        """Returns the codec of each group of an output.
 
         Args:
-            values: The flattened answer, or what is submitted of it, or their specs.
-            bounds: Of the answer.
+            values: The flattened output, or its residues, or their specs.
         """
         steps = self._options.integer_clip
         pairs = zip(self.groups(bounds), self.noise_factors(bounds))
@@ -159,9 +146,9 @@ class DistributedSum(PrivateRelease):
     def encode(
         self, params: ClientParams, output: Any, bounds: Any, client: ClientFacts
     ) -> Integers:
-        """Clips an answer, rounds it, and adds a client's share of the noise."""
+        """Clips and rounds an output, and adds a client's share of the noise."""
         number, silent = client.place
-        # Of a silent client nothing but noise is sent, bits and counts of clients among it.
+        # A silent client sends noise only, also in place of its bit and its counts.
         released = tf.nest.map_structure(
             lambda value: tf.where(silent > 0, tf.zeros_like(value), value),
             self.clipped(params.clip_norms, output, bounds),
@@ -187,7 +174,7 @@ class DistributedSum(PrivateRelease):
         """Returns modular secure sums of the integers, and one of the number of clients."""
         spec = tff.types.type_to_tf_tensor_specs(encoded.type_signature.member)
         values = tf.nest.flatten(spec.values)
-        # What belongs to no group is zeros.
+        # Values in no group are zeros.
         moduli = [np.int64(2)] * len(values)
         of_padding = []
         for group, codec in zip(self.groups(bounds), self.codecs(values, bounds)):
@@ -207,7 +194,7 @@ class DistributedSum(PrivateRelease):
     def noisy_sums(
         self, state: PrivateState, summed: Integers, bounds: Any
     ) -> tuple[Released, list[tf.Tensor]]:
-        """Turns integers back into values; of too few clients' into those of none."""
+        """Decodes integers; a sum over too few clients becomes zeros."""
         has_enough = self._has_enough(summed)
         integers = tf.nest.flatten(summed.values)
         values = [tf.zeros(value.shape, tf.float64) for value in integers]
@@ -228,7 +215,7 @@ class DistributedSum(PrivateRelease):
     def decode(
         self, state: PrivateState, summed: Integers, bounds: Any
     ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
-        """Returns what is made of noisy sums."""
+        """Decodes and post-processes noisy sums."""
         has_enough = self._has_enough(summed)
         noisy, deviations = self.noisy_sums(state, summed, bounds)
         next_state, output, report = self.finished(state, noisy, deviations, bounds)

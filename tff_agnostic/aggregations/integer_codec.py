@@ -1,4 +1,4 @@
-"""How the values of a group travel: as integers with noise, of which only a sum is turned back.
+"""Encodes the values of a group as noised integers, and decodes their sum.
 
 A vector is scaled to a norm of c steps, rotated if it is an update, rounded, noised, and reduced
 modulo a power of two. The sum over clients takes the way back. Rounding keeps norms bounded.
@@ -26,11 +26,11 @@ from tff_agnostic.stateless_random import fold_in
 _ROOM = 1.0 - 2.0**-14
 # int64 sums in a simulation: bits of a residue and of the number of clients together.
 _MAX_BITS = 62
-# Of noise, for one value.
+# Largest number of random words for the noise of one value.
 _MAX_WORDS = 1024
-# Keeps signs apart from what else is made of small numbers.
+# First number of the seeds of signs, which no other seed begins with.
 _ROTATION = 1
-# With which probability coordinates of a group's vector wrap around in a round, at the most.
+# Largest probability that a coordinate of a group's vector wraps around in a round.
 WRAP_PROBABILITY = 1e-9
 # Larger factors take more multiplications, smaller ones more passes over the vector.
 _MAX_FACTOR = 32
@@ -53,14 +53,14 @@ class IntegerCodec:
     """Turns the values of a group into integers, and their sum back.
 
     Attributes:
-        is_rotated: Whether they are rotated: the many values of an update, which that makes small.
-        num_values: How many there are.
+        is_rotated: Whether they are rotated, as an update is, so that each becomes small.
+        num_values: Number of values.
         steps: c, steps of the integers in the bound of the group.
         deviation: z_g c, standard deviation in steps of the noise of all clients that add it.
-        expected_clients: Clients whose values a sum is expected to hold.
-        noise_clients: n, clients whose noise it holds; no fewer.
+        expected_clients: Expected number of clients whose values are in a sum.
+        noise_clients: n, number of clients whose noise is in it, at least as many.
         bundle: How many silent clients one entry of a simulated cohort may stand for.
-        place: A number of its own of each exchange and group.
+        place: A number that no other group and communication step has.
         by_tables: Whether noise is looked up however wide it is.
     """
 
@@ -76,16 +76,12 @@ class IntegerCodec:
 
     @property
     def size(self) -> int:
-        """How many integers there are: a power of two if they are rotated."""
+        """Number of integers: a power of two if they are rotated."""
         return padded_size(self.num_values) if self.is_rotated else self.num_values
 
     @property
     def num_words(self) -> int:
-        """How many random words one client's noise takes.
-
-        Raises:
-            UserError: If it is so wide that it would take too many.
-        """
+        """Number of random words of one client's noise."""
         num_words = skellam_words(self.variance, self.size, self.by_tables)
         if num_words > _MAX_WORDS * self.size:
             raise UserError(
@@ -98,11 +94,7 @@ class IntegerCodec:
 
     @property
     def bits(self) -> int:
-        """Bits of the modular sum.
-
-        Raises:
-            UserError: If integers are too fine to be summed.
-        """
+        """Bits of the modular sum."""
         bits = bits_of_sum(
             self.steps, self.size, self.is_rotated, self.deviation, self.expected_clients
         )
@@ -128,15 +120,15 @@ class IntegerCodec:
         release: tf.Tensor,
         silent: tf.Tensor,
     ) -> tf.Tensor:
-        """On a client: returns what it submits, int64 [`size`].
+        """On a client: returns its residues, int64 [`size`].
 
         Args:
-            values: Of a joint norm of at most `limit`.
+            values: The group's values, with a joint norm of at most `limit`.
             limit: The bound of the group, float64 scalar.
             draws: The client's random numbers.
             release: Number of the release, int64 scalar.
-            silent: 1 or `bundle` if it is what so many silent clients submit together, int32
-                scalar; 0 or 1 for one client.
+            silent: Number of silent clients that the residues are for, 1 or `bundle`, int32 scalar;
+                0 for one client that takes part.
         """
         # Few values may be whole numbers beyond float32.
         dtype = tf.float32 if self.is_rotated else tf.float64
@@ -158,7 +150,7 @@ class IntegerCodec:
         """On the server: returns the sum of the values, float64 [`num_values`].
 
         Args:
-            summed: What clients submitted, int64 [`size`].
+            summed: Sum of the clients' residues, int64 [`size`].
             limit: The bound of the group, float64 scalar.
             release: Number of the release, int64 scalar.
         """
@@ -183,7 +175,7 @@ def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def pieces_of(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Returns the first entries of a vector in shapes; what is left, if anything, comes last."""
+    """Returns the first entries of a vector in shapes, then its other entries, if there are any."""
     sizes = [shape.num_elements() for shape in shapes]
     left = vector.shape[0] - sum(sizes)
     pieces = tf.split(vector, [*sizes, left] if left else sizes)
@@ -195,8 +187,8 @@ def rounded(vector: tf.Tensor, max_norm: float, uniforms: tf.Tensor) -> tf.Tenso
     """Returns whole numbers near a vector, int64 [d], of a norm of at most `max_norm`.
 
     Each coordinate is rounded up with the probability of its fraction. If that makes the vector too
-    long, which is improbable (Kairouz, Liu, Steinke 2021, proposition 22; there it is then done
-    again), coordinates are rounded toward zero, which lengthens nothing.
+    long, which is improbable (Kairouz, Liu, Steinke 2021, proposition 22), coordinates are rounded
+    toward zero, which never lengthens the vector. The paper draws again instead.
 
     Args:
         vector: float32 or float64 [d], of a norm of at most `max_norm`.
@@ -214,18 +206,16 @@ def bits_of_sum(
 ) -> int:
     """Returns how many bits the modular sum of a group's vectors needs.
 
-    With them no coordinate wraps around but with `WRAP_PROBABILITY`, a third of it for each of: a
-    cohort of more clients than M, as a Poisson cohort may have; a sum without noise that is beyond
-    its bound, which is M times the norm, or of a rotated vector a sub-Gaussian's; and noise that is
-    beyond its own. Tails of Poisson and Skellam numbers of variance v are bounded by
-    exp(-t^2 / (2 (v + t / 3))).
+    A coordinate then wraps around with a probability of at most `WRAP_PROBABILITY`, a third for
+    each of: a Poisson cohort of more than M clients; a sum without noise beyond its bound, which is
+    M times the norm, or a sub-Gaussian bound for a rotated vector; and noise beyond its bound.
+    Tails of Poisson and Skellam numbers of variance v are bounded by exp(-t^2 / (2 (v + t / 3))).
 
     Args:
-        max_norm: Of a client's vector before rounding.
+        max_norm: Norm of a client's vector before rounding.
         size: d, its coordinates.
         is_rotated: Whether it is.
         deviation: Standard deviation of the noise of the expected clients.
-        expected_clients: How many.
     """
     third = WRAP_PROBABILITY / 3
     max_clients = expected_clients + _beyond(expected_clients, math.log(1 / third))
@@ -248,7 +238,7 @@ def residues(integers: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def centred(summed: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns of sums modulo 2^bits, or sums of residues, the numbers of least size, int64."""
+    """Returns the numbers nearest 0 that equal the given sums modulo 2^bits, int64."""
     half = 2 ** (bits - 1)
     return residues(summed + half, bits) - half
 

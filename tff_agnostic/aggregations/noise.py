@@ -1,19 +1,16 @@
-"""Noise: the server's kinds, functions of the number of the release, and the clients' Skellam.
+"""Kinds of noise: the server's, functions of the release's number, and the clients' Skellam noise.
 
-`gaussian` is fresh noise for each release. `TreeResidual` is that of tree aggregation (DP-FTRL,
-Kairouz et al. 2021): after t releases the noises add up to that of the nodes of a binary tree which
-cover 1 to t, so that all prefix sums together cost a logarithm of the rounds.
+On the server, `gaussian` is fresh noise for each release. `TreeResidual` is the noise of tree
+aggregation (DP-FTRL, Kairouz et al. 2021): after t releases the noises add up to those of the nodes
+of a binary tree which cover 1 to t, so that all prefix sums together cost a logarithm of the
+rounds. `noise_generators` draws the numbers themselves.
 
-What single numbers are drawn with, and of which type they are, is a generator's; see
-`noise_generators`.
-
-Symmetric Skellam noise: the difference of two Poisson numbers of equal means.
-
-A sum over clients is Skellam noise too, of the sum of the variances. Where the variance allows,
-numbers are looked up in a table of the distribution that takes one random number of 64 bits for
+Clients add symmetric Skellam noise, the difference of two Poisson numbers of equal means. A sum
+over clients is Skellam noise too, with the sum of the variances. Where the variance is small
+enough, numbers are looked up in a table of the distribution, with one random number of 64 bits for
 each (Walker 1977, Vose 1991: columns of equal probability, which two values share). Wider noise is
-drawn as it is defined, by TensorFlow's Poisson numbers, which are computed in float64; or, where
-nothing but random words may decide, as the sum of several numbers of a table.
+drawn by its definition from TensorFlow's Poisson numbers, which are computed in float64; or, where
+random words alone must decide, as the sum of several numbers of a table.
 """
 
 import dataclasses
@@ -27,14 +24,14 @@ from typing import NamedTuple, Optional, Protocol
 import numpy as np
 import tensorflow as tf
 
-# By which the numbers of different trees' nodes are apart.
+# Distance between the numbers of different trees' nodes.
 _TREE = 2**40
 _WORD_BITS = 64
-# Of the largest table: half a megabyte.
+# Bits of the largest table, which has half a megabyte.
 _MAX_TABLE_BITS = 16
-# Of the probability of all values beyond a table.
+# -log of the probability of all values beyond a table.
 _LOG_INVERSE = (_WORD_BITS + 1) * math.log(2)
-# Of Poisson numbers.
+# Random words that seed Poisson numbers.
 _SEED_WORDS = 2
 _DIGITS = 40
 
@@ -46,8 +43,8 @@ class Draw(Protocol):
         """Returns noise that no other level or number has.
 
         Args:
-            level: Of a node of a tree, int64 scalar below 64; 0 for other noise.
-            number: Of the node, or of the release, int64 scalar.
+            level: Level of a node of a tree, int64 scalar below 64; 0 for other noise.
+            number: Number of the node, or of the release, int64 scalar.
         """
 
 
@@ -58,19 +55,18 @@ class Noise(Protocol):
         """Returns the noise of a release.
 
         Args:
-            draw: Draws it.
             release: Number of the release, int64 scalar, from 0.
-            spec: What `draw` returns.
+            spec: Spec of the numbers that `draw` returns.
         """
 
 
 class Release(NamedTuple):
-    """Which release noise is for, and the secret that it is made of.
+    """A release, and the secret key of its noise.
 
     Attributes:
         key: The secret, int64, as long as the generator's keys.
-        exchange: Number of the exchange in its round.
-        number: How many releases there were before, int64 scalar.
+        exchange: Number of the communication step in its round.
+        number: Number of earlier releases, int64 scalar.
     """
 
     key: tf.Tensor
@@ -82,7 +78,7 @@ class NoisedGroup(NamedTuple):
     """Values that get noise of one standard deviation, z_g C_g.
 
     Attributes:
-        positions: Which values of a release.
+        positions: Positions of the values in the release.
         multiplier: z_g, float64 scalar.
         limit: C_g, the bound of their joint l2 norm, float64 scalar.
     """
@@ -160,7 +156,6 @@ def skellam(
     Args:
         words: Numbers of 64 random bits, int64 [`skellam_words` of the first variance].
         variances: The variances to choose from, ascending; of several the last has a table.
-        size: How many.
         which: Which of the variances the noise has, an integer scalar; None if there is one.
         by_tables: Whether noise is looked up however wide it is.
     """
@@ -192,7 +187,7 @@ def skellam_words(variance: float, size: int, by_tables: bool) -> int:
 
 
 def _num_parts(variance: float) -> int:
-    """Returns the fewest equal parts of a variance of which each has a table."""
+    """Returns the least number of equal parts of a variance that are small enough for a table."""
     largest = 2 ** (_MAX_TABLE_BITS - 1) - 1
     # The variance at which `_table_bits` is largest, solved for it.
     widest = (largest**2 - 2 * largest * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE)
@@ -208,17 +203,17 @@ def _looked_up(
     places = columns if which is None else columns + tf.cast(which, tf.int64) * 2**bits
     found = tf.gather(tf.constant(entries), places)
     others = tf.bitwise.bitwise_and(found, last_bits)
-    # Of equal numbers before their last bits, the word is then not less.
+    # If both are equal before their last bits, the word is then not less.
     is_first = tf.bitwise.bitwise_or(words, last_bits) < found
     return tf.where(is_first, columns, others) - 2 ** (bits - 1)
 
 
 def clients_of_a_table(variance: float, num_clients: int) -> int:
-    """Returns how many clients' noise together a table has room for: a power of two, at least 1.
+    """Returns how many clients' joint noise fits into a table: a power of two, at least 1.
 
     Args:
-        variance: Of the noise of one client.
-        num_clients: What the number is not to exceed, from 1.
+        variance: Variance of the noise of one client.
+        num_clients: Largest number to return, from 1.
     """
     found = 1
     while 2 * found <= num_clients and _table_bits(2 * found * variance) <= _MAX_TABLE_BITS:
@@ -230,8 +225,8 @@ def clients_of_a_table(variance: float, num_clients: int) -> int:
 def skellam_table(variance: float) -> Optional[SkellamTable]:
     """Returns the table of a variance; None if it has more than 2^16 columns.
 
-    Of every value but 0 the share of words is its probability, rounded to a multiple of 2^-64; 0
-    has what is left. Values that the table leaves out have a probability of 2^-64 together.
+    Each value but 0 has a share of the words that is its probability, rounded to a multiple of
+    2^-64; 0 has the rest. Values that the table leaves out have a probability of 2^-64 together.
     """
     bits = _table_bits(variance)
     return None if bits > _MAX_TABLE_BITS else SkellamTable(alias_table(variance, bits), bits)
@@ -252,7 +247,7 @@ def _table_bits(variance: float) -> int:
 
 
 def _counts(variance: float, largest: int) -> list[int]:
-    """Returns of 2^64 words how many are 0, 1 and so on up to `largest`; negative ones as many.
+    """Returns how many of 2^64 words are 0, 1 and so on up to `largest`; -k has as many as k.
 
     The probability of k is exp(-v) I_k(v), of the modified Bessel function, v the variance. Ratios
     follow from I_{k-1} = I_{k+1} + (2 k / v) I_k, from far above, where it hardly matters what one
@@ -272,7 +267,7 @@ def _counts(variance: float, largest: int) -> list[int]:
         total = ratios[0] + 2 * sum(ratios[1:], Decimal(0))
         words = 2**_WORD_BITS / total
         counts = [int((ratio * words).to_integral_value()) for ratio in ratios[: largest + 1]]
-    # What rounding leaves over.
+    # The remainder of rounding.
     counts[0] += 2**_WORD_BITS - counts[0] - 2 * sum(counts[1:])
     return counts
 
@@ -291,11 +286,11 @@ def alias_columns(counts: list[int], in_column: int) -> tuple[list[int], list[in
 
     Args:
         counts: How many choices each value has, as many together as all columns.
-        in_column: Choices of a column, of which there is one for each value.
+        in_column: Choices of a column. Each value has one column.
 
     Returns:
-        How many choices of each column are its own value's, and whose the others are: its own
-        again if there are none.
+        How many choices of each column are its own value's, and to which value the others belong;
+        its own value if there are no others.
     """
     left = list(counts)
     others = list(range(len(left)))

@@ -1,17 +1,25 @@
-"""What noise is made of, by the name of a generator, and Gaussian noise on a grid.
+"""Generators of noise, by name, from a secret key and the place of the noise.
 
-Gaussian noise in whole steps of a grid, and sums on that grid.
+- **philox** is TensorFlow's generator: fast, statistically good, and not made to withstand
+  prediction. A server's noise is float32. Clients' noise is looked up, or drawn by TensorFlow's
+  Poisson.
+- **secure** is ChaCha20. A server's noise is in whole steps of a grid, see below, and clients'
+  noise is looked up. Floating point reveals nothing.
 
-A normal number of floating point leaves gaps: with a known sum, the values that noise can turn it
-into are those of no other sum, so that low bits tell sums apart which epsilon calls alike (Mironov
-2012). Here nothing but a whole number of steps is ever released:
+No two releases, communication steps, clients and uses of a run share random bits, whatever examples
+clients hold: copies of a client have noise of their own. A round that is run again has the same
+noise.
 
-- **The sum is rounded** to the grid: a number x becomes r = round(x / g), g the step.
-- **The noise is whole**, a normal number of standard deviation s = `DEVIATION` rounded to a whole
-  number; r plus it is what is released, and everything else is made of that.
-- **The account is the Gaussian mechanism's**, whichever it is: rounding noise that is added to a
-  whole number rounds their sum, and what is made of a release costs nothing. What a client changes
-  in r has to be at most s / z steps long for that; see `_stretch`.
+**Why a grid.** A normal number of floating point leaves gaps: given a sum, noise can turn it into
+certain values that it can make of no other sum, so low bits tell sums apart which epsilon treats
+alike (Mironov 2012). Here only a whole number of steps is ever released:
+
+- The sum is rounded to the grid: a number x becomes r = round(x / g), g the step.
+- The noise is whole, a normal number of standard deviation s = `DEVIATION` rounded to a whole
+  number. r plus it is released, and everything else is computed from that.
+- The account is the Gaussian mechanism's: rounding noise that is added to a whole number rounds
+  their sum, and post-processing costs nothing. For that, a client may change r by at most s / z
+  steps; see `_stretch`.
 
 **The noise is drawn as digits.** x_0 + m x_1 + m^2 x_2 has, of independent discrete Gaussians x_k
 of standard deviation t, a distribution whose every probability is that of one discrete Gaussian of
@@ -19,27 +27,18 @@ s = t sqrt(1 + m^2 + m^4) to within a factor 1 +- 2^-290: m steps are t / 3.25, 
 shifted grids that tell the two apart differ by 4 exp(-2 pi^2 (t / m)^2) (Poisson's summation
 formula; Micciancio and Walter 2017 have the general case). Each digit is looked up in an alias
 table (Walker 1977, Vose 1991) with 15 bits for the column and 64 for the choice in it, so that
-probabilities are right to 2^-80. Together with the 2^-63 by which a discrete Gaussian differs from
-a rounded one, a number is drawn with a total variation of at most 2^-62 from the one accounted for.
-
-What noise is made of, by the name of a generator: of a secret key and the place of the noise.
-
-No two releases, exchanges, clients and uses of a run share random bits, whatever examples clients
-hold: copies of a client have noise of their own. A round that is run again has the same noise.
-
-- **philox** is TensorFlow's: fast, statistically good, and not made to withstand anyone who wants
-  to predict it. A server's noise is float32, and clients' is looked up or is TensorFlow's Poisson.
-- **secure** is ChaCha20. A server's noise is in whole steps of a grid, see `grid_noise`, and
-  clients' is looked up. Nothing is lost to floating point.
+probabilities are right to 2^-80. A discrete Gaussian differs from a rounded one by 2^-63. Together
+a number is drawn with a total variation of at most 2^-62 from the one accounted for.
 """
 
+import abc
 import dataclasses
 import decimal
 import functools
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -54,36 +53,36 @@ _DIGITS = 3
 # t and m. The largest digit is 9.8 t: those beyond have a probability of 2^-73.
 _DIGIT_DEVIATION, _BASE = 1664, 512
 _COLUMN_BITS, _CHOICE_BITS = 15, 64
-# s, of what `whole_gaussian` returns: about 2^28.7.
+# s, the standard deviation of `whole_gaussian`: about 2^28.7.
 DEVIATION = _DIGIT_DEVIATION * math.sqrt(sum(_BASE ** (2 * k) for k in range(_DIGITS)))
 # Random words of 64 bits for each number: one for the columns of all digits, and one for each.
 WORDS = 1 + _DIGITS
 # The largest noise multiplier of a group for which `_stretch` is at most 2 with 2^31 values.
 MAX_MULTIPLIER = 4096.0
-# A value is cut to so many times its group's bound, which is more clients than a round has.
+# A value is cut to so many times its group's bound: more than any sum over clients.
 _MAX_CLIENTS = 2.0**24
-# What float64 changes in two values of that size, as a multiple of the bound: sums of integers are
-# converted, divided and multiplied, and divided by the step, each to within 2^-53 of the value.
+# Rounding error of float64 in two values of that size, as a multiple of the bound: sums of integers
+# are converted, divided and multiplied, and divided by the step, each to within 2^-53 of the value.
 _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
-# Steps, so that noise can be added in int64.
+# Largest number of steps, so that noise can be added in int64.
 _LARGEST = 2.0**62
 _PRECISION = 50
 _WORD_BYTES = 8
-# Bits of a seed's first number that tell places, and levels of a tree, apart.
+# Bits of a seed's first number for levels of a tree, and for values.
 _LEVEL_BITS, _VALUE_BITS = 8, 32
 # The nonce of a stream is three little-endian words. The first has, from its last bit on,
 #
 #     8 bits    level of the node of a tree that the noise is for, otherwise 0
-#     16 bits   number of the exchange in its round
-#     8 bits    use: noise of the server, or what a client draws
+#     16 bits   number of the communication step in its round
+#     8 bits    use: noise of the server, or a client's draws
 #
 # and the other two are a number of 64 bits: of the release, or of the tree's node, for the server's
 # noise; 2^32 times that of the release plus the client's place in its cohort for a client's. So no
-# two draws of a key share a nonce. The values of an exchange follow each other in one stream, whose
-# block counter begins at 0 and ends below 2^32. Evaluations and cohorts have keys of their own.
+# two draws of a key share a nonce. All values of a step are in one stream, whose block counter
+# begins at 0 and ends below 2^32. Evaluations and cohorts have keys of their own.
 _USE_SHIFT, _EXCHANGE_SHIFT, _MAX_EXCHANGES = 24, 8, 2**16
 _OF_SERVER, _OF_CLIENT = 1, 2
-# Values whose noise is drawn at a time, which takes about 300 bytes for each: whole blocks.
+# Number of values drawn at a time, with about 300 bytes for each: whole blocks.
 _PIECE = 2**18
 
 
@@ -92,7 +91,7 @@ class _Table(NamedTuple):
 
     Attributes:
         firsts: int64 [2^15].
-        others: What it stands for otherwise, int16 [2^15].
+        others: The value that it stands for otherwise, int16 [2^15].
     """
 
     firsts: np.ndarray
@@ -155,13 +154,13 @@ def values_of(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> int
 
 
 def _stretch(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> tf.Tensor:
-    """Returns by how much more than z C the noise deviates, so that z holds after rounding.
+    """Returns the factor of the noise's deviation over z C that makes z hold after rounding.
 
-    Rounding to the grid moves each of a group's d values by half a step at most, with the client
-    and without it. What the client changes grows from C to at most C (1 + e), where
+    Rounding to the grid moves each of a group's d values by at most half a step, with the client
+    and without it. The client's sensitivity grows from C to at most C (1 + e), where
     e = sqrt(d) (g / C + `_FLOAT64`) and g = z C (1 + e) / s. With the largest
     h = sqrt(d) (z / s + `_FLOAT64`) of any group, 1 + e = 1 / (1 - h) is enough for every group.
-    As it is the same for all of them, it is also enough where they are clipped as one vector.
+    The factor is the same for all groups, so it is also enough if they are clipped as one vector.
     """
     shares = []
     for group in groups:
@@ -179,9 +178,9 @@ def _table() -> _Table:
 
 
 def _counts() -> list[int]:
-    """Returns how many of 2^79 choices each digit has, from the least one on; the first has none.
+    """Returns how many of 2^79 choices each digit has, in ascending order; the first has none.
 
-    The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has what rounding leaves over.
+    The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has the remainder of rounding.
     """
     half = 2 ** (_COLUMN_BITS - 1)
     all_choices = 2 ** (_COLUMN_BITS + _CHOICE_BITS)
@@ -200,34 +199,32 @@ def _counts() -> list[int]:
     return [0, *counts[:0:-1], *counts]
 
 
-class NoiseGenerator(Protocol):
-    """A generator of noise."""
+class NoiseGenerator(abc.ABC):
+    """A generator of noise.
 
-    @property
-    def title(self) -> str:
-        """What it is, for people."""
+    Attributes:
+        title: A name and what it is good for, for people.
+        is_exact: Whether floating point reveals nothing about a sum with noise.
+        key_bytes: How many random bytes a key takes.
+    """
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether floating point gives nothing away of a sum with noise."""
+    title: str
+    is_exact: bool
+    key_bytes: int
 
-    @property
-    def key_bytes(self) -> int:
-        """How many random bytes a key takes."""
-
+    @abc.abstractmethod
     def key(self, content: bytes) -> tuple[int, ...]:
         """Returns a key, numbers of an int64 tensor, from as many random bytes as it takes."""
 
     def check(self, multipliers: Sequence[float]) -> None:
-        """Refuses noise that it cannot make.
+        """Raises a `UserError` for noise that the generator cannot make; by default it makes any.
 
         Args:
             multipliers: The noise multiplier of each group of a server's sum.
-
-        Raises:
-            UserError: If one is out of range.
         """
+        del multipliers
 
+    @abc.abstractmethod
     def add_noise(
         self,
         noise: Noise,
@@ -238,8 +235,6 @@ class NoiseGenerator(Protocol):
         """On the server: returns sums with noise, and the standard deviation of each one's noise.
 
         Args:
-            noise: The kind of noise.
-            release: Which release it is for.
             values: The sums, float64.
             groups: Which of them get noise, and how much.
         """
@@ -247,17 +242,31 @@ class NoiseGenerator(Protocol):
     def client_draws(
         self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
     ) -> list[Draws]:
-        """On a client: returns what it draws in an exchange, for each group.
+        """On a client: returns its random numbers for a communication step, for each group.
 
         Args:
-            release: Which release it is for.
             place: Number of the client in its cohort, int32 scalar.
-            codecs: How each group becomes integers.
+        """
+        number = release.number * 2**32 + tf.cast(place, tf.int64)
+        sizes = [codec.size for codec in codecs]
+        num_words = [codec.num_words for codec in codecs]
+        # One draw for all groups: starting one costs a small group's many times over.
+        uniforms, words = self._client_stream(release, number, sum(sizes), sum(num_words))
+        return [Draws(*pair) for pair in zip(tf.split(uniforms, sizes), tf.split(words, num_words))]
+
+    @abc.abstractmethod
+    def _client_stream(
+        self, release: Release, number: tf.Tensor, num_values: int, num_words: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the uniforms and the words of all groups; see `Draws`.
+
+        Args:
+            number: A number of its own of each client in each release, int64 scalar.
         """
 
 
 @dataclasses.dataclass(frozen=True)
-class Philox:
+class Philox(NoiseGenerator):
     """TensorFlow's stateless random numbers, whose seed is the key xor the place."""
 
     title = "Philox with a key of 126 bits, a generator for simulations"
@@ -267,9 +276,6 @@ class Philox:
     def key(self, content: bytes) -> tuple[int, ...]:
         """Returns two numbers of 63 bits."""
         return tuple(int(word >> np.uint64(1)) for word in np.frombuffer(content, np.uint64))
-
-    def check(self, multipliers: Sequence[float]) -> None:
-        """Accepts any."""
 
     def add_noise(
         self,
@@ -290,23 +296,19 @@ class Philox:
                 deviations[i] = deviation
         return noisy, deviations
 
-    def client_draws(
-        self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
-    ) -> list[Draws]:
-        """Returns draws of one stream for rounding, and of one for noise."""
-
+    def _client_stream(
+        self, release: Release, number: tf.Tensor, num_values: int, num_words: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        # A stream for rounding, and one for noise.
         def seed(use: int) -> tf.Tensor:
-            of_client = release.number * 2**32 + tf.cast(place, tf.int64)
             of_use = tf.constant((release.exchange << 1) + use, tf.int64)
-            return tf.bitwise.bitwise_xor(release.key, tf.stack([of_client, of_use]))
+            return tf.bitwise.bitwise_xor(release.key, tf.stack([number, of_use]))
 
-        # One draw for all groups: starting one costs a small group's many times over.
-        num_values, num_words = _totals(codecs)
         uniforms = tf.random.stateless_uniform([num_values], seed(0), alg="philox")
         words = tf.random.stateless_uniform(
             [num_words], seed(1), None, None, tf.int64, alg="philox"
         )
-        return _by_group(codecs, uniforms, words)
+        return uniforms, words
 
 
 def _philox_normal(
@@ -319,8 +321,8 @@ def _philox_normal(
 
 
 @dataclasses.dataclass(frozen=True)
-class ChaCha20:
-    """ChaCha20, of which every bit of noise is made."""
+class ChaCha20(NoiseGenerator):
+    """ChaCha20: every bit of noise is of its key stream."""
 
     title = "ChaCha20 with a key of 256 bits, a cryptographic generator"
     is_exact = True
@@ -355,18 +357,16 @@ class ChaCha20:
         spec = tf.TensorSpec([size], tf.int64)
         return with_noise(values, groups, noise(draw, release.number, spec))
 
-    def client_draws(
-        self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
-    ) -> list[Draws]:
-        """Returns draws of one stream: 32 bits for each rounding, then the words of the noise."""
-        number = release.number * 2**32 + tf.cast(place, tf.int64)
+    def _client_stream(
+        self, release: Release, number: tf.Tensor, num_values: int, num_words: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        # One stream: 32 bits for each rounding, then the words of the noise.
         nonce = _nonce(_OF_CLIENT, release.exchange, tf.constant(0, tf.int64), number)
-        num_values, num_words = _totals(codecs)
         bits = chacha20.keystream(release.key, nonce, num_values + 2 * num_words)
         # 24 bits of each, as many as float32 has room for.
         of_rounding = tf.bitwise.right_shift(bits[:num_values], tf.constant(8, tf.uint32))
         uniforms = tf.cast(of_rounding, tf.float32) / 2.0**24
-        return _by_group(codecs, uniforms, chacha20.joined_halves(bits[num_values:]))
+        return uniforms, chacha20.joined_halves(bits[num_values:])
 
 
 def _whole_gaussian(key: tf.Tensor, nonce: tf.Tensor, size: int) -> tf.Tensor:
@@ -402,24 +402,11 @@ def key_like(noise_key: Any, content: bytes) -> tuple[int, ...]:
     """Returns a key of the same generator as another one.
 
     Args:
-        noise_key: The other key.
-        content: Random bytes, of which a key takes the first.
+        content: Random bytes; the key is made of the first ones.
     """
     num_bytes = len(noise_key) * _WORD_BYTES
     generator = next(g for g in NOISE_GENERATORS.values() if g.key_bytes == num_bytes)
     return generator.key(content[:num_bytes])
-
-
-def _totals(codecs: Sequence[IntegerCodec]) -> tuple[int, int]:
-    """Returns how many values, and how many words of noise, all groups have together."""
-    return sum(codec.size for codec in codecs), sum(codec.num_words for codec in codecs)
-
-
-def _by_group(codecs: Sequence[IntegerCodec], uniforms: tf.Tensor, words: tf.Tensor) -> list[Draws]:
-    """Cuts the draws of all groups into those of each."""
-    of_rounding = tf.split(uniforms, [codec.size for codec in codecs])
-    of_noise = tf.split(words, [codec.num_words for codec in codecs])
-    return [Draws(*pair) for pair in zip(of_rounding, of_noise)]
 
 
 NOISE_GENERATORS: Registry[NoiseGenerator] = Registry(

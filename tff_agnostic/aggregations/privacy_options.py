@@ -19,19 +19,19 @@ class PrivacyOptions(ClientLimits):
     """Settings of differential privacy; the unit is a client with all its examples.
 
     Attributes:
-        noise_multiplier: z: the standard deviation of the noise of all that a client answers in a
-            round, as a multiple of its bound; None if `target_epsilon` is given.
-        target_epsilon: The epsilon that the noise is worked out for.
+        noise_multiplier: z: the standard deviation of a round's noise as a multiple of the bound of
+            a client's output; None if `target_epsilon` is given.
+        target_epsilon: The epsilon that the noise is computed for.
         delta: None for one over ten times the number of training clients.
         clip_norm: Bound of the l2 norm of a client's model delta; the first one, if adaptive.
         clipping: Whether it stays.
-        clip_quantile: Which share of the clients' deltas an adaptive clip norm comes to lie above.
+        clip_quantile: The quantile of the clients' norms that an adaptive clip norm tracks.
         clip_learning_rate: How fast it moves.
-        update_share: Which share of the budget of a round updates have.
-        absent_below: Below how many standard deviations of its noise a sum that others are divided
-            by counts as zero, as the number of examples of a domain.
-        noise_generator: What noise is made of.
-        noise_seed: In place of a secret key, so that noise can be repeated.
+        update_share: Share of a round's budget for updates.
+        absent_below: Number of standard deviations of its noise below which a denominator, such as
+            a domain's number of examples, counts as zero.
+        noise_generator: Generator of the noise.
+        noise_seed: Seed in place of a secret key, so that noise can be repeated.
     """
 
     noise_multiplier: Optional[float] = setting(
@@ -41,7 +41,7 @@ class PrivacyOptions(ClientLimits):
         zero_or_at_least=LEAST_NOISE,
     )
     target_epsilon: Optional[float] = setting(
-        None, "The epsilon that the noise is worked out for.", positive=True
+        None, "The epsilon that the noise is computed for.", positive=True
     )
     delta: Optional[float] = setting(
         None,
@@ -61,7 +61,7 @@ class PrivacyOptions(ClientLimits):
     )
     clip_quantile: float = setting(
         0.5,
-        "Share of clients whose delta is within an adaptive clip norm in the end.",
+        "Quantile of the deltas' norms that an adaptive clip norm tracks.",
         at_least=0.0,
         at_most=1.0,
         only_with=("clipping", ("adaptive",)),
@@ -75,20 +75,20 @@ class PrivacyOptions(ClientLimits):
     update_share: float = update_share_setting()
     absent_below: float = setting(
         2.0,
-        "Standard deviations of its noise below which a sum counts as zero if others are divided "
-        "by it, as a domain's number of examples.",
+        "A denominator, such as a domain's number of examples, counts as zero below so many "
+        "standard deviations of its noise.",
         at_least=0.0,
     )
     noise_generator: str = setting(
         "philox",
-        "What noise is made of: philox, TensorFlow's generator for simulations; or secure, "
-        "ChaCha20, a cryptographic one, with noise in whole steps of a grid instead of float32. "
-        "Exports have secure if nothing is given.",
+        "Generator of the noise: philox, TensorFlow's, for simulations; or secure, ChaCha20, a "
+        "cryptographic one, with noise in whole steps of a grid instead of float32. The default of "
+        "exports is secure.",
         choices=NOISE_GENERATORS,
     )
     noise_seed: Optional[int] = setting(
         None,
-        "For experiments: seeds the noise, which is then no secret; every report says so.",
+        "For experiments: seeds the noise, which is then not secret; every report warns of it.",
         at_least=0,
     )
 
@@ -102,20 +102,20 @@ class ServerNoiseOptions(PrivacyOptions):
 
     Attributes:
         joint_clipping: Whether all that a client sends is clipped as one vector, in which each
-            group has its part; otherwise each group is clipped by itself.
+            group has its part; otherwise each group is clipped alone.
         private_evaluation: Whether the sums of evaluations have noise, too.
         evaluation_noise_multiplier: z of each evaluation; None if `evaluation_target_epsilon` is
             given.
-        evaluation_target_epsilon: What all evaluations of a run may spend together.
-        evaluation_clients_share: Which share of an evaluation's budget has what it says of clients,
-            such as percentiles; the sums over domains have the rest.
+        evaluation_target_epsilon: Epsilon of all evaluations of a run together.
+        evaluation_clients_share: Share of an evaluation's budget for statistics over clients, such
+            as percentiles; the sums over domains have the rest.
     """
 
     joint_clipping: bool = setting(
         False,
         "Clip all that a client sends as one vector, in which groups are scaled by their bounds "
-        "and shares, instead of each group by itself: with the same noise and epsilon, less is cut "
-        "of clients that need not all of their bounds.",
+        "and shares, instead of each group alone: with the same noise and epsilon, clients that "
+        "do not reach all of their bounds lose less.",
     )
     private_evaluation: bool = setting(
         False,
@@ -130,15 +130,15 @@ class ServerNoiseOptions(PrivacyOptions):
     )
     evaluation_target_epsilon: Optional[float] = setting(
         None,
-        "The epsilon of all private evaluations of a run together, from which their noise is "
-        "worked out.",
+        "The epsilon of all private evaluations of a run together, for which their noise is "
+        "computed.",
         positive=True,
         only_with=_WITH_EVALUATION,
     )
     evaluation_clients_share: float = setting(
         0.2,
         "Share of a private evaluation's budget for means and percentiles over clients; sums over "
-        "domains have the rest. With 0 nothing is said of clients.",
+        "domains have the rest. With 0 there are no statistics over clients.",
         at_least=0.0,
         below=1.0,
         only_with=_WITH_EVALUATION,
@@ -166,21 +166,21 @@ class DistributedOptions(PrivacyOptions):
 
     Attributes:
         integer_clip: c: steps of the integers in the bound of each group.
-        secret_participation: With Poisson cohorts, whether clients that the coin leaves out answer
-            too, so that nobody learns who took part, nor how many.
-        answering_clients: M, how many clients answer a round then; None for all.
-        privacy_min_clients: Clients whose noise a round has at the least; None for all that answer
-            a round, and c - 2 sqrt(c) of Poisson cohorts of a public size that is c on average.
+        secret_participation: With Poisson cohorts, whether clients that the coin leaves out report
+            too, so that it stays secret which clients took part, and how many.
+        answering_clients: M, how many clients report in a round then; None for all.
+        privacy_min_clients: Least number of clients with noise in a round; None for all that
+            report, and c - 2 sqrt(c) for Poisson cohorts of a public size that is c on average.
     """
 
     integer_clip: float = setting(
         2.0**14,
-        "Steps of the integers that clients send in the bound of each group: the finer, the less "
-        "rounding adds, and the more bits they have.",
+        "Steps of the integers that clients send in the bound of each group: with more steps "
+        "rounding adds less, and integers have more bits.",
         positive=True,
     )
     secret_participation: bool = secret_participation_setting(
-        # What runs of earlier releases did, and did not account for.
+        # Runs of earlier releases did so, without accounting for it.
         as_before=False
     )
     answering_clients: Optional[int] = answering_clients_setting(
@@ -188,7 +188,7 @@ class DistributedOptions(PrivacyOptions):
     )
     privacy_min_clients: Optional[int] = setting(
         None,
-        "Clients whose noise a round has at the least: with fewer it is as one without clients. If "
-        "not given, all that answer a round; c - 2 sqrt(c) with --nosecret_participation.",
+        "Least number of clients with noise in a round: a round of fewer is one without clients. "
+        "By default all that report; c - 2 sqrt(c) with --nosecret_participation.",
         at_least=1,
     )

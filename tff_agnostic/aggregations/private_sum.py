@@ -1,14 +1,15 @@
-"""Private sums: groups that share a budget, clipping, noise of the server, adaptive clip norms.
+"""Private sums: clipping to shares of one budget, noise of the server, adaptive clip norms.
 
-Everything that a client answers in a round is one release, in groups that share one budget; see
-`clipping`. What is not noised is not sent: counters of clipped values stay at home, and where the
-sum of weights is public nobody is asked for it.
+Everything that a client sends in a round is one release, in groups that share one budget; see
+`clipping`. Values that get no noise are not sent: counters of clipped values stay on the client,
+and where the sum of weights is public, clients send no weights.
 """
 
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -24,9 +25,7 @@ from tff_agnostic.aggregations.clipping import (
     Group,
     budget_shares,
     clip,
-    clip_jointly,
     groups_of,
-    noise_factor,
     without_noise_below,
 )
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussian
@@ -35,9 +34,9 @@ from tff_agnostic.aggregations.privacy_options import CLIPPINGS, PrivacyOptions,
 from tff_agnostic.report_fields import Quantities, Quantity
 from tff_agnostic.settings import part_of
 
-# An indicator less one half: what a client can change by joining.
+# An indicator less one half: its sensitivity to a client that joins is one half.
 _WITHIN = Bound(0.5, signed=True)
-# Of whole numbers that float64 and int64 both hold.
+# Largest whole number that fits both float64 and int64.
 _LARGEST = 2.0**62
 _OF_PLAIN_SUMS = (
     "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
@@ -46,10 +45,10 @@ _OF_PLAIN_SUMS = (
 
 
 class Released(NamedTuple):
-    """What a client submits, clipped; also bounds of it, and sums.
+    """A client's clipped submission; also its bounds, and sums.
 
     Attributes:
-        answer: Its answer.
+        answer: The client's output.
         within: For each update 1/2 if it was within an adaptive clip norm, -1/2 if not.
     """
 
@@ -58,11 +57,11 @@ class Released(NamedTuple):
 
 
 class PrivateState(NamedTuple):
-    """What the server remembers of an exchange.
+    """The server's state for a communication step.
 
     Attributes:
         noise_key: The secret, int64, as long as the generator's keys.
-        releases: How many sums were released, int64 scalar.
+        releases: Number of sums released before, int64 scalar.
         noise_multiplier: z, float64 scalar.
         clip_norms: The clip norm of each update, float32 [updates].
     """
@@ -73,22 +72,19 @@ class PrivateState(NamedTuple):
     clip_norms: tf.Tensor
 
 
-_Release = TypeVar("_Release", bound="PrivateRelease")
-
-
 @dataclasses.dataclass(frozen=True)
-class PrivateRelease:
+class PrivateRelease(Aggregation):
     """Base of private sums.
 
     Attributes:
-        inner: How clipped answers are summed.
+        inner: The sum of clipped outputs.
         options: Settings.
         name: Name in the registry.
         expected_clients: Clients that a round is expected to have; public.
-        noise_key: The generator's secret numbers; equal sums may differ in it.
+        noise_key: The generator's secret numbers; equal sums may have different keys.
         noise_multiplier: z, likewise.
-        exchange: Number of the exchange in its round.
-        shares: Of a round's budget, of each group of the exchange; empty if it is the only one.
+        exchange: Number of the communication step in its round.
+        shares: Share of a round's budget for each group of the step; empty if it is the only step.
     """
 
     inner: Aggregation
@@ -101,16 +97,15 @@ class PrivateRelease:
     shares: tuple[float, ...] = ()
 
     cuts_clients = True
-    numbers_clients = False
 
     @property
     def generator(self) -> NoiseGenerator:
-        """What noise is made of."""
+        """The generator of the noise."""
         return NOISE_GENERATORS[self.options.noise_generator]
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of its guarantee has to know of how sums are made."""
+        """Notes on the sums for readers of the privacy guarantee."""
         return ()
 
     @property
@@ -120,7 +115,7 @@ class PrivateRelease:
         return limits
 
     def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns sums that share the budget of a round."""
+        """Returns one for each step, which share the budget of a round."""
         groups = [self.groups(of_exchange) for of_exchange in bounds]
         everything = [group for of_exchange in groups for group in of_exchange]
         shares = iter(budget_shares(everything, self.options.update_share))
@@ -129,12 +124,8 @@ class PrivateRelease:
             for k, of_exchange in enumerate(groups)
         )
 
-    def exact(self: _Release) -> _Release:
-        """Returns itself: sums have noise."""
-        return self
-
     def groups(self, bounds: Any) -> tuple[Group, ...]:
-        """Returns what is clipped and noised together; an adaptive clip norm's bits come last."""
+        """Returns the groups of values; the bits of adaptive clip norms come last."""
         groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
         if not CLIPPINGS[self.options.clipping]:
             return groups
@@ -146,7 +137,7 @@ class PrivateRelease:
 
     def noise_factors(self, bounds: Any) -> tuple[float, ...]:
         """Returns z_g / z = 1 / sqrt(w_g) of each group."""
-        return tuple(map(noise_factor, self._shares(bounds)))
+        return tuple(1.0 / math.sqrt(share) for share in self._shares(bounds))
 
     def _shares(self, bounds: Any) -> tuple[float, ...]:
         return self.shares or budget_shares(self.groups(bounds), self.options.update_share)
@@ -164,29 +155,29 @@ class PrivateRelease:
     def clipped(
         self, clip_norms: tf.Tensor, output: Any, bounds: Any, rounding: Sequence[float] = ()
     ) -> Released:
-        """On a client: returns its answer with every group within its bound.
+        """On a client: returns its output with every group within its bound.
 
         Args:
-            clip_norms: Of each update, float32 [updates].
-            output: The answer.
-            bounds: Of the answer.
+            clip_norms: The clip norm of each update, float32 [updates].
             rounding: See `clipping.clip`.
         """
         groups = groups_of(bounds, self.options.max_delta, self.expected_clients)
-        answer = tf.nest.flatten(output), tf.nest.flatten(bounds), groups
-        norms = tf.unstack(clip_norms)
-        if isinstance(self.options, ServerNoiseOptions) and self.options.joint_clipping:
-            # Bits, which come last, are as long as they may be.
-            shares = self._shares(bounds)[: len(groups)]
-            sent, within = clip_jointly(*answer, shares, norms, rounding)
-        else:
-            sent, within = clip(*answer, norms, rounding)
+        is_joint = isinstance(self.options, ServerNoiseOptions) and self.options.joint_clipping
+        sent, within = clip(
+            tf.nest.flatten(output),
+            tf.nest.flatten(bounds),
+            groups,
+            tf.unstack(clip_norms),
+            rounding,
+            # Without the bits, which come last and always have their full length.
+            self._shares(bounds)[: len(groups)] if is_joint else None,
+        )
         is_adaptive = CLIPPINGS[self.options.clipping]
         bits = [bit - _WITHIN.limit for bit in within] if is_adaptive else []
         return Released(tf.nest.pack_sequence_as(output, sent), bits)
 
     def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
-        """Returns the bound of each group's norm, float64: an update's has the clip norm in it."""
+        """Returns the bound of each group's norm, float64: an update's is times its clip norm."""
         norms = iter(tf.unstack(tf.cast(clip_norms, tf.float64)))
         return [
             group.limit * (next(norms) if group.is_update else tf.constant(1.0, tf.float64))
@@ -200,13 +191,11 @@ class PrivateRelease:
         deviations: Sequence[tf.Tensor],
         bounds: Any,
     ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
-        """On the server: what follows works on noisy sums alone.
+        """On the server: post-processes noisy sums.
 
         Args:
-            state: The state before.
             noisy: Noisy sums, float64.
             deviations: Standard deviation of the noise of each value.
-            bounds: Of the answer.
 
         Returns:
             What `Aggregation.decode` does.
@@ -229,6 +218,8 @@ class PrivateRelease:
         if not within:
             return clip_norms
         share = tf.cast(tf.stack(within) / self.expected_clients, tf.float32) + _WITHIN.limit
+        # Noise, or a large Poisson cohort, may take the share b beyond what a share can be.
+        share = tf.clip_by_value(share, 0.0, 1.0)
         options = self.options
         steps = options.clip_learning_rate * (share - options.clip_quantile)
         return clip_norms * tf.exp(-steps)
@@ -247,7 +238,7 @@ class PrivateRelease:
         return [group for group in self.groups(bounds) if group.is_update]
 
     def released_bounds(self, bounds: Any) -> Released:
-        """Returns the bounds of all that a client submits."""
+        """Returns the bounds of a client's submission."""
         is_adaptive = CLIPPINGS[self.options.clipping]
         return Released(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
 
@@ -260,7 +251,7 @@ def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateSum(PrivateRelease):
-    """Clips what clients answer, sums it, and adds noise on the server.
+    """The sum of clipped client outputs, with noise that the server adds.
 
     Attributes:
         noise: The kind of noise.
@@ -270,12 +261,12 @@ class PrivateSum(PrivateRelease):
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
-        """Those of the inner sum, and that clients learn nothing of the noise."""
+        """Those of the inner sum, and the secret key of the noise."""
         return self.inner.guarantees | {Guarantee.SECRET_NOISE}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Returns that sums of float32 are rounded, where nothing else is."""
+        """Returns a note on sums of float32, where all other arithmetic is exact."""
         is_of_floats = Guarantee.SECURE_SUMS not in self.inner.guarantees
         return (_OF_PLAIN_SUMS,) if self.generator.is_exact and is_of_floats else ()
 
@@ -285,16 +276,12 @@ class PrivateSum(PrivateRelease):
         return self.inner.min_clients
 
     def on_clients(self) -> Aggregation:
-        """Returns it without the key, which processes that run clients need not have."""
+        """Returns it without the key: processes that run clients do not need it."""
         inner = self.inner.on_clients()
         return dataclasses.replace(self, inner=inner, noise_key=(), noise_multiplier=0.0)
 
     def initialize(self, bounds: Any) -> PrivateState:
-        """Returns the state before the first sum.
-
-        Raises:
-            UserError: If the generator cannot make so much noise.
-        """
+        """Returns the state before the first sum."""
         z = self.noise_multiplier
         self.generator.check([z * factor for factor in self.noise_factors(bounds)])
         return super().initialize(bounds)
@@ -312,10 +299,10 @@ class PrivateSum(PrivateRelease):
         return state.clip_norms
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """Clips an answer, and encodes it for the inner sum."""
+        """Clips an output, and encodes it for the inner sum."""
         rounding = [self.inner.rounding(bound) for bound in tf.nest.flatten(bounds)]
         released = self.clipped(params, output, bounds, rounding)
-        # How many examples were left out is no part of the release.
+        # The number of examples that were left out is not released.
         facts = client._replace(examples_cut=tf.zeros_like(client.examples_cut))
         return self.inner.encode((), released, self.released_bounds(bounds), facts)
 
@@ -326,7 +313,7 @@ class PrivateSum(PrivateRelease):
     def noisy_sums(
         self, state: PrivateState, summed: Any, bounds: Any
     ) -> tuple[Released, list[tf.Tensor]]:
-        """Adds noise to what the inner sum has; returns the deviation of each value's, too."""
+        """Returns the inner sum with noise, and the standard deviation of each value's noise."""
         inner = self.inner.exact() if self.generator.is_exact else self.inner
         _, released, _ = inner.decode((), summed, self.released_bounds(bounds))
         values = [tf.cast(value, tf.float64) for value in tf.nest.flatten(released)]
@@ -342,5 +329,5 @@ class PrivateSum(PrivateRelease):
     def decode(
         self, state: PrivateState, summed: Any, bounds: Any
     ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
-        """Adds noise, and returns what is made of noisy sums."""
+        """Adds noise and post-processes the noisy sums."""
         return self.finished(state, *self.noisy_sums(state, summed, bounds), bounds)

@@ -40,15 +40,16 @@ AGGREGATIONS: Registry[AggregationSpec] = Registry(
 
 
 class NoiseFacts(NamedTuple):
-    """What a run settles beside its settings.
+    """Facts that a run determines in addition to its settings.
 
     Attributes:
-        expected_clients: Clients that a round is expected to have.
+        expected_clients: Expected number of clients of a round.
         noise_key: The secret key of the generator.
         noise_multiplier: z.
-        least_clients: Clients whose noise a round must have, where they add it; otherwise 0.
-        noise_clients: Clients that answer a round with noise of theirs, if those are more than are
-            expected to train; otherwise 0.
+        least_clients: Least number of clients with noise in a round, where clients add it;
+            otherwise 0.
+        noise_clients: Number of clients that report with noise, if it is larger than the expected
+            number that trains; otherwise 0.
     """
 
     expected_clients: float
@@ -77,23 +78,13 @@ class PrivacySpec:
 
 
 def _of_server(noise_of: Callable[[Any], Noise]) -> _Build:
-    def build(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
-        of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
-        return PrivateSum(inner, options, name, *of_run, noise=noise_of(options))
-
-    return build
+    return lambda name, inner, options, facts: PrivateSum(
+        inner, options, name, *facts[:3], noise=noise_of(options)
+    )
 
 
 def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
-    of_run = (facts.expected_clients, facts.noise_key, facts.noise_multiplier)
-    return DistributedSum(
-        inner,
-        options,
-        name,
-        *of_run,
-        least_clients=facts.least_clients,
-        noise_clients=facts.noise_clients,
-    )
+    return DistributedSum(inner, options, name, **facts._asdict())
 
 
 PRIVACIES: Registry[PrivacySpec] = Registry(

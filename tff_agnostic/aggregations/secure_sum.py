@@ -9,11 +9,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import (
+    Aggregation,
     Bound,
     ClientFacts,
     ClientLimits,
     Guarantee,
-    StatelessSum,
 )
 from tff_agnostic.report_fields import Quantities, Quantity, Unit
 from tff_agnostic.settings import setting
@@ -21,7 +21,7 @@ from tff_agnostic.settings import setting
 # TFF sums secure values as int64; this leaves room for 2^22 clients.
 _MAX_BITS = 40
 _COUNT_BITS = 32
-# Beside the fields of a client's answer: how many of its examples were left out.
+# Key, next to the fields of a client's output, for the number of examples left out.
 _EXAMPLES = "examples"
 
 
@@ -31,7 +31,7 @@ class SecureSumOptions(ClientLimits):
 
     Attributes:
         bits: Bits of one quantised real value, at most 40.
-        min_clients: The fewest clients of a sum; of a single client a sum hides nothing.
+        min_clients: The fewest clients of a sum; a sum over one client hides nothing.
     """
 
     bits: int = setting(
@@ -39,7 +39,7 @@ class SecureSumOptions(ClientLimits):
     )
     min_clients: int = setting(
         2,
-        "The fewest clients of a round or an evaluation; with fewer, nothing is summed.",
+        "The fewest clients of a round or an evaluation; a sum of fewer is refused.",
         flag="secure_min_clients",
         at_least=1,
         as_before=1,
@@ -47,11 +47,11 @@ class SecureSumOptions(ClientLimits):
 
 
 class SecureSummand(NamedTuple):
-    """What a client submits to the secure sum; int64 everywhere.
+    """A client's submission to the secure sum; int64 everywhere.
 
     Attributes:
-        values: The client's answer, quantised; every value in [0, 2^bits).
-        clipped: For each field of the answer, how many of its values exceeded their bound; under
+        values: The client's output, quantised; every value in [0, 2^bits).
+        clipped: For each field of the output, how many of its values exceeded their bound; under
             "examples", how many of the client's examples were left out.
         num_clients: 1, so that the server learns how many clients the sum holds.
     """
@@ -62,20 +62,20 @@ class SecureSummand(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureSum(StatelessSum):
+class SecureSum(Aggregation):
     """The sum through `tff.federated_secure_sum_bitwidth`: the server sees integers' sums only.
 
     A real value x in [-limit, limit] becomes round(x / step) + offset with the step
-    limit / (2^(bits-1) - 1), so that 0 is exact; one in [0, limit] has no offset and twice the
+    limit / (2^(bits-1) - 1), so that 0 is exact. A value in [0, limit] has no offset and twice the
     resolution. The error of a sum over c clients is at most c * step / 2 per value, and the
-    rounding of the total to float32, up to 2^-24 of it. Integers are exact. What exceeds its bound
-    is scaled down with the values that it is a ratio with, or cut if it stands alone; see
-    `aggregation.Bound`.
+    rounding of the total to float32, up to 2^-24 of it. Integers are exact. A value beyond its
+    bound is scaled down together with the other values of its ratio, or cut if it has no ratio;
+    see `aggregation.Bound`.
 
     Attributes:
         options: Its settings.
         name: Name of the aggregation.
-        real_type: Of the sums of real values.
+        real_type: Type of the sums of real values.
     """
 
     options: SecureSumOptions = SecureSumOptions()
@@ -182,12 +182,11 @@ class SecureSum(StatelessSum):
 def scaled_to_bounds(output: Any, bounds: Any) -> Any:
     """Scales a client's values that form a ratio so that none of them exceeds its bound.
 
-    Values without a ratio stay as they are. An integer n becomes floor(f n), and what it is a ratio
-    with is scaled by floor(f n) / n, so that the ratio is kept to the last bit of a float64.
+    Values without a ratio stay as they are. An integer n becomes floor(f n), and the other values
+    of its ratio are scaled by floor(f n) / n, so that the ratio is kept to a float64's last bit.
 
     Args:
-        output: The client's answer.
-        bounds: Bounds in the same structure.
+        output: The client's output.
 
     Returns:
         The same structure; values that were scaled are float64 or int64.
@@ -201,7 +200,7 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
         factor = _common_factor([(values[i], flat_bounds[i]) for i in positions])
         for i in positions:
             scaled = tf.cast(values[i], tf.float64) * factor
-            # Rounded, as floor(f n) / n times n may be a little less than a whole number.
+            # Rounded: floor(f n) / n times n may be slightly less than a whole number.
             is_integer = flat_bounds[i].integer
             values[i] = tf.cast(tf.round(scaled), tf.int64) if is_integer else scaled
     return tf.nest.pack_sequence_as(output, values)

@@ -1,4 +1,4 @@
-"""Client datasets, in parts that need not much memory, or split from pooled examples."""
+"""Client datasets: of parts that need little memory, or dealt from pooled examples."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Protocol, runtime_checkable
@@ -22,11 +22,7 @@ class ClientDataset(Protocol):
         """Every client's id, sorted."""
 
     def read(self, client_id: str) -> Examples:
-        """Returns one client's examples.
-
-        Raises:
-            UserError: If the client's data is damaged or does not fit the dataset.
-        """
+        """Returns one client's examples."""
 
 
 class InMemoryClients:
@@ -46,7 +42,7 @@ class InMemoryClients:
 
 
 def clients_digest(*datasets: ClientDataset) -> str:
-    """Returns a digest of the names and examples of all clients, each of which is read once."""
+    """Returns a digest of the names and examples of all clients; each is read once."""
     facts = [list(clients.client_ids) for clients in datasets]
     examples = (clients.read(name) for clients in datasets for name in clients.client_ids)
     return digest_of(facts, (column for of_client in examples for column in _columns(of_client)))
@@ -60,10 +56,6 @@ def _columns(examples: Mapping[str, Any]) -> Iterator[Any]:
 
 class FirstExamples:
     """The first examples of each client of another dataset.
-
-    Args:
-        clients: The other dataset.
-        max_examples: How many of each client.
 
     Attributes:
         clients: The other dataset.
@@ -92,12 +84,7 @@ def first_rows(columns: Mapping[str, Any], max_rows: Optional[int]) -> dict[str,
 
 
 class SelectedClients:
-    """Some of the clients of another dataset.
-
-    Args:
-        clients: The other dataset.
-        client_ids: Which of its clients.
-    """
+    """Some of the clients of another dataset."""
 
     def __init__(self, clients: ClientDataset, client_ids: Iterable[str]) -> None:
         self._clients = clients
@@ -113,7 +100,7 @@ class SelectedClients:
         return self._clients.read(client_id)
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """See `CountedClients`."""
+        """Returns the examples of each client by domain; see `CountedClients`."""
         counts = known_counts(self._clients)
         if counts is None:
             return None
@@ -157,7 +144,6 @@ def domain_counts(
     """Returns the number of examples of each domain over all clients, [p].
 
     Args:
-        clients: The clients.
         num_domains: p.
         max_reads: If more clients than this would have to be read, that many are, evenly spaced
             among the sorted ids, and their counts scaled up.
@@ -177,16 +163,12 @@ def checked_examples(
 
     Args:
         columns: The arrays "x", "y" and "domain_id"; "x" and "y" may be mappings of arrays.
-        spec: What `Model.client_data_spec` returned: tensor specs with first dimension None.
+        spec: The result of `Model.client_data_spec`: tensor specs with first dimension None.
         num_domains: p; domain ids are in [0, p).
         where: Which client, or file, for messages.
 
     Returns:
         The columns in the order of `spec`.
-
-    Raises:
-        UserError: If a column is missing, has another dtype or shape, holds values that are not
-            finite, a domain id is out of range, or the columns differ in length.
     """
     for name in spec:
         if name not in columns:
@@ -264,12 +246,7 @@ def dirichlet_partition(
 
     Args:
         domain_id: Domain of each example, int [n].
-        num_clients: Number of clients.
         concentration: Dirichlet parameter: small is skewed, large is even.
-        rng: Source of randomness.
-
-    Raises:
-        UserError: If there are more clients than examples.
     """
     if num_clients > len(domain_id):
         raise UserError(

@@ -1,7 +1,7 @@
-"""Remarks on data: what a user has to know of it before trusting a result.
+"""Warnings about data, which a user needs before trusting a result.
 
-Imports say them of stores, with `importing.report`, and runs of what they train on, with
-`program.data_remarks`; what is lost is counted here for both.
+Imports print them about stores, see `importing.report`, and runs about their training data; the
+lost examples are counted here for both.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-# With fewer test examples than these, an accuracy is known to five points at best (one standard
+# With fewer test examples, an accuracy has an error of five points or more (one standard
 # deviation).
 FEW_EXAMPLES = 100
 # Names of domains in a sentence.
@@ -22,7 +22,7 @@ class Remark:
     """One thing to know.
 
     Attributes:
-        kind: What kind of thing; the same for all that are alike.
+        kind: Kind of the warning.
         text: A sentence for people, with the flag that changes it.
         figures: The numbers and names in it.
     """
@@ -39,14 +39,13 @@ class Remark:
 def cut_words(
     lengths: Mapping[int, int], sequence_length: int, flag: str, mend: str, where: str
 ) -> list[Remark]:
-    """Returns what is said of the words that do not fit into an example.
+    """Returns warnings about words that do not fit into an example.
 
     Args:
         lengths: Sentences by their number of words.
         sequence_length: T, the words of a sentence that are predicted.
-        flag: The flag that says T.
-        mend: What keeps the words.
-        where: Whose sentences these are, such as "train".
+        flag: The flag of T.
+        where: The split of the sentences, such as "train".
     """
     sentences = sum(lengths.values())
     words = sum(n * count for n, count in lengths.items())
@@ -72,12 +71,12 @@ def cut_words(
 
 
 def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) -> list[Remark]:
-    """Returns what is said of examples that clients have beyond --max_examples.
+    """Returns warnings about examples beyond --max_examples.
 
     Args:
         sizes: Examples of each client, [clients].
         max_examples: How many of a client are used; None for all.
-        where: Whose clients these are, such as "train".
+        where: The split of the clients, such as "train".
     """
     if max_examples is None:
         return []
@@ -105,7 +104,7 @@ def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) 
 def examples_kept_out(
     sizes: np.ndarray, kept_out: float, max_examples: Optional[int] = None
 ) -> list[Remark]:
-    """Returns what is said of examples that clients measure on instead of training on them.
+    """Returns warnings about examples that clients hold out from training.
 
     Args:
         sizes: Examples of each training client, [clients].
@@ -145,36 +144,34 @@ def examples_kept_out(
 
 
 def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
-    """Returns what is said of domains of which a split has no examples at all.
+    """Returns warnings about domains without any example in a split.
 
     Args:
         examples: Examples of each domain in the split.
-        split: Its name.
     """
     names = [name for name, n in examples.items() if n == 0]
     if not names:
         return []
     means = {
         "train": "nothing is learnt of them.",
-        "test": "nothing can be said of them.",
+        "test": "they cannot be evaluated.",
         "heldout": "tuning is blind to them.",
     }
     return [
         Remark(
             "domains_without_examples",
             f"{len(names)} of {len(examples)} domains have no client in {split}: "
-            f"{_some(names)}; {means.get(split, 'nothing can be said of them.')}",
+            f"{_some(names)}; {means.get(split, 'they cannot be evaluated.')}",
             {"split": split, "domains": names},
         )
     ]
 
 
 def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[Remark]:
-    """Returns what is said of domains of which a split has some examples, but few.
+    """Returns warnings about domains with few examples in a split.
 
     Args:
         examples: Examples of each domain in the split.
-        split: Its name.
         fewest: How many are not few.
     """
     names = [name for name, n in examples.items() if 0 < n < fewest]

@@ -1,4 +1,4 @@
-"""Reading .npz files that somebody else may have written, or that may be damaged."""
+"""Reads .npz files that are untrusted or may be damaged."""
 
 import os
 import zipfile
@@ -19,13 +19,7 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
     """Returns the arrays of an .npz file.
 
     Args:
-        path: The file.
-        what: What is expected, for messages.
-
-    Raises:
-        UserError: If it cannot be read, is damaged (the zip format has a checksum of every array),
-            unpacks to many times its size, or holds pickled objects, which are refused because
-            reading them runs code.
+        what: The expected kind of file, for messages.
     """
     # Opened once: a file that is removed or replaced meanwhile cannot mix.
     with open_file(path, what) as file:

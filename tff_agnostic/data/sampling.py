@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and cohorts that are read while the one before runs."""
+"""The clients of a round, and cohorts that are read while the round before runs."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from tff_agnostic.registry import Registry
 _STREAM = 7
 _POISSON_STREAM = 11
 _TURNS_STREAM = 13
-# Of which a cohort may have any number of clients.
+# The sampling whose cohorts may have any number of clients.
 SIZES_BY_CHANCE = frozenset({"poisson"})
 
 # From the number of a round, from 1, to the ids of its clients.
@@ -50,9 +50,6 @@ def sample_cohort(
         strata: The stratum of each client, int [clients], for a stratified draw: each stratum gets
             as many places as its share of the clients, rounded up or down by chance. None for a
             uniform draw, as in line 5 of Algorithm 1 of Ro et al. 2021.
-
-    Raises:
-        UserError: If there are fewer clients than asked for.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     rng = _random(seed, _STREAM, round_num)
@@ -83,17 +80,17 @@ def poisson_cohort(
 
 @dataclasses.dataclass(frozen=True)
 class SecretCoins:
-    """Cohorts that nobody but their clients knows: a coin of each client that answers decides.
+    """Secret cohorts: a coin of each client that reports decides whether it takes part.
 
-    Of the clients, M answer each round, in turns that are public; with M = N they are all clients.
-    Each takes part by itself with probability c / M. The others answer as if they had.
+    In each round M clients report, by public turns; with M = N all clients do. Each takes part
+    independently with probability c / M. The others report as if they had.
 
     Attributes:
         client_ids: The clients, sorted.
         answering: M.
         clients_per_round: c.
         seed: Seed of the run, with which turns are drawn.
-        secret_seed: What coins are drawn with.
+        secret_seed: Seed of the coins.
     """
 
     client_ids: Sequence[str]
@@ -108,7 +105,7 @@ class SecretCoins:
         return poisson_cohort(answering, self.clients_per_round, self.secret_seed, round_num)
 
     def num_silent(self, round_num: int, num_drawn: int) -> int:
-        """Returns how many others answer a round."""
+        """Returns how many others report in a round."""
         return len(self._answering(round_num)) - num_drawn
 
     def _answering(self, round_num: int) -> Sequence[str]:
@@ -130,7 +127,7 @@ def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list
     Args:
         client_ids: The clients, sorted.
         clients_per_round: c.
-        seed: What the order is drawn with.
+        seed: Seed of the order.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     order = _random(seed, _TURNS_STREAM).permutation(len(client_ids))
@@ -167,7 +164,7 @@ def _stratified(strata: np.ndarray, num_places: int, rng: np.random.Generator) -
 
 
 def _places(sizes: np.ndarray, num_places: int, rng: np.random.Generator) -> np.ndarray:
-    # In integers: a share that is whole must not lose a place to rounding.
+    # In integers: a whole number of places must not be rounded down.
     whole, rest = np.divmod(sizes * num_places, sizes.sum())
     left = num_places - whole.sum()
     if left:
@@ -217,7 +214,7 @@ Silent = Callable[[int, int], list[Examples]]
 
 
 def nobody_silent(round_num: int, num_drawn: int) -> list[Examples]:
-    """Returns no entries: clients that are not drawn do not answer."""
+    """Returns no entries: clients that are not drawn do not report."""
     del round_num, num_drawn
     return []
 
@@ -226,10 +223,9 @@ class CohortReader:
     """Samples and reads cohorts, one round ahead; a context manager that owns a thread.
 
     Args:
-        clients: The training clients.
         draw: Says which of them take part; see `data.sampling`.
         last_round: The run's last round, after which there is nothing to read.
-        silent: Says which entries a cohort has for clients that answer but were not drawn.
+        silent: Returns the entries of a cohort for clients that report but were not drawn.
     """
 
     def __init__(
@@ -255,11 +251,7 @@ class CohortReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def read(self, round_num: int) -> Sequence[Examples]:
-        """Returns the examples of each client of a round, and starts to read those of the next.
-
-        Raises:
-            UserError: If a client is damaged.
-        """
+        """Returns the examples of each client of a round, and starts to read those of the next."""
         current = self._next.pop(round_num, None) or self._pool.submit(self._read, round_num)
         if round_num < self._last_round:
             self._next = {round_num + 1: self._pool.submit(self._read, round_num + 1)}

@@ -31,15 +31,9 @@ _MAX_SCANNED = 1_000_000
 class Store:
     """A store, opened read-only; may be used by several threads and processes at once.
 
-    Args:
-        path: The SQLite file.
-
     Attributes:
         path: The file.
-        description: What the store holds; of a store that TFF wrote, what its first example has.
-
-    Raises:
-        UserError: If the file is missing, damaged, not a store, or an import that did not end.
+        description: The store's description; for a store that TFF wrote, that of its first example.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,11 +55,7 @@ class Store:
         return list(self.client_counts(split))
 
     def client_counts(self, split: str) -> dict[str, int]:
-        """Returns how many examples each client of a split has, sorted by the clients' ids.
-
-        Raises:
-            UserError: If there are no clients, or the numbers are none of what the store holds.
-        """
+        """Returns how many examples each client of a split has, sorted by the clients' ids."""
         rows = self._query(
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?",
             [split],
@@ -89,11 +79,7 @@ class Store:
         return counts
 
     def domain_counts(self, split: str) -> Optional[dict[str, dict[str, int]]]:
-        """Returns {CLIENT: {DOMAIN: examples}} of a split; None in a store that TFF wrote.
-
-        Raises:
-            UserError: If they do not add up to `client_counts`.
-        """
+        """Returns {CLIENT: {DOMAIN: examples}} of a split; None in a store that TFF wrote."""
         if self.description.kind is None:
             return None
         expected = self.client_counts(split)
@@ -145,9 +131,6 @@ class Store:
 
         Args:
             size: How many; all if None.
-
-        Raises:
-            UserError: If the store has none.
         """
         if self.description.kind is None:
             raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
@@ -161,11 +144,7 @@ class Store:
         return tuple(row[0] for row in rows)
 
     def read(self, split: str, client_id: str) -> list[bytes]:
-        """Returns the serialized examples of one client.
-
-        Raises:
-            UserError: If the file was changed since it was opened, is locked or damaged.
-        """
+        """Returns the serialized examples of one client."""
         rows = self._query(
             "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?",
             [client_id, split],
@@ -175,11 +154,7 @@ class Store:
         return [row[0] for row in rows]
 
     def digest(self) -> str:
-        """Returns a short name of the whole file, which changes with any example.
-
-        Raises:
-            UserError: If the file was changed since it was opened, or cannot be read.
-        """
+        """Returns a short name of the whole file, which changes with any example."""
         found = _digest_of(self.path.absolute(), self._data_version)
         self._check_unchanged()
         return found
@@ -204,7 +179,7 @@ class Store:
         if getattr(self._local, "pid", None) != os.getpid():
             uri = self.path.absolute().as_uri() + "?mode=ro"
             self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
-            # What a file of others may contain, see SQLite's advice on untrusted files.
+            # See SQLite's advice on untrusted files.
             self._local.connection.executescript(
                 "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON;"
             )
@@ -242,7 +217,7 @@ class Store:
     def _check_file(self) -> None:
         if not self.path.is_file():
             raise UserError(f"--data: expected a client store, found no file at {self.path}")
-        # What is no table in the file runs when it is read or written: views, triggers, modules.
+        # Views, triggers and virtual tables run code when the file is read or written.
         for kind, name in self._query(
             "SELECT type, name FROM sqlite_master "
             "WHERE type NOT IN ('table', 'index') OR coalesce(rootpage, 0) <= 0"
@@ -264,7 +239,7 @@ class Store:
         self._check_owners()
 
     def _check_owners(self) -> None:
-        """Checks that every example is somebody's, where that can be seen at once."""
+        """Checks that every example has a client, where an index answers that at once."""
         columns = self._query("PRAGMA table_info(examples)")
         if any(name == "client_id" and is_never_null for _, name, _, is_never_null, *_ in columns):
             return
@@ -305,7 +280,7 @@ def _digest_of(path: Path, version: tuple[int, int]) -> str:
     return file_digest(path)
 
 
-# (client id, columns) -> examples, the columns being those of the features asked for.
+# (client id, columns of the parsed features) -> examples.
 ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 
 
@@ -313,15 +288,9 @@ class StoreClients:
     """Clients of a split; reading one touches its rows only.
 
     Args:
-        store: The store.
-        split: Name of the split.
-        features: The features to parse.
         to_examples: Makes a client's examples of its columns.
         domain_names: Names of the task's domains, in the order of their ids.
         has_row_each: Whether every example of the store becomes one example.
-
-    Raises:
-        UserError: If the split has no clients.
     """
 
     def __init__(
@@ -391,13 +360,10 @@ def parse_examples(
     Args:
         serialized: n examples.
         features: What to take from them.
-        where: Whose they are, for messages.
+        where: The client, for messages.
 
     Returns:
         A column of each feature, [n, *shape]; strings are bytes in object arrays.
-
-    Raises:
-        UserError: If an example is damaged, or lacks a feature in that type and shape.
     """
     if not features:
         return {}
@@ -428,11 +394,7 @@ def features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
     """Returns what an example holds, for stores that do not describe themselves.
 
     Args:
-        serialized: The example.
         path: Its store, for messages.
-
-    Raises:
-        UserError: If it is no `tf.train.Example`.
     """
     try:
         example = tf.train.Example.FromString(serialized)

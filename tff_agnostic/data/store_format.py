@@ -1,8 +1,6 @@
-"""The SQLite format of client stores, and what it holds: records and serialized examples.
+"""The SQLite format of client stores: TFF's tables and ours, records, and serialized examples.
 
-The SQLite format of client stores: TFF's tables, and ours beside them.
-
-TFF's (`tff.simulation.datasets`): `examples` holds a row per example, a serialized
+TFF's tables (`tff.simulation.datasets`): `examples` holds a row per example, a serialized
 `tf.train.Example`, and `client_metadata` a row per client and split. TFF reads our stores, and
 these modules read TFF's, which lack our tables:
 
@@ -27,7 +25,7 @@ DOMAIN = "domain"
 # The feature that holds a sentence, its words separated by single spaces.
 TOKENS = "tokens"
 LABEL = "label"
-# The split to train on: what a store says of its values is of this split's clients.
+# The split to train on: a store's description of its values is of this split's clients.
 TRAIN = "train"
 TEXT = "text"
 FEATURES = "features"
@@ -72,7 +70,7 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class StoreDescription:
-    """What a store holds.
+    """The description of a store.
 
     Attributes:
         kind: "text" or "features"; None in a store that TFF wrote.
@@ -193,7 +191,7 @@ class Record:
         domain: Name of the example's domain.
         features: Everything else: "tokens" (words separated by single spaces) of a sentence, or
             "label" and whatever it is told by.
-        split: "train", "heldout" or "test" where the source says so.
+        split: "train", "heldout" or "test" where the source determines it.
     """
 
     client: str
@@ -216,7 +214,7 @@ class ExampleSerializer:
     def __call__(self, features: Mapping[str, Value]) -> bytes:
         """Returns the bytes of an example; equal features give equal bytes."""
         if self._example is None:
-            # Imported here: whoever only checks flags need not wait for TensorFlow.
+            # Imported here, so that checks of flags need not wait for TensorFlow.
             from tensorflow.core.example import example_pb2
 
             self._example = example_pb2.Example()

@@ -40,14 +40,11 @@ OnMoved = Callable[[str, str, Record], object]
 class StoreWriter:
     """A store in the making; a context manager.
 
-    Rows go to a temporary file beside `path`, are sorted by client there (on the disk, in bounded
+    Rows go to a temporary file next to `path`, are sorted by client there (on the disk, in bounded
     memory), and come into place with `finish`, all at once. Without it nothing is left behind.
 
     Args:
         path: The store's file.
-
-    Raises:
-        UserError: If there is a file at `path`, or none can be made there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +75,7 @@ class StoreWriter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Removes what is temporary."""
+        """Removes the temporary files."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -89,14 +86,11 @@ class StoreWriter:
         """Adds an example.
 
         Args:
-            split: Name of its split.
-            record: The example.
             unit: What is in one split as a whole, if that may still become another one; see
                 `reassign`. A signed number of 64 bits.
 
         Raises:
             ValueError: If its features differ from those of the first one in name, type or shape.
-            UserError: If the disk is full.
         """
         features = {**record.features, DOMAIN: record.domain}
         self._contents.add(split, record, features)
@@ -108,11 +102,7 @@ class StoreWriter:
             self._flush()
 
     def units(self) -> Iterator[tuple[int, str, int]]:
-        """Yields (unit, domain, examples) of all units so far, in ascending order.
-
-        Raises:
-            UserError: If the disk is full.
-        """
+        """Yields (unit, domain, examples) of all units so far, in ascending order."""
         assert self._units is not None
         with self._unsorted.errors():
             yield from self._units
@@ -123,9 +113,6 @@ class StoreWriter:
         Args:
             splits: The split of each unit that moves.
             on_moved: Called with every example that moves.
-
-        Raises:
-            UserError: If the disk is full.
         """
         if not splits:
             return
@@ -174,9 +161,6 @@ class StoreWriter:
             class_names: Names of the classes that labels count.
             source: Where it came from, for people.
             categories: The known values of each categorical column, in the order of their ids.
-
-        Raises:
-            UserError: If there is no example, or the file cannot be written.
         """
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
@@ -264,9 +248,7 @@ class StoreContents:
         """Counts an example.
 
         Args:
-            split: Name of its split.
-            record: The example.
-            features: What is stored of it: its features and its domain.
+            features: Its stored features, and its domain.
 
         Raises:
             ValueError: If they differ from those of the first one in name, type or shape.
@@ -284,7 +266,7 @@ class StoreContents:
         """Forgets the domains that a split has lost, and ranges labels anew.
 
         Args:
-            training_labels: Of the examples that are trained on by now; read only if labels are
+            training_labels: Labels of the current training examples; read only if labels are
                 float32.
         """
         self.counts = +self.counts
@@ -363,11 +345,10 @@ def _feature(name: str, value: Value) -> Feature:
 
 
 class ScratchDatabase:
-    """A temporary SQLite file beside a store's path.
+    """A temporary SQLite file next to a store's path.
 
     Args:
-        path: The store.
-        what: What it is for, which becomes part of its name.
+        what: Its purpose, a part of its name.
 
     Attributes:
         path: The temporary file.
@@ -378,13 +359,9 @@ class ScratchDatabase:
         self.path = temporary_path(path.with_name(f"{path.name}.{what}"))
 
     def create(self) -> sqlite3.Connection:
-        """Makes the file, and opens it.
-
-        Raises:
-            UserError: If it cannot be made.
-        """
+        """Makes the file, and opens it."""
         with self.errors():
-            # What a process with this id left when it was killed.
+            # A file that a killed process with this id left.
             self.path.unlink(missing_ok=True)
             connection = sqlite3.connect(self.path)
             # A crash leaves no store anyway: no journal is needed to go back.
@@ -398,11 +375,7 @@ class ScratchDatabase:
         return _StoreErrors(self._store)
 
     def move_to(self, path: Path) -> None:
-        """Gives the file another name.
-
-        Raises:
-            UserError: If there is a file of that name.
-        """
+        """Gives the file another name."""
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
         try:

@@ -8,7 +8,7 @@ import numpy as np
 from tff_agnostic.registry import Registry
 from tff_agnostic.text_ids import TokenIds
 
-# T, if nobody says otherwise: that of TFF's Stack Overflow baseline.
+# Default of T: that of TFF's Stack Overflow baseline.
 SEQUENCE_LENGTH = 20
 
 
@@ -83,7 +83,7 @@ class SentenceEncoder:
         return ids
 
 
-# What becomes of a sentence with more words than an example has room for.
+# Treatments of a sentence with more words than fit into an example.
 LONG_SENTENCES: Registry[Callable[[SentenceEncoder, np.ndarray], EncodedSentences]] = Registry(
     "treatment of long sentences",
     {"cut": SentenceEncoder.encode, "chunk": SentenceEncoder.encode_chunks},
@@ -91,7 +91,7 @@ LONG_SENTENCES: Registry[Callable[[SentenceEncoder, np.ndarray], EncodedSentence
 
 
 class TextEncoder:
-    """Encodes texts as the ids of their first words; what is missing is padding.
+    """Encodes texts as the ids of their first words, followed by padding.
 
     Args:
         words: The vocabulary; word k has the id k + 1.

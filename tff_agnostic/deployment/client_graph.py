@@ -1,9 +1,7 @@
-"""The client's graph in a plan, and its examples.
+"""The client's graph in a plan, and the format of its examples.
 
-How clients of a deployment hold their examples: serialised `tf.train.Example`s.
-
-An example of the task is one `tf.train.Example` with a feature for each column: "x", "y" and
-"domain_id"; columns of columns are "x/NAME". The client's graph parses them.
+An example of the task is one serialised `tf.train.Example` with a feature for each column: "x", "y"
+and "domain_id"; columns of columns are "x/NAME". The client's graph parses them.
 """
 
 import dataclasses
@@ -111,8 +109,8 @@ class ExampleFormat:
                 for name, spec in self._specs()
             },
         )
-        # An assertion, in an op that every device has: of another id the gathering fails, and says
-        # which one it is and that it has to be in [0, p).
+        # An assertion, in an op that every device has: for another id it fails, and reports the id
+        # and the range [0, p).
         parsed["domain_id"] = tf.gather(
             tf.range(self.num_domains, dtype=tf.int64), parsed["domain_id"], name="domain_id"
         )
@@ -169,7 +167,7 @@ class TfFunction:
     """A TensorFlow graph as a function of tensors.
 
     Attributes:
-        graph_def: The graph, not optimised: whoever runs it does that for its own machine.
+        graph_def: The graph, not optimised: each runner optimises it for its own machine.
         parameters: Names of the tensors to feed.
         results: Names of the tensors to fetch.
         parameter_type: TFF type that the parameters are the leaves of.
@@ -199,7 +197,7 @@ class TfFunction:
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-    """What clients compute, and how it leaves them.
+    """The clients' computation, and how its result leaves them.
 
     Attributes:
         function: The work: (columns of the examples, what the server sent) -> client output.
@@ -234,7 +232,7 @@ def build_client_graph(
         from_server = restore(input_path, work.client_input, "restore_client_input")
 
         selector = plan_pb2.ExampleSelector(collection_uri=source.collection_uri)
-        # One kind of device service reads it here, the other one asks the graph's own op.
+        # One kind of device service reads it here, the other one in the graph's own op.
         spec.example_selector.CopyFrom(selector)
         serialized = serialized_examples(
             token, selector.SerializeToString(deterministic=True), source.max_examples
@@ -263,7 +261,7 @@ def client_work(
     update: Sequence[graphs.Leaf],
     side_channels: Sequence[str] = (),
 ) -> ClientWork:
-    """Returns work whose checkpoints use the platform's names."""
+    """Returns client work with the platform's names in checkpoints."""
     return ClientWork(
         function,
         graphs.named(client_input, graphs.CLIENT),
@@ -298,8 +296,8 @@ def serialized_examples(
     and converted here, and runs where there is one, as on devices and in `plan_runner`.
 
     Args:
-        token: What the client names its datasets by, a string scalar.
-        selector: A serialised ExampleSelector, which says what examples.
+        token: The client's name of its datasets, a string scalar.
+        selector: A serialised ExampleSelector, which selects the examples.
         max_examples: At most so many are read; all if None.
     """
     if op_def_registry.get(OP_NAME) is None:
@@ -321,7 +319,7 @@ def serialized_examples(
 
 
 def from_local_computation(computation: tff.Computation) -> TfFunction:
-    """Returns the TensorFlow of a computation all of whose values have one placement, or none."""
+    """Returns the TensorFlow of a computation with values of one placement, or of none."""
     block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
         computation.to_building_block(), without_graph_optimization()
     )

@@ -1,4 +1,4 @@
-"""A plan in memory, what a manifest says of it, and its variables in checkpoints."""
+"""A plan in memory, its description for a manifest, and its variables in checkpoints."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tff_agnostic.report_fields import Quantities
 
 @dataclasses.dataclass(frozen=True)
 class PlanSettings:
-    """What a plan depends on besides its round.
+    """The settings of a plan, in addition to its round.
 
     Attributes:
         source: Where the clients' examples come from.
@@ -30,13 +30,13 @@ class PlanSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PlanTensors:
-    """What is in the checkpoints of a round, and what a client sends.
+    """Specs of the tensors in a round's checkpoints, and in a client's update.
 
     Attributes:
-        state: Of the server's state.
-        client_input: Of what the server sends to every client.
-        update: Of what a client sends.
-        metrics: Of what the server reports.
+        state: Specs of the server's state.
+        client_input: Specs of the broadcast.
+        update: Specs of a client's update.
+        metrics: Specs of the server's metrics.
     """
 
     state: tuple[Leaf, ...]
@@ -53,7 +53,7 @@ class SecureValue:
         name: Name of the tensor in the client's graph.
         leaf: Which tensor of the client output it is.
         bits: Width of one client's values.
-        modulus: What sums are made modulo of; no sum of as many clients as there may be reaches it.
+        modulus: The modulus of sums; no sum over the largest number of clients reaches it.
     """
 
     name: str
@@ -70,8 +70,8 @@ class CompiledPlan:
         plan: The plan.
         client_graph: The client's graph, which `plan` holds, too.
         client_phase: How it is run, which `plan` holds, too.
-        tensors: What travels.
-        secure: What travels in secure sums; nothing in the profile `daf`.
+        tensors: All tensors that are sent.
+        secure: Tensors of secure sums; none in the profile `daf`.
     """
 
     plan: plan_pb2.Plan
@@ -127,9 +127,7 @@ def checkpoint_op(
     """Returns a message by which variables are saved to a checkpoint, and restored from one.
 
     Args:
-        name: Scope of the ops.
-        variables: What is saved and restored.
-        also_saved: What is saved with them and not restored.
+        also_saved: Tensors that are saved with them and not restored.
     """
     saved = [variables] if also_saved is None else [variables, also_saved]
     with tf.name_scope(name):

@@ -1,10 +1,9 @@
 """The folder of an export: plan, state, manifest, task message, bytes.
 
-What a server of the platform is told to create a task, as JSON.
-
-The messages are those of the On-Device Personalization server, `shuffler/proto/task.proto` of
-privacysandbox/odp-federatedcompute at commit 015930f, in the JSON mapping of proto3: names in
-camelCase, 64-bit integers as texts. None was sent to a server here.
+The task message creates the task at a server of the platform. It is JSON in the mapping of proto3
+(names in camelCase, 64-bit integers as texts), with the messages of the On-Device Personalization
+server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit 015930f. It was
+never sent to a server.
 """
 
 import dataclasses
@@ -67,9 +66,9 @@ from tff_agnostic.runtimes.tff import TffRuntime
 from tff_agnostic.settings import Settings, setting
 
 STATE = "server_state.ckpt"
-# Whether a device gets TensorFlow's graph beside TFLite's, by name.
+# Whether a device gets TensorFlow's graph in addition to TFLite's, by name.
 CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both": True})
-# The file that says how a server is told of the task.
+# The file with the message that creates the task at a server.
 TASK_MESSAGE = "task.json"
 FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
@@ -83,7 +82,7 @@ _NOT_VERIFIED = [
     "no secure aggregation protocol has carried the sums: integers are added in the clear",
 ]
 _BYTES_OF_A_FLOAT = 4
-# What the platform's own task builder gives tasks that say nothing else.
+# Defaults of the platform's own task builder.
 _CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
 _TRAFFIC_WEIGHT = 100
 # Settings that only messages of one kind have a place for.
@@ -116,11 +115,11 @@ class ExportRequest:
         client_graph: Which graphs a device gets; see `CLIENT_GRAPHS`.
         require_odp_ops: Whether an op that On-Device Personalization's devices lack is refused.
         restore: Returns the state to start from, given the initial one; that one if None.
-        about: What the manifest says of the origin: task, settings, names of the domains.
-        noise: Of private sums; None if `aggregation` has none.
+        about: The origin, for the manifest: task, settings, names of the domains.
+        noise: Noise of private sums; None if `aggregation` has none.
         rounds: Name of the kind of rounds; see `KINDS`.
-        evaluation: What an evaluation reports; a training has no use for it.
-        task_message: What a server is told to create the task, as JSON; see `task_message`.
+        evaluation: The report of an evaluation; None for a training.
+        task_message: The message that creates the task at a server, as JSON; see `task_message`.
     """
 
     algorithm: Algorithm
@@ -151,16 +150,10 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
     Args:
         folder: Where to; new or empty. It is there whole, or not at all.
-        request: What to export.
         runtime: Runs the rounds that others have to reproduce; entered by the caller.
 
     Returns:
         The manifest.
-
-    Raises:
-        UserError: If the folder has content or cannot be written, a column cannot be held in a
-            `tf.train.Example`, the algorithm does not fit the profile, or a device would need ops
-            that it may not.
     """
     profile, kind = PROFILES[request.profile], KINDS[request.rounds]
     _ = CLIENT_GRAPHS[request.client_graph]
@@ -225,11 +218,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
 
 def check_single_step(algorithm: Algorithm) -> None:
-    """Checks that an algorithm can be a plan of the platform, which has one step a round.
-
-    Raises:
-        UserError: If its rounds have several.
-    """
+    """Checks that an algorithm can be a plan of the platform, which has one step a round."""
     names = [step.name for step in algorithm.steps]
     if len(names) > 1:
         advice = algorithm.single_step_flags and f"; it has one with {algorithm.single_step_flags}"
@@ -241,7 +230,7 @@ def check_single_step(algorithm: Algorithm) -> None:
 
 
 def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph: bool) -> int:
-    """Writes the plan, and a device's part of it, of which the size is returned."""
+    """Writes the plan, and a device's part of it; returns the size of that part."""
     client_only = plan_pb2.ClientOnlyPlan(tflite_graph=lite.content, phase=plan.client_phase)
     if with_graph:
         client_only.graph = plan.client_graph.SerializeToString(deterministic=True)
@@ -353,7 +342,6 @@ def byte_counts(
     checkpoint: "download_bytes" are both.
 
     Args:
-        plan: The plan.
         num_parameters: |W|.
         num_domains: p.
         plan_bytes: Size of what a device gets of the plan.
@@ -421,19 +409,19 @@ class TaskSettings(Settings):
     )
     training_population: str = setting(
         "",
-        "Of the task message of an evaluation: population of the training whose checkpoints are "
+        "Task message of an evaluation: population of the training whose checkpoints are "
         "evaluated, if it is another one.",
     )
     training_task_id: int = setting(
         0,
-        "Of the task message of an evaluation: which training of that population, as the server "
-        "has numbered it; 0 says none.",
+        "Task message of an evaluation: the server's number of the training in that population; "
+        "0 for none.",
         at_least=0,
     )
     every_iterations: int = setting(
         1,
-        "Of the task message of an evaluation: it takes the checkpoint of one of the training's "
-        "rounds of the last day, every so many of which are candidates.",
+        "Task message of an evaluation: its checkpoint is one of the training's last day; every so "
+        "many rounds there is a candidate.",
         at_least=1,
     )
 
@@ -453,11 +441,8 @@ def check_heeded(given: Iterable[str], kind: str) -> None:
     """Refuses settings that messages of a kind have no place for.
 
     Args:
-        given: Names of the settings that somebody gave.
-        kind: Of rounds; see `rounds.KINDS`.
-
-    Raises:
-        UserError: Naming the first of them.
+        given: Names of the settings that the user gave.
+        kind: Kind of the rounds; see `rounds.KINDS`.
     """
     for name in given:
         of = _OF_ONE_KIND.get(name, kind)
@@ -473,11 +458,7 @@ def task_message(kind: str, settings: TaskSettings, clients_per_round: int) -> d
 
     Args:
         kind: Of rounds; see `rounds.KINDS`.
-        settings: Of the task.
         clients_per_round: c.
-
-    Raises:
-        UserError: If there is no such kind.
     """
     most = int(clients_per_round * (1.0 + settings.over_selection))
     return {

@@ -1,10 +1,8 @@
-"""Graphs whose bytes depend on nothing but themselves.
+"""Graphs whose bytes depend on the computation alone.
 
-Names in graphs that depend on the graph alone.
-
-TensorFlow and Keras number functions, layers and nodes by process; the same export has to have the
-same bytes in every one. Nodes are named after their op and their position, functions after the
-order of their first use.
+TensorFlow and Keras number functions, layers and nodes by process, but the same export has to have
+the same bytes in every process. Nodes are named after their op and their position, functions after
+the order of their first use.
 """
 
 import dataclasses
@@ -30,9 +28,9 @@ INTERMEDIATE_UPDATE = "intermediate_update"
 AGGREGATED_UPDATE = "aggregated_update"
 INTERMEDIATE_STATE = "intermediate_state"
 METRICS = "metrics"
-# What TensorFlow takes in the name of a node.
+# Characters that TensorFlow accepts in the name of a node.
 _NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-# What TensorFlow notes for itself in nodes: other nodes' names, and numbers of the process.
+# TensorFlow's own notes in nodes: other nodes' names, and numbers of the process.
 _NOTES = ("_class", "_gradient_op_type")
 
 
@@ -47,7 +45,6 @@ def restore(path: tf.Tensor, specs: Sequence[tf.TensorSpec], name: str) -> list[
     Args:
         path: Path of the checkpoint, a string scalar.
         specs: Names, dtypes and shapes of the tensors.
-        name: Name of the op.
 
     Returns:
         The tensors, with the shapes of `specs`.
@@ -81,10 +78,9 @@ def save(
 
 
 def finished(graph: tf.Graph, needed: Iterable[str]) -> GraphDef:
-    """Returns the graph as it is written: what is needed, the same in every process.
+    """Returns the graph for writing: only needed parts, the same in every process.
 
     Args:
-        graph: The graph.
         needed: Names of the nodes that are run, fetched or fed.
     """
     return with_renamed_functions(_pruned(graph.as_graph_def(), needed), "function")
@@ -130,11 +126,7 @@ class Leaf:
 
 
 def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
-    """Returns the tensors of an unplaced type, in TFF's order.
-
-    Raises:
-        UserError: If two of them would have one name in a graph.
-    """
+    """Returns the tensors of an unplaced type, in TFF's order."""
     found = tuple(_leaves(structure, ()))
     paths: dict[str, str] = {}
     for leaf in found:
@@ -158,7 +150,7 @@ def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
 
 
 def only_element(structure: tff.Type) -> tff.Type:
-    """Returns what a structure of one element holds; others as they are.
+    """Returns the element of a structure with one element, and other structures unchanged.
 
     TFF's compiler makes lists of what travels together; a round of ours sends one thing each way.
     """
@@ -183,7 +175,7 @@ def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
 
 
 def with_renamed_nodes(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
-    """Returns a copy whose nodes have names of the graph's own, and the new name of each."""
+    """Returns a copy with names of nodes that depend on the graph alone, and the new names."""
     new_names = _numbered(graph_def.node)
     renamed = GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -194,12 +186,11 @@ def with_renamed_nodes(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
 
 
 def with_renamed_functions(graph_def: GraphDef, prefix: str) -> GraphDef:
-    """Returns a copy whose functions, and all in them, have names of the graph's own.
+    """Returns a copy with names of functions, and inside them, that depend on the graph alone.
 
     Functions that nothing calls are left out, as are notes that TensorFlow keeps in nodes.
 
     Args:
-        graph_def: The graph.
         prefix: First part of the functions' names.
     """
     by_name = {function.signature.name: function for function in graph_def.library.function}
@@ -296,8 +287,6 @@ def named_values(value: Any, structure: Sequence[Leaf], prefix: str) -> dict[str
 
     Args:
         value: A structure of arrays, as TFF returns it.
-        structure: The leaves of its type.
-        prefix: First part of the names.
     """
     flat = tff.structure.flatten(tff.structure.from_container(value, recursive=True))
     return {

@@ -1,18 +1,14 @@
-"""What TFLite lacks in terms of its own ops.
+"""Operations that TensorFlow Lite or devices lack, in terms of TFLite's own ops.
 
-Bitwise ops on int64 numbers, by ops that TensorFlow Lite has for them or for their halves.
+Each replacement computes the same numbers, integers to the last bit and floats up to rounding: a
+device computes what a simulation does. A `GraphDef` keeps the ops; TFLite's graph gets functions in
+their place:
 
-TFLite has no bitwise op on int64, and on int32 the exclusive or and the shift to the right.
-
-Gradients of convolutions and of maximum pooling in terms of ops that TensorFlow Lite has itself.
-
-Images are [n, height, width, channels]. A window that reaches over the edge (SAME) is cut out of an
-image with a margin, so that every window is whole.
-
-Ops that devices may lack, in terms of ops that TensorFlow Lite has itself.
-
-Each gives the same numbers, integers to the last bit and floats up to rounding: a device computes
-what a simulation does. A `GraphDef` keeps the ops; TFLite's graph gets functions in their place.
+- bitwise ops on int64, which TFLite lacks, as it lacks int32's exclusive or and shift to the right;
+- gradients of convolutions and of maximum pooling. Images are [n, height, width, channels]. A
+  window that reaches over the edge (SAME) is cut out of an image with a margin, so that every
+  window is whole;
+- other ops that devices may lack.
 """
 
 import hashlib
@@ -25,24 +21,24 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-# Ops whose last inputs are those of the functions that they call.
+# Ops that pass their last inputs to the functions that they call.
 _CALLS = ("Case", "If", "PartitionedCall", "While")
 _KINDS_OF_CALLS = ("", "Stateful", "Stateless")
 _BITS = 64
 _HALF = 32
 _LOWEST_INT64 = -(2**63)
 _LARGEST = 2**63 - 1
-# What each bit stands for; the last one is the sign.
+# The value of each bit; the last one is the sign.
 _POWERS = [2**k for k in range(_BITS - 1)] + [_LOWEST_INT64]
 _LOWEST = float(np.finfo(np.float32).min)
 _PREFIX = "lowered"
 
-# Of the inputs of a node, the values of those that are known.
+# Known values of a node's inputs, by position.
 Known = Sequence[Optional[np.ndarray]]
 
 
 class KnownValues:
-    """What is known of the inputs of the nodes of a graph and of its functions.
+    """Known inputs of the nodes of a graph and of its functions.
 
     A function's arguments have the shapes that its callers have in common; of a function that
     datasets call, none is known.
@@ -70,7 +66,7 @@ class KnownValues:
         return self._bodies.keys()
 
     def inputs_of(self, function: str, node: str) -> Known:
-        """Returns what is known of a node's inputs; `function` is "" for the graph itself."""
+        """Returns the known inputs of a node; `function` is "" for the graph itself."""
         operation = self._bodies[function].get_operation_by_name(node)
         return [_value(tensor) for tensor in operation.inputs]
 
@@ -160,7 +156,7 @@ def _shift_of_halves(x: tf.Tensor, amount: int) -> tf.Tensor:
         high = tf.bitwise.right_shift(high, amount - _HALF)
     if amount >= _HALF:
         return tf.cast(high, tf.int64)
-    # Without a sign, whose copies have no place between the halves.
+    # Without a sign: its copies must not get between the halves.
     shifted = tf.bitcast(tf.bitwise.right_shift(tf.bitcast(low, tf.uint32), amount), tf.int32)
     return tf.cast(high, tf.int64) * 2 ** (_HALF - amount) + tf.cast(shifted, tf.int64)
 
@@ -200,8 +196,8 @@ def convolution_filter_gradient(
     """Returns what `Conv2DBackpropFilter` computes, a matrix for each place of the filter.
 
     Args:
-        shape: Of the filter: height, width, channels of the images, and of the outputs.
-        strides: Of the convolution, for each of the four dimensions.
+        shape: Shape of the filter: height, width, channels of the images, and of the outputs.
+        strides: Strides of the convolution in the four dimensions.
         padding: VALID or SAME.
 
     Returns:
@@ -229,8 +225,7 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
     """Returns what `MaxPoolGrad` computes: of equal maxima in a window the first one counts.
 
     Args:
-        sizes: Of the window, for each of the four dimensions.
-        strides: Of the window.
+        sizes: Sizes of the window in the four dimensions.
         padding: VALID or SAME.
 
     Returns:
@@ -243,7 +238,7 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
         size, span = tf.shape(images)[1:3], _span(maxima, stride)
         before, after = _margins(images, span, (height, width), padding)
         images = _with_margins(images, before, after, _LOWEST)
-        # Of which windows no earlier place was the maximum, and what goes to each pixel.
+        # Windows without an earlier maximum, and the gradient of each pixel.
         is_open, sums = tf.ones_like(maxima), tf.zeros_like(images)
         for place, pixels in _places(images, (height, width), span, stride):
             is_first = tf.where(tf.equal(pixels, maxima), is_open, tf.zeros_like(is_open))
@@ -304,7 +299,7 @@ def _spread(images: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
     return tf.reshape(rows, [n, height * stride[0], width * stride[1], channels])
 
 
-# From a node's attributes and what is known of its inputs to a function of these; None if the op
+# From a node's attributes and its known inputs to a function of the inputs; None if the op
 # has to stay.
 Lowering = Callable[[Any, Known], Optional[Callable[..., Any]]]
 
@@ -319,7 +314,7 @@ def sparse_softmax_cross_entropy(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the loss [n] of scores [n, classes], and its gradient; of other labels it fails."""
     num_classes = tf.shape(features)[1]
-    # As the op does; what is not a class would otherwise have no loss.
+    # As the op does; otherwise a label that is no class would have no loss.
     classes = tf.gather(tf.range(num_classes), labels)
     is_label = tf.one_hot(classes, num_classes, dtype=features.dtype)
     loss = -tf.reduce_sum(is_label * tf.nn.log_softmax(features), axis=1)
@@ -348,7 +343,7 @@ def _is_of_images(attr: Any) -> bool:
     )
 
 
-# By op and dtype.
+# Replacements by op and dtype.
 LOWERINGS: Mapping[tuple[str, tf.DType], Lowering] = {
     ("BitwiseXor", tf.int64): lambda attr, known: xor,
     ("BitwiseAnd", tf.int64): lambda attr, known: and_with(known[1]),
@@ -415,6 +410,6 @@ def _function(node: Any, compute: Callable[..., Any], known: Known) -> Any:
 
 
 def _dtype(node: Any) -> Any:
-    # Of some ops it is a list.
+    # For some ops the attribute is a list.
     number = node.attr["T"].type if "T" in node.attr else 0
     return tf.as_dtype(number) if number else None

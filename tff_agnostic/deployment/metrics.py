@@ -1,10 +1,8 @@
-"""What a server reports of a round.
+"""Metrics of a round as scalars, the form in which the platform's servers take them.
 
-Metrics of a round as scalars, the form in which the platform's servers take them.
-
-A metric that is a scalar has one, under its own name. One with an entry per domain has a scalar of
-each, NAME/0 to NAME/(p - 1), and NAME/overall of all domains where that follows from them. One with
-entries per domain and something else, such as a histogram, is in the checkpoint only.
+A scalar metric has one, under its own name. A metric with an entry per domain has a scalar for
+each, NAME/0 to NAME/(p - 1), and NAME/overall for all domains where that follows from them. A
+metric with entries per domain and something else, such as a histogram, is in the checkpoint only.
 """
 
 import dataclasses
@@ -40,11 +38,11 @@ class EvaluationMetrics:
     """Turns the sums of a federated evaluation into what a server reports.
 
     Attributes:
-        model: What is evaluated.
+        model: The model to evaluate.
         worst_min_examples: Examples that a domain needs to be the worst one.
         percentiles: Which percentiles of the clients' values, each in (0, 100).
-        measurement: (model, p) -> what clients are asked; sums with noise have bounds of their own.
-        tidied: What is made of the sums before anything is computed from them.
+        measurement: (model, p) -> the clients' measurement; sums with noise have other bounds.
+        tidied: Post-processing of the sums, before anything is computed from them.
     """
 
     model: Model
@@ -57,7 +55,6 @@ class EvaluationMetrics:
         """Returns the report.
 
         Args:
-            summed: The sums over the clients.
             aggregator: The report of the aggregation, such as what secure sums clipped.
 
         Returns:
@@ -109,7 +106,6 @@ def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
     """Returns the q-quantile of the clients of each histogram; see `histograms.quantile`.
 
     Args:
-        grid: The grid.
         histograms: Clients in each bin, int64 [rows, num_bins].
         q: In [0, 1].
 
@@ -124,7 +120,7 @@ def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
     centers = tf.constant(grid.centers(), tf.float64)
 
     def at(position: tf.Tensor) -> tf.Tensor:
-        """The value of the client at a position: that of the first bin whose rank is beyond it."""
+        """The value of the client at a position: that of the first bin with a rank beyond it."""
         is_before = ranks <= tf.cast(position, tf.int64)
         index = tf.reduce_sum(tf.cast(is_before, tf.int32), axis=1)
         return tf.gather(centers, tf.minimum(index, grid.num_bins - 1))
@@ -144,7 +140,7 @@ def _value(measure: Measure, ratio: tf.Tensor) -> tf.Tensor:
 
 
 def _worst(measure: Measure, values: tf.Tensor, is_counted: tf.Tensor) -> tf.Tensor:
-    # Of no domain that is counted: undefined.
+    # Undefined without any counted domain.
     best = float("inf") if measure.higher_is_better else float("-inf")
     pick = tf.reduce_min if measure.higher_is_better else tf.reduce_max
     worst = pick(tf.where(is_counted & ~tf.math.is_nan(values), values, best))
@@ -193,9 +189,7 @@ def scalar_outputs(
     """Returns the scalars of a round's metrics, by name; nodes of these names are made.
 
     Args:
-        metrics: The metrics.
         values: Their values, of known shapes.
-        quantities: Describes them.
     """
     by_path = {leaf.path: value for leaf, value in zip(metrics, values)}
     scalars: dict[str, tf.Tensor] = {}

@@ -1,10 +1,8 @@
-"""Noise and promises of an exported plan.
+"""Noise of a private plan: its keys, and its description in a manifest.
 
-The noise of a private plan: whose key it is made with, and what a manifest says of it.
-
-A server adds noise in its result graph, with the key in its state. The state that a fleet begins
-with has a key that nobody else has; conformance rounds, which everybody may read, are made with a
-public one, in a state of their own.
+A server adds noise in its result graph, with the key in its state. The initial state of a
+deployment has a secret key of its own. Conformance rounds, which are public, are made with a public
+key, in a state of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 
-# No secret: whoever knows it can take the noise of conformance rounds away, which hides nobody. A
+# Not secret: with it the noise of conformance rounds can be removed, which hides no one. A
 # generator takes as many of these numbers as its keys have.
 CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920) * 2
 _SECRET = (
@@ -42,7 +40,7 @@ _NOISES = {
     "tree": f"{_GAUSSIAN}; that of a round is the noise of the nodes of a tree that cover all "
     "rounds up to it, less that of the round before",
 }
-# By whether floating point gives nothing away.
+# Descriptions of noise, by whether it is exact.
 _FORMS = {False: "of float32", True: "in whole steps of a grid, to which sums are rounded"}
 _PLAIN = (
     "every client's update checkpoint, until it has been summed; plain sums hide nothing from who "
@@ -55,12 +53,12 @@ class FleetNoise(NamedTuple):
     """The noise of a plan that is exported.
 
     Attributes:
-        key: The secret of the fleet.
+        key: The secret key of the deployment.
         guarantee: What is promised by a fleet as the run has simulated it, from the state that is
             exported, as `PrivacyStatement.to_dict` has it.
         expected_devices: Devices that a round has on average, which the graphs divide by; None if
             they do not.
-        server_must: What else a server has to do.
+        server_must: Further duties of a server.
     """
 
     key: tuple[int, ...]
@@ -70,7 +68,7 @@ class FleetNoise(NamedTuple):
 
 
 def with_key(state: RunState, key: Sequence[int]) -> RunState:
-    """Returns a state whose noise is made with a key, from its first release on.
+    """Returns a state with another key of the noise, before its first release.
 
     A tree begins anew: nodes of another key's tree would be taken away that were never added.
     """
@@ -82,12 +80,10 @@ def with_key(state: RunState, key: Sequence[int]) -> RunState:
 
 
 def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str, Any]:
-    """Returns what a manifest says of the noise, and of what a server must do for it to hold.
+    """Returns the manifest's entry on the noise, with the duties of a server.
 
     Args:
         step: What is exported, whose sums have noise.
-        state: What the fleet begins with.
-        noise: Its noise.
     """
     release, private_state = step.aggregation, state.aggregations[0]
     assert isinstance(release, PrivateSum)

@@ -1,9 +1,8 @@
-"""The two kinds of plans.
+"""The two profiles of plans: `daf`, and `secure`.
 
-The `secure` profile: secure sums only, from TFF's MapReduceForm, as `ServerPhase`.
-
-Nothing of a client is in a checkpoint: its tensors go to a secure aggregation protocol, and the
-server's graph is fed their sums through side channels.
+The `secure` profile has secure sums only, from TFF's MapReduceForm, as `ServerPhase`. No checkpoint
+holds a client's values: its tensors go to a secure aggregation protocol, and the server's graph
+gets their sums through side channels.
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ from tff_agnostic.report_fields import Quantities
 
 _FEDERATED_SUM = "federated_sum"
 _URI = "federated_secure_sum_bitwidth"
-# Of the platform's protocol.
+# Limit of the platform's protocol.
 _LARGEST_MODULUS = 1 << 62
 
 
@@ -53,7 +52,7 @@ class Profile:
         aggregation: Name of how clients are summed in it.
         build: (round, settings) -> plan; a round is (state at the server, client data) -> (state,
             metrics).
-        server: What a server must have to run it.
+        server: Requirements on a server that runs it.
     """
 
     aggregation: str
@@ -66,10 +65,6 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
 
     Args:
         round_: (state at the server, client data) -> (state, metrics) at the server.
-        settings: What else it depends on.
-
-    Raises:
-        UserError: If anything but sums reaches the server.
     """
     form = tff.backends.mapreduce.get_distribute_aggregate_form_for_computation(round_)
     prepare = from_local_computation(form.server_prepare)
@@ -85,7 +80,7 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
         update=graphs.leaves(graphs.only_element(work.result_type)),
         metrics=graphs.leaves(metrics_type),
     )
-    # The compiler has a list of what is summed; its first and only element is the client output.
+    # The compiler has a list of summands; its first and only element is the client output.
     summed = graphs.leaves(work.result_type)
     intermediate = graphs.leaves(graphs.only_element(intermediate_type))
 
@@ -118,11 +113,6 @@ def build_secure_plan(round_: tff.Computation, settings: PlanSettings) -> Compil
 
     Args:
         round_: (state at the server, client data) -> (state, metrics) at the server.
-        settings: What else it depends on.
-
-    Raises:
-        UserError: If anything but secure sums by bit width reaches the server, or as many clients
-            as there may be are too many for a sum.
     """
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         round_, without_graph_optimization()
@@ -190,9 +180,6 @@ def require_only_sums(aggregation: tff.Computation) -> None:
 
     Args:
         aggregation: `client_to_server_aggregation` of a DistributeAggregateForm.
-
-    Raises:
-        UserError: If it does anything else.
     """
     block = aggregation.to_building_block().result
     uris = [
@@ -204,7 +191,7 @@ def require_only_sums(aggregation: tff.Computation) -> None:
     others = sorted({uri for uri in uris if uri != _FEDERATED_SUM})
     if others or len(uris) != 1 or len(block.locals) != 1:
         raise UserError(
-            "profile daf: expected one sum of what clients send, found "
+            "profile daf: expected one sum of client updates, found "
             f"{', '.join(others) or f'{len(block.locals)} operations'}; --profile=secure has "
             "secure sums"
         )
@@ -238,7 +225,7 @@ def _prepare_graph(
 
 
 class _ResultInputs(NamedTuple):
-    """What the server has kept of the state, and the clients' sums."""
+    """The server's kept part of the state, and the clients' sums."""
 
     intermediate: Sequence[graphs.Leaf]
     summed: Sequence[graphs.Leaf]
@@ -305,14 +292,11 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
     """Checks that what clients return is summed securely, by bit width.
 
     Args:
-        work_result: What clients return in a MapReduceForm: one part for plain sums, one for each
+        work_result: The clients' result in a MapReduceForm: one part for plain sums, one for each
             kind of secure sum.
 
     Returns:
         The type of the part for secure sums by bit width.
-
-    Raises:
-        UserError: If another part is not empty.
     """
     plain, by_bit_width, *others = work_result
     outside = [leaf.path for part in (plain, *others) for leaf in graphs.leaves(part)]
@@ -325,11 +309,7 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
 
 
 def sum_modulus(bits: int, clients: int) -> int:
-    """Returns the smallest power of 2 above any sum of so many clients' values of so many bits.
-
-    Raises:
-        UserError: If protocols have no room for it.
-    """
+    """Returns the smallest power of 2 above any sum of so many clients' values of so many bits."""
     modulus = 1 << (clients * (2**bits - 1)).bit_length()
     if modulus > _LARGEST_MODULUS:
         raise UserError(
@@ -363,7 +343,7 @@ def _server_graph(
         state = Variables(graphs.named(tensors.state, graphs.SERVER))
         metrics = Variables(graphs.named(tensors.metrics, graphs.METRICS))
         client = Variables(graphs.named(tensors.client_input, graphs.CLIENT))
-        # What one aggregator has summed, and the sum over all aggregators.
+        # The sum of one aggregator, and the sum over all aggregators.
         intermediate = Variables(_by_kind(tensors.update, graphs.INTERMEDIATE_UPDATE))
         aggregated = Variables(_by_kind(tensors.update, graphs.AGGREGATED_UPDATE))
 
@@ -389,7 +369,7 @@ def _server_graph(
         phase.write_accumulators.CopyFrom(checkpoint_op("write_accumulators", aggregated))
         results = work.update([*state.read(), *aggregated.read()], "update")
         split = len(tensors.state)
-        # All of them, as what is assigned first would be read for the others.
+        # All of them at once: a variable assigned first would be read for the others.
         with tf.control_dependencies(results):
             assigned = state.assign(results[:split]) + metrics.assign(results[split:])
         phase.apply_aggregrated_updates_op = _group(assigned, "apply_aggregated_updates")

@@ -1,9 +1,8 @@
 """Training and evaluation as rounds of a plan, and rounds to verify it by.
 
-Evaluations as rounds: the algorithm's state is that of the training, and stays as it is.
-
-So a server can give an evaluation any checkpoint that a training has left. With noise there is a
-state of its own beside it, of the evaluation's sums: a key, and how many were released.
+In an evaluation's round the algorithm's state is the training's, and stays as it is, so a server
+can evaluate any checkpoint of the training. With noise there is a state of the evaluation's sums as
+well: a key, and the number of releases.
 """
 
 import dataclasses
@@ -37,14 +36,14 @@ from tff_agnostic.runtimes.tff import TffRuntime
 
 TRAINING, EVALUATION = "training", "evaluation"
 NUM_ROUNDS = 3
-# Of the made-up clients; one has no examples, and one has examples of one domain only.
+# Sizes of the made-up clients; one has no examples, and one has examples of one domain only.
 _SIZES = {"client_0": 7, "client_1": 3, "client_2": 0, "client_3": 12}
 NUM_CLIENTS = len(_SIZES)
 _OF_ONE_DOMAIN = "client_1"
 
 
 class Asked(Protocol):
-    """What rounds are made of; an `ExportRequest` is one."""
+    """The inputs of rounds; an `ExportRequest` has them."""
 
     @property
     def algorithm(self) -> Algorithm:
@@ -60,11 +59,11 @@ class Asked(Protocol):
 
     @property
     def evaluation(self) -> Optional[EvaluationMetrics]:
-        """What an evaluation reports."""
+        """The report of an evaluation."""
 
 
 class Rounds(Protocol):
-    """What runs rounds, as a `Training` does."""
+    """Runs rounds, as a `Training` does."""
 
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Any]:
         """Runs one round; returns the next state, and what the server reports."""
@@ -146,7 +145,7 @@ KINDS: Registry[Kind] = Registry(
         TRAINING: Kind(
             _TrainingRounds, lambda asked: asked.algorithm, _training_step, NUM_ROUNDS, True
         ),
-        # Each leaves the model as it is: a second one would differ in its noise alone.
+        # Each leaves the model unchanged: a second one would differ in its noise alone.
         EVALUATION: Kind(_evaluation_rounds, _evaluated, _evaluation_step, 1, False),
     },
 )
@@ -157,18 +156,12 @@ class EvaluationRounds:
 
     Args:
         runtime: Runs them; entered by the caller.
-        algorithm: Whose state is evaluated.
-        aggregation: How clients are summed.
         num_domains: p.
-        metrics: What the server reports.
 
     Attributes:
         round_: (state at the server, client data) -> (state, metrics) at the server; the state is
             the same but for what the aggregation remembers.
-        quantities: Empty: what is reported has the values of all domains.
-
-    Raises:
-        UserError: If what the aggregation promises does not hold.
+        quantities: Empty: the report has the values of all domains.
     """
 
     def __init__(
@@ -228,7 +221,7 @@ class EvaluationRounds:
             return self._initialize()
 
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Report]:
-        """Runs one evaluation; returns the state after it, and what is reported."""
+        """Runs one evaluation; returns the state after it, and the report."""
         require_enough_clients(self._aggregation, len(cohort))
         with self._runtime.installed():
             return self.round_(state, [to_numpy_examples(client) for client in cohort])
@@ -250,11 +243,7 @@ class ColumnRange(NamedTuple):
 
 
 def column_ranges(clients: Iterable[Examples], columns: Mapping[str, Any]) -> Any:
-    """Returns the `ColumnRange` of "x" and "y" over some clients, in the structure of `columns`.
-
-    Raises:
-        UserError: If they have no examples.
-    """
+    """Returns the `ColumnRange` of "x" and "y" over clients, in the structure of `columns`."""
     filled = [client for client in clients if len(client["domain_id"])]
     if not filled:
         raise UserError("export: expected a client with examples, found none")
@@ -281,7 +270,7 @@ def synthetic_clients(
 
     Args:
         columns: Specs of a client's columns; see `Model.client_data_spec`.
-        ranges: What `column_ranges` returned.
+        ranges: The result of `column_ranges`.
         num_domains: p.
         seed: Seeds the examples.
     """
@@ -316,11 +305,7 @@ def expected_rounds(
     """Returns state and metrics after each round, by their names in checkpoints.
 
     Args:
-        training: Runs the rounds.
-        state: Where they start.
         cohort: The clients of every round, in the order in which they are summed.
-        tensors: What a round leads to.
-        num_rounds: How many there are.
     """
     rounds = []
     for _ in range(num_rounds):

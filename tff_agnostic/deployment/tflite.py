@@ -1,4 +1,4 @@
-"""The client's graph for TensorFlow Lite, and which of its ops devices lack."""
+"""The client's graph for TensorFlow Lite, and its ops that devices lack."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from tff_agnostic.models.tflite_files import (
 )
 
 _FLEX = "Flex"
-# TensorFlow's ops in On-Device Personalization's build of TensorFlow Lite, beside TFLite's own:
+# TensorFlow's ops in On-Device Personalization's build of TensorFlow Lite, next to TFLite's own:
 # privacysandbox/odp-federatedcompute, python/taskbuilder/support_ops.csv at commit 015930f.
 ODP_FLEX_OPS = frozenset(
     (
@@ -53,15 +53,15 @@ _GRADIENT = "the gradient of a layer that has none in TensorFlow Lite"
 _FLOAT64 = "--profile=secure quantises in float64, for which TensorFlow Lite has no ops"
 _CLIPPED = "--privacy clips in float64, for which TensorFlow Lite has no ops"
 _UNKNOWN = "the model or the algorithm needs it"
-# What secure sums are quantised with; TFLite has these itself, but for smaller numbers only.
+# Ops of quantisation for secure sums; TFLite has these itself, but for smaller numbers only.
 _OF_FLOAT64 = frozenset(
     ("Abs", "DivNoNan", "Floor", "Max", "Maximum", "Minimum", "Mul", "RealDiv", "Relu", "Round")
 )
-# And what values are clipped with beside these.
+# Further ops of clipping.
 _OF_CLIPPING = _OF_FLOAT64 | {
     *("AddN", "AddV2", "Greater", "Less", "SelectV2", "Sqrt", "Square", "Sum")
 }
-# By the beginning of an op's name.
+# Reasons, by the beginning of an op's name.
 _REASONS = {
     "Stateless": _DROPOUT,
     "Conv": _GRADIENT,
@@ -144,11 +144,7 @@ def beyond_odp(
 
 
 def check_within_odp(beyond: Mapping[str, str]) -> None:
-    """Checks that On-Device Personalization's devices have all ops.
-
-    Raises:
-        UserError: If `beyond_odp` found others.
-    """
+    """Checks that On-Device Personalization's devices have all ops."""
     if beyond:
         op, reason = next(iter(beyond.items()))
         raise UserError(

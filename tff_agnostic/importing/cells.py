@@ -18,7 +18,7 @@ from tff_agnostic.importing.text import WordCounts
 
 _MAX_BYTE = 255
 _JPEG_MARK = 0xFF
-# Starts of frames 0 to 15, without what is between them: tables, and what is reserved.
+# Start markers of frames 0 to 15, without the tables and reserved markers between them.
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 # Marks that nothing belongs to.
 _JPEG_ALONE = {0x01, *range(0xD0, 0xD8)}
@@ -45,7 +45,7 @@ def image_of(value: Any, column: str, place: str, max_pixels: int) -> np.ndarray
         max_pixels: How many pixels a file may say that it has.
 
     Returns:
-        [height, width, channels] of a file; the shape of lists as it is.
+        [height, width, channels] of a file; the shape of lists.
 
     Raises:
         RecordError: If it is no image, or too large.
@@ -76,7 +76,7 @@ def _decoded(content: bytes, column: str, place: str, max_pixels: int) -> np.nda
 
     try:
         with tf.device("CPU:0"):
-            # Of an animation the first picture.
+            # The first picture of an animation.
             image = tf.io.decode_image(content, expand_animations=False).numpy()
     except (
         tf.errors.InvalidArgumentError,
@@ -88,7 +88,7 @@ def _decoded(content: bytes, column: str, place: str, max_pixels: int) -> np.nda
 
 
 def claimed_pixels(content: bytes) -> Optional[int]:
-    """Returns how many pixels an image file says that it has; None if it is none.
+    """Returns the number of pixels that an image file claims; None if it is no image.
 
     Args:
         content: A PNG, JPEG, GIF or BMP file. Of a GIF all pictures count, as all are unpacked, and
@@ -207,8 +207,6 @@ def vector_of(
     """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
 
     Args:
-        values: The numbers.
-        shape: The shape.
         place: Their record, for messages.
         hint: From a value that is no number to the end of the message about it.
 
@@ -257,7 +255,7 @@ def _shaped(vector: np.ndarray, shape: tuple[int, ...], place: str) -> np.ndarra
         raise RecordError(
             place,
             "wrong number of features",
-            f"expected {math.prod(shape)} features, as --feature_shape says, found {len(vector)}",
+            f"expected {math.prod(shape)} features (--feature_shape), found {len(vector)}",
         )
     return vector.reshape(shape)
 
@@ -273,12 +271,9 @@ def _is_number(value: Any) -> bool:
 class MissingValues:
     """The rule of --missing_values.
 
-    Args:
-        options: Of the import.
-
     Attributes:
         are_refused: Whether a missing value makes a bad record.
-        are_marked: Whether the store says which values were missing.
+        are_marked: Whether the store marks the values that were missing.
     """
 
     def __init__(self, options: ImportOptions) -> None:
@@ -297,10 +292,7 @@ class Labels:
     """Labels of records as numbers.
 
     Args:
-        options: Of the import. Classes without names are all whole numbers from 0.
-
-    Raises:
-        UserError: If labels that are no classes have names, or two classes have one name.
+        options: Options of the import. Classes without names are all whole numbers from 0.
     """
 
     def __init__(self, options: ImportOptions) -> None:
@@ -395,7 +387,7 @@ def _whole(value: Any) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class CategorySummary:
-    """What became of the values of one categorical column.
+    """The values of one categorical column, kept and left out.
 
     Attributes:
         size: Values that are known.

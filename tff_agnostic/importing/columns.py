@@ -1,4 +1,4 @@
-"""Which columns of a table make which inputs, and the examples that rows become."""
+"""The columns of a table as inputs of a model, and its rows as examples."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ class RowConverter:
         self._normalizer = Normalizer(options, default_tokenizer="words")
 
     def examples(self, rows: Rows, log: ReadLog) -> Iterator[SourceExample]:
-        """Yields an example for each row, in order; tells the log of those that give none."""
+        """Yields an example for each row, in order; reports rows without an example to the log."""
         for place, row in rows:
             log.num_records += 1
             client = None
@@ -172,7 +172,7 @@ class RowConverter:
 
 
 class _TextCheck:
-    """Finds out that a column of texts is one of numbers, which CSV does not tell apart."""
+    """Detects columns of numbers among columns of texts, which CSV does not distinguish."""
 
     def __init__(self, column: Optional[str]) -> None:
         self._column = column
@@ -186,7 +186,7 @@ class _TextCheck:
         try:
             float(text)
         except ValueError:
-            # An empty cell says nothing.
+            # An empty cell decides nothing.
             self._found_text = bool(text.strip())
             return
         self._num_numbers, self._last = self._num_numbers + 1, text
@@ -217,7 +217,7 @@ class Input:
     """A feature of the store that is made of columns of numbers.
 
     Attributes:
-        name: Of the feature.
+        name: Name of the feature.
         columns: The columns, in the order of the vector's entries.
     """
 
@@ -285,7 +285,7 @@ class FeatureConverter:
 
     def _hint(self, value: Any) -> str:
         if self._missing.are_refused and self._missing.is_missing(value):
-            return " (--missing_values says what becomes of missing ones)"
+            return " (set --missing_values to accept missing ones)"
         return " (--categorical_columns is for names)"
 
     def _category(self, column: str, row: Mapping[str, Any], place: str, missing: list[str]) -> str:
@@ -295,8 +295,8 @@ class FeatureConverter:
                 raise RecordError(
                     place,
                     f"missing {column}",
-                    f"expected a category in {column}, found {value!r} (--missing_values says what "
-                    "becomes of it)",
+                    f"expected a category in {column}, found {value!r} (set --missing_values to "
+                    "accept missing ones)",
                 )
             missing.append(column)
             return MISSING if self._missing.are_marked else NO_CATEGORY
@@ -327,11 +327,7 @@ def cell(row: Mapping[str, Any], column: str, place: str) -> Any:
 
 
 def vector_inputs(options: ImportOptions) -> tuple[Input, ...]:
-    """Returns what --feature_columns says: `COLUMN,...`, or `NAME:COLUMN,...;NAME:COLUMN,...`.
-
-    Raises:
-        UserError: If an input has no name, no column, or the name of another one.
-    """
+    """Parses --feature_columns: `COLUMN,...`, or `NAME:COLUMN,...;NAME:COLUMN,...`."""
     columns = options.feature_columns
     if not columns:
         return ()
@@ -374,11 +370,7 @@ def feature_columns_of(options: ImportOptions) -> list[str]:
 
 
 def check_inputs(options: ImportOptions) -> None:
-    """Checks that every column is in one input, and every input has a name of its own.
-
-    Raises:
-        UserError: If not, or an option has no effect on these inputs.
-    """
+    """Checks that every column is in one input, and every input has a name of its own."""
     columns = feature_columns_of(options)
     twice = _repeated(columns)
     if twice is not None:

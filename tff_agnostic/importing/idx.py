@@ -1,6 +1,6 @@
 """IDX files of MNIST, Fashion-MNIST and EMNIST: images and labels in two files, or four.
 
-There are no clients in them: the examples are dealt, each client getting as many as any other.
+The files name no clients: examples are dealt to clients of equal size.
 """
 
 import math
@@ -20,16 +20,12 @@ from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceEx
 _IMAGES, _LABELS = "images", "labels"
 _UNSIGNED_BYTE = 8
 _BLOCK = 1024
-# Bytes of a block: what a file claims of its sizes must not decide how much memory is asked for.
+# Bytes of a block: the sizes that a file claims must not decide how much memory is allocated.
 _MAX_BLOCK = 1 << 24
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the images of all files, a block of them in memory at a time.
-
-    Raises:
-        UserError: If a file is no IDX file, truncated, or images and labels differ in number.
-    """
+    """Yields the images of all files, a block of them in memory at a time."""
     kept = {label: i for i, label in enumerate(options.classes)}
     labels = Labels(options)
     for images_path, labels_path in _pairs(paths):
@@ -108,7 +104,7 @@ def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
         labels = [images.with_name(n) for n in (plain, f"{plain}.gz")]
         there = [path for path in labels if path.is_file()]
         if not there:
-            raise UserError(f"{images}: expected labels in {plain} beside it, found none")
+            raise UserError(f"{images}: expected labels in {plain} next to it, found none")
         pairs.append((images, there[0]))
     if not pairs:
         raise UserError(

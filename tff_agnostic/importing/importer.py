@@ -24,7 +24,7 @@ from tff_agnostic.settings import check_effective
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
 # Each has a weight that is learnt: far more of them are a column that holds something else.
 _MAX_DOMAINS = 1000
-# What tables, plots and TensorBoard call all domains together, and figures about several.
+# Names of all domains together, and of figures about several, in tables, plots and TensorBoard.
 _RESERVED = frozenset({"all", "difference", "overall", "worst"})
 
 
@@ -33,7 +33,7 @@ class Import:
     """An import that has been checked, as far as that is possible without reading.
 
     Attributes:
-        options: What to do.
+        options: Options of the import.
         given: Names of the options that the user gave.
         format: The format to read.
         paths: The input.
@@ -51,11 +51,7 @@ class Import:
         return sum(path.stat().st_size for path in self.format.find_inputs(self.paths))
 
     def run(self, log: ReadLog) -> ImportReport:
-        """Reads everything, and writes the store.
-
-        Raises:
-            UserError: If the input is not as it has to be; there is no store then.
-        """
+        """Reads everything, and writes the store."""
         words = WordCounts()
         categories = CategoryCounts(self.options.categorical_columns)
         kind = None
@@ -148,12 +144,7 @@ class Import:
 
 
 def checked_import(options: ImportOptions, given: Container[str]) -> Import:
-    """Returns the import that the options describe.
-
-    Raises:
-        UserError: If an option is missing, out of range or without effect, the input does not
-            exist, or the output does.
-    """
+    """Returns the import that the options describe."""
     if not options.format:
         raise UserError(f"--format: expected one of {', '.join(FORMATS)}, found none")
     format_ = FORMATS[options.format]
@@ -187,13 +178,8 @@ def run_import(
     """Runs an import, and writes its report if the options name a file for it.
 
     Args:
-        options: What to do.
         given: Names of the options that the user gave.
         shows_bar: Whether to show a bar of what has been read.
-
-    Raises:
-        UserError: If an option is out of range or without effect, or the input is not as it has
-            to be; there is no store then.
     """
     job = checked_import(options, given)
     with tqdm(
@@ -216,9 +202,6 @@ class DomainNames:
     Args:
         texts: VALUE:NAME for each value of the source, or VALUE where it is the name; without any,
             the values are the names.
-
-    Raises:
-        UserError: If a text is not of this form, or a value is named twice.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -238,7 +221,6 @@ class DomainNames:
 
         Raises:
             RecordError: If the domain is not one of those that are named, or is empty.
-            UserError: If there are too many domains, or one has a name that results give others.
         """
         record = example.record
         name = self._names.get(record.domain) if self._names else record.domain

@@ -16,7 +16,7 @@ from tff_agnostic.importing.text import Normalizer
 
 # Lists within lists, as dimensions of an array.
 _MAX_DEPTH = 8
-# Lists and objects within one another, of which a user's begin at the third level.
+# Nesting depth of lists and objects; a user's begin at the third level.
 _MAX_NESTING = 32
 # A string and what ends it: a quote, or the block, perhaps within an escape.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
@@ -27,9 +27,6 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """Yields the examples of all users, one user in memory at a time.
 
     What lies in a folder train or test, as LEAF's scripts leave it, is for that.
-
-    Raises:
-        UserError: If a file is no JSON, or not LEAF's.
     """
     converter = _Converter(options)
     for path in find_inputs(paths):
@@ -80,7 +77,6 @@ class _Nested:
     """A file of JSON that is nested so far only: a parser remembers the way to where it is.
 
     Args:
-        file: The file.
         path: Its name, for messages.
     """
 
@@ -92,11 +88,7 @@ class _Nested:
         self._open = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Reads as a file does.
-
-        Raises:
-            UserError: If lists and objects are nested too far.
-        """
+        """Reads as a file does."""
         block = self._file.read(size)
         text, self._open = self._open + block, b""
         for bracket in _BRACKET.findall(_STRING.sub(self._cut, text)):
@@ -214,11 +206,7 @@ def _flat(x: Any, place: str) -> list[Any]:
 
 
 def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
-    """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN.
-
-    Raises:
-        UserError: If it cannot be read, or a line is of another form.
-    """
+    """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN."""
     domains: dict[str, str] = {}
     with source.open_input(path, options, ReadLog()) as file:
         lines = csv.reader(source.decoded_lines(file, path), strict=True)

@@ -1,8 +1,6 @@
 """NumPy files, read in blocks of rows: arrays of features, labels, clients and domains.
 
-NumPy files: arrays of features, labels, clients and domains, a row for each example.
-
-Names may end in _train, _heldout and _test; then the file itself says what is for what.
+Each row is one example. Arrays whose names end in _train, _heldout or _test go to that split.
 """
 
 import contextlib
@@ -45,11 +43,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the rows of all files, a block of rows in memory at a time.
-
-    Raises:
-        UserError: If a file is damaged, an array is missing or of a wrong type.
-    """
+    """Yields the rows of all files, a block of rows in memory at a time."""
     columns = _columns(options)
     labels = Labels(options)
     for path in find_inputs(paths):
@@ -108,11 +102,7 @@ class NpzColumns:
     """The arrays of an .npz file; a context manager.
 
     Args:
-        path: The file.
-        options: Of the import, with its limits.
-
-    Raises:
-        UserError: If it is no .npz file, or damaged.
+        options: Options of the import, with its limits.
     """
 
     def __init__(self, path: Path, options: ImportOptions) -> None:
@@ -140,11 +130,7 @@ class NpzColumns:
 
         Args:
             names: Which arrays; they have to have the same number of rows.
-            num_rows: Rows of a block, of which fewer are read where they are large.
-
-        Raises:
-            UserError: If an array is damaged, holds objects, they differ in length, or are larger
-                than the options allow.
+            num_rows: Rows of a block; fewer are read if they are large.
         """
         try:
             for member in (self._zip.getinfo(name + _SUFFIX) for name in names):

@@ -358,9 +358,6 @@ def parse_markup(texts: Sequence[str]) -> Markup:
 
     Args:
         texts: The parts of the flag; what they do not name has its default.
-
-    Raises:
-        UserError: If they are something else, or one is named twice.
     """
     given: dict[str, str] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""What an import made: counts, sizes, skewness, and what it says of the store."""
+"""The report of an import: counts, sizes, skewness, and warnings about the store."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ _SENTENCE_LENGTHS = (
 )
 # A larger matrix cannot be read any more; the JSON report has it all.
 _MAX_MATRIX = 12
-# A share of markup among the words that is said.
+# Fraction of markup among the words from which a warning is printed.
 _MUCH_MARKUP = 0.02
 # Signs that prose hardly has.
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
@@ -47,7 +47,7 @@ class Count:
 
 @dataclasses.dataclass(frozen=True)
 class SplitSummary:
-    """What one split holds.
+    """The content of one split.
 
     Attributes:
         total: All of it.
@@ -160,22 +160,22 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class ImportReport:
-    """What an import made.
+    """The result of an import.
 
     Attributes:
         store: The file.
-        format: Of the source.
+        format: Format of the source.
         num_records: Records that were read.
-        splits: What each split holds.
+        splits: The content of each split.
         skipped: Records that were left out, by reason.
-        clients_without_examples: Clients of which nothing was kept.
-        skewness: Of the training split.
-        vocabulary: Of a text store.
-        categories: What became of the values of each categorical column.
+        clients_without_examples: Number of clients without a kept example.
+        skewness: Skewness of the training split.
+        vocabulary: Vocabulary of a text store.
+        categories: The values of each categorical column, kept and left out.
         missing: How many examples lack the value of a column, by column.
         client_sizes: Examples of the training clients.
         sentence_lengths: Words of the sentences to train on, in a text store.
-        remarks: What to know before training on it.
+        remarks: Warnings for whoever trains on it.
     """
 
     store: Path
@@ -199,7 +199,7 @@ class ImportReport:
             parts.append(self._overlap_table())
         left_out = [[reason, count] for reason, count in self.skipped.items()]
         if self.clients_without_examples:
-            left_out.append(["clients of which nothing was kept", self.clients_without_examples])
+            left_out.append(["clients without a kept example", self.clients_without_examples])
         if left_out:
             parts.append(
                 f"Left out, of {self.num_records} records:\n" + tabulate(left_out, tablefmt="plain")
@@ -298,12 +298,9 @@ def summarise(
     """Returns the report of a finished store.
 
     Args:
-        store: The store.
-        options: Of the import.
-        log: What the reader told.
-        vocabulary: What became of the words, in a text store.
-        categories: What became of the values of each categorical column.
-        strata: What the splits kept together, by domain.
+        vocabulary: The words of a text store, kept and left out.
+        categories: The values of each categorical column, kept and left out.
+        strata: The units of the splits, by domain.
     """
     with contextlib.closing(
         sqlite3.connect(store.absolute().as_uri() + "?mode=ro", uri=True)
@@ -318,7 +315,7 @@ def summarise(
         name: {domain: n.examples for domain, n in split.domains.items()}
         for name, split in splits.items()
     }
-    # Only what is divided here has shares to keep.
+    # Only splits that are made here have shares to keep.
     wanted = list(parse_shares(options.split)) if strata else []
     remarks = [
         *domain_remarks(examples, wanted, options.min_domain_examples),
@@ -389,7 +386,7 @@ def is_markup(word: str) -> bool:
 def domain_remarks(
     examples: Mapping[str, Mapping[str, int]], wanted: Sequence[str], fewest: int
 ) -> list[Remark]:
-    """Returns what is said of domains that a split lacks, or has little of.
+    """Returns warnings about domains with no or few examples in a split.
 
     Args:
         examples: Examples of each domain, by split.
@@ -408,11 +405,10 @@ def domain_remarks(
 
 
 def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> list[Remark]:
-    """Returns what is said of domains most of which cannot be divided.
+    """Returns warnings about domains that mostly cannot be divided.
 
     Args:
         strata: What the splits kept together, by domain.
-        options: Of the import.
     """
     names = [name for name, s in strata.items() if s.largest > _LARGE * s.examples]
     if not names or len(options.split) < 2 or options.split_by == "example":
@@ -439,7 +435,7 @@ def _smaller_units(options: ImportOptions) -> str:
 
 
 def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
-    """Returns what is said of sentences that are longer than an example, unless a user says more.
+    """Returns warnings about sentences longer than an example has by default.
 
     Args:
         lengths: Sentences to train on by their number of words.
@@ -454,12 +450,7 @@ def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
 
 
 def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> list[Remark]:
-    """Returns what is said of a vocabulary with much markup.
-
-    Args:
-        words: The vocabulary, with counts.
-        options: Of the import.
-    """
+    """Returns the warning about a vocabulary with much markup."""
     signs = {word: count for word, count in words.items() if is_markup(word)}
     markup, total = sum(signs.values()), sum(words.values())
     if markup <= _MUCH_MARKUP * total:

@@ -1,4 +1,4 @@
-"""What a format is: input files, how they are read, and keys in few bytes."""
+"""The interface of a format: input files, how they are read, and keys in few bytes."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ def hash64(text: str) -> int:
 
 
 class DistinctKeys:
-    """A set of strings of which only hashes are kept.
+    """A set of strings, kept as hashes only.
 
     Two of ten million strings have the same 64 bits with a probability of one in 300,000.
     """
@@ -74,9 +74,9 @@ class SourceExample:
     """An example, and where it is from.
 
     Attributes:
-        record: What goes into the store.
+        record: The record for the store.
         place: Which example of the source it is, e.g. "users.csv:17"; different for every one.
-        group: What --split_by=group keeps together; None where the format has no groups.
+        group: The group that --split_by=group keeps together; None where the format has no groups.
     """
 
     record: Record
@@ -88,9 +88,8 @@ class RecordError(UserError):
     """A record that cannot become an example, in a source that may be whole otherwise.
 
     Args:
-        place: Which record of the source.
-        reason: What is wrong with it, the same for all that are wrong in the same way.
-        detail: What was expected and found in this one.
+        reason: The kind of error, the same text for all errors of the kind.
+        detail: The expected and the found value of this record.
     """
 
     def __init__(self, place: str, reason: str, detail: str) -> None:
@@ -99,12 +98,12 @@ class RecordError(UserError):
 
 
 class ReadLog:
-    """Counts what was left out, and tells how far reading is.
+    """Counts records that are left out, and reports the progress of reading.
 
     Args:
         skip_bad: Whether bad records are counted instead of ending the import.
         advance: Called with the number of bytes that were read.
-        say: Called with what is done now, when that is no longer reading.
+        say: Called with the name of the current step, after reading.
 
     Attributes:
         skipped: How many records were left out, by reason.
@@ -165,8 +164,8 @@ class Format:
 
     Attributes:
         summary: One line for help texts.
-        read: (options, input paths, log) -> examples, a generator; it tells the log what it leaves
-            out, and how many bytes it has read.
+        read: (options, input paths, log) -> examples, a generator; it reports to the log what it
+            leaves out, and how many bytes it has read.
         find_inputs: Input paths -> the files that will be read.
         check: Raises a `UserError` if options are missing or contradict one another.
         has_groups: Whether examples may have a group.
@@ -180,14 +179,12 @@ class Format:
 
 
 class InputFile(io.BufferedReader):
-    """An input, unpacked if it is compressed, of which only so much is read.
+    """An input file with a limit of its bytes, unpacked if it is compressed.
 
     Args:
         path: Its name, for messages.
-        packed: The file.
         is_gzip: Whether it is compressed.
-        options: What the limits are.
-        log: Is told how many bytes were read from the file.
+        log: Counts the bytes that were read from the file.
     """
 
     def __init__(
@@ -197,13 +194,10 @@ class InputFile(io.BufferedReader):
         super().__init__(self._limited, _BUFFER)
 
     def check_claimed(self, size: int) -> None:
-        """Checks what the file says that it holds, before any of it is read.
+        """Checks the size that the file claims, before any of it is read.
 
         Args:
             size: Its bytes when unpacked.
-
-        Raises:
-            UserError: If they are more than a compressed file of its size may have.
         """
         self._limited.check_claimed(size)
 
@@ -246,7 +240,7 @@ class _Limited(io.RawIOBase):
 
 
 class _Counted(io.RawIOBase):
-    """A file that tells a log how many bytes were read from it."""
+    """A file that reports to a log how many bytes were read from it."""
 
     def __init__(self, file: Any, log: ReadLog) -> None:
         self.count = 0
@@ -267,13 +261,8 @@ def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOption
     """Checks how large a compressed input, or a part of one, is when unpacked.
 
     Args:
-        path: The input.
         packed: Its bytes.
         unpacked: The bytes that they are, or say that they are.
-        options: What the limits are.
-
-    Raises:
-        UserError: If it is larger than the options allow.
     """
     if unpacked > options.max_unpacked_mb * MB:
         raise UserError(
@@ -297,12 +286,7 @@ def too_large_record(path: Path, options: ImportOptions) -> UserError:
 
 @contextlib.contextmanager
 def open_input(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[InputFile]:
-    """Yields an input file, unpacked if its name ends in .gz.
-
-    Raises:
-        UserError: If it cannot be read, or, while it is read in this block, is truncated, damaged,
-            or larger than the options allow.
-    """
+    """Yields an input file, unpacked if its name ends in .gz."""
     with reading_errors(path), open_file(path, "a file") as packed:
         yield InputFile(path, packed, path.suffix == ".gz", options, log)
 
@@ -323,11 +307,7 @@ def reading_errors(path: Path) -> Iterator[None]:
 
 
 def decoded_lines(file: IO[bytes], path: Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file with their ends, without a byte-order mark.
-
-    Raises:
-        UserError: If it is not UTF-8; the message names the line and the byte.
-    """
+    """Yields the lines of a UTF-8 file with their ends, without a byte-order mark."""
     offset, number = 0, 0
     while line := file.readline():
         number += 1
@@ -345,11 +325,7 @@ def not_utf8(path: Path, offset: int, byte: int) -> UserError:
 
 
 def input_paths(names: Sequence[str]) -> list[Path]:
-    """Returns the paths of --input.
-
-    Raises:
-        UserError: If there are none, one is named twice, or does not exist.
-    """
+    """Returns the paths of --input."""
     if not names or not all(names):
         raise UserError(f"--input: expected files or folders, found {','.join(names)!r}")
     paths = [Path(name) for name in names]
@@ -362,11 +338,7 @@ def input_paths(names: Sequence[str]) -> list[Path]:
 
 
 def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Returns files as they are, and of folders the files below with these suffixes, sorted.
-
-    Raises:
-        UserError: If a folder has none, or a file is empty.
-    """
+    """Returns the given files, and the files with these suffixes in the given folders, sorted."""
     files: list[Path] = []
     for path in paths:
         found = [path]

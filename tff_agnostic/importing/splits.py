@@ -1,14 +1,9 @@
-"""Which split an example belongs to, with equal shares in every domain if asked for.
+"""The split of each example, with equal shares in every domain if wanted.
 
-Which split an example belongs to: a seeded hash of what is to stay together, its unit.
-
-That is the split for good with --nostratify. Otherwise it is a first guess, made while reading;
-`importing.strata` moves the units that are too many or too few in a domain.
-
-Splits that keep their shares in every domain.
-
-The units of a split, such as clients, are put into strata by the domain of most of their examples.
-Within a stratum they are ordered by hash and cut by rank.
+The split is a seeded hash of the example's unit, such as its client: the examples that stay
+together. With --nostratify that is final. Otherwise it is a first guess, made while reading. Then
+units are put into strata by the domain of most of their examples, ordered by hash within a stratum
+and cut by rank; those that are too many or too few in a domain move.
 """
 
 import dataclasses
@@ -31,11 +26,7 @@ _TOLERANCE = 1e-6
 
 
 def parse_shares(texts: Sequence[str]) -> dict[str, float]:
-    """Returns the share of each split from NAME:SHARE texts.
-
-    Raises:
-        UserError: If a name or share is not what it has to be, or they do not add up to 1.
-    """
+    """Returns the share of each split from NAME:SHARE texts."""
     flag = f"--split={','.join(texts)}"
     shares: dict[str, float] = {}
     for text in texts:
@@ -62,7 +53,6 @@ def split_of_unit(unit: int, shares: Mapping[str, float]) -> str:
 
     Args:
         unit: The hash less 2**63, a signed number of 64 bits.
-        shares: Share of each split.
     """
     fraction = (unit + _HALF) / 2**64
     for name, limit in zip(shares, itertools.accumulate(shares.values())):
@@ -75,9 +65,7 @@ class Splits:
     """Assigns examples to splits; an example's split depends on nothing but itself and the seed.
 
     Args:
-        shares: Share of each split.
         by: A name of `SPLIT_BY`.
-        seed: Of the hash.
         given: Names of the options that the user gave. With `split`, the training part of a source
             that has splits of its own is divided; without it, their examples stay where they are.
     """
@@ -94,11 +82,7 @@ class Splits:
         self._last: tuple[str, int] = ("", 0)
 
     def split_of(self, example: SourceExample) -> tuple[str, Optional[int]]:
-        """Returns the split of an example and its unit, None where the source says the split.
-
-        Raises:
-            UserError: If the source's own split leaves no place for one that was asked for.
-        """
+        """Returns the split of an example and its unit; None if the source determines the split."""
         own = example.record.split
         if own is not None:
             self._check_room(own)
@@ -120,12 +104,12 @@ class Splits:
     def _check_room(self, own: str) -> None:
         if self._of_division and not self._divide_train:
             raise UserError(
-                f"--{self._of_division[0]} has no effect without --split: the source says itself "
-                "what is for what"
+                f"--{self._of_division[0]} has no effect without --split: the source has splits of "
+                "its own"
             )
         if self._divide_train and own != TRAIN and own in self._shares:
             raise UserError(
-                f"--split: the source says itself what is for {own}; expected shares of its "
+                f"--split: the source has a split {own} of its own; expected shares of its "
                 f"training part without {own}, e.g. train:0.9,heldout:0.1"
             )
 
@@ -192,7 +176,7 @@ def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[st
 def moves(
     strata: Mapping[str, Stratum], shares: Mapping[str, float], fewest: int
 ) -> dict[int, str]:
-    """Returns the units whose split by rank is not `split_of_unit`, with that split."""
+    """Returns the units with another split by rank than `split_of_unit`, with that split."""
     moved = {}
     for stratum in strata.values():
         sizes = split_sizes(len(stratum.units), shares, fewest)

@@ -1,8 +1,6 @@
-"""Dumps of Stack Exchange and Stack Overflow, and the domains of their posts.
+"""Dumps of Stack Exchange and Stack Overflow (`Posts.xml`), and the domains of their posts.
 
-Dumps of Stack Exchange and Stack Overflow: `Posts.xml`.
-
-A client is the owner of posts, an example one of their sentences, a domain what --domain says.
+A client is the owner of posts, an example one of their sentences, a domain what --domain chooses.
 """
 
 import bisect
@@ -28,9 +26,6 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """Yields the sentences of all posts, one post in memory at a time.
 
     With several files the clients are SITE/OWNER, otherwise OWNER; the site is the folder's name.
-
-    Raises:
-        UserError: If a file is not such a dump, or holds entities or a document type.
     """
     markup = parse_markup(options.markup)
     dumps = list(find_inputs(paths))
@@ -48,11 +43,7 @@ def check(options: ImportOptions) -> None:
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the dumps: files as they are, in a folder every Posts.xml below.
-
-    Raises:
-        UserError: If there is none, or two are of sites of one name.
-    """
+    """Returns the dumps: the given files, and every Posts.xml in the given folders."""
     found = source.expand(paths, ("Posts.xml", "Posts.xml.gz"))
     sites: dict[str, Path] = {}
     for path in found:
@@ -110,17 +101,13 @@ def _rows(
 
 
 class _Blocks:
-    """A file that is read in large blocks: a parser may begin a long value anew with each one.
-
-    Args:
-        file: The file.
-    """
+    """A file that is read in large blocks: a parser may begin a long value anew with each one."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
-        """Reads the next block, however many bytes are asked for."""
+        """Reads the next block, whatever the requested number of bytes."""
         del size
         return self._file.read(_BLOCK)
 
@@ -148,14 +135,13 @@ def _wrong_byte(file: IO[bytes], offset: int) -> "tuple[int, int] | None":
 
 
 class PostDomains:
-    """Finds the domains of one site's posts, which are asked for in the order of the dump.
+    """Finds the domains of one site's posts, in the order of the dump.
 
     Args:
-        options: Of the import.
         site: The site's name.
 
     Attributes:
-        kind: What domains are: a name of `POST_DOMAINS`.
+        kind: The kind of domains: a name of `POST_DOMAINS`.
     """
 
     def __init__(self, options: ImportOptions, site: str) -> None:
@@ -216,7 +202,7 @@ def _sentences(
     if kind is None:
         log.skip("neither question nor answer", client)
         return
-    # Of a question without owner too: its answers have its tags.
+    # Also for a question without owner: its answers have its tags.
     domain = domains.of(attributes)
     if client is None:
         log.skip("post without owner")
@@ -272,7 +258,7 @@ FORMAT = Format(
 
 
 def type_of_post(attributes: Mapping[str, str]) -> Optional[str]:
-    """Returns "question" or "answer"; None of a post that is neither."""
+    """Returns "question" or "answer"; None for a post that is neither."""
     return _TYPES.get(attributes.get("PostTypeId", ""))
 
 

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import csv_field_limit
@@ -21,11 +21,9 @@ from tff_agnostic.importing.source import (
     too_large_record,
 )
 
-_CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 _BATCH_ROWS = 4096
-# Of rows with images, which may be of a megabyte each.
+# Rows of a batch with images, which may have a megabyte each.
 _BATCH_IMAGES = 64
 # Bytes of rows that are Python's objects at once.
 _PIECE = 1 << 24
@@ -34,24 +32,31 @@ _TEXTS = "BYTE_ARRAY"
 _BYTES_OF = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, _TEXTS: 4, "INT96": 12}
 
 
-def read_csv(
-    options: ImportOptions, paths: Sequence[Path], log: ReadLog
-) -> Iterator[SourceExample]:
-    """Yields the rows of all files, one in memory at a time.
+# (options, file, its name in messages, log) -> where each row is, and its values by column.
+_Rows = Callable[[ImportOptions, Path, str, ReadLog], Iterator[tuple[str, dict[str, Any]]]]
 
-    Raises:
-        UserError: If a file is no CSV in UTF-8, or lacks a column.
+
+def _table_format(summary: str, suffixes: Sequence[str], rows_of: _Rows) -> Format:
+    """Returns a format of files of rows, with one row in memory at a time.
+
+    Args:
+        summary: One line for help texts.
+        suffixes: How the names of the files end that are read of a folder.
+        rows_of: Yields the rows of one file.
     """
-    converter = RowConverter(options)
-    for path in find_csv(paths):
-        yield from converter.examples(
-            _csv_rows(options, path, source.place_of(path, paths), log), log
-        )
 
+    def find_inputs(paths: Sequence[Path]) -> list[Path]:
+        return source.expand(paths, suffixes)
 
-def find_csv(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files, and those of folders whose names end as those of CSV files do."""
-    return source.expand(paths, _CSV_SUFFIXES)
+    def read(
+        options: ImportOptions, paths: Sequence[Path], log: ReadLog
+    ) -> Iterator[SourceExample]:
+        converter = RowConverter(options)
+        for path in find_inputs(paths):
+            rows = rows_of(options, path, source.place_of(path, paths), log)
+            yield from converter.examples(rows, log)
+
+    return Format(summary, read, find_inputs, check, has_groups=True)
 
 
 def _csv_rows(
@@ -105,33 +110,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-CSV = Format(
-    summary="CSV with a header line",
-    read=read_csv,
-    find_inputs=find_csv,
-    check=check,
-    has_groups=True,
-)
-
-
-def read_jsonl(
-    options: ImportOptions, paths: Sequence[Path], log: ReadLog
-) -> Iterator[SourceExample]:
-    """Yields the lines of all files, one in memory at a time.
-
-    Raises:
-        UserError: If a file is not in UTF-8.
-    """
-    converter = RowConverter(options)
-    for path in find_jsonl(paths):
-        yield from converter.examples(
-            _jsonl_rows(options, path, source.place_of(path, paths), log), log
-        )
-
-
-def find_jsonl(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files, and those of folders whose names end as those of JSON Lines do."""
-    return source.expand(paths, _JSONL_SUFFIXES)
+CSV = _table_format("CSV with a header line", (".csv", ".tsv", ".csv.gz", ".tsv.gz"), _csv_rows)
 
 
 def _jsonl_rows(
@@ -168,33 +147,7 @@ def _parsed(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-JSONL = Format(
-    summary="JSON Lines",
-    read=read_jsonl,
-    find_inputs=find_jsonl,
-    check=check,
-    has_groups=True,
-)
-
-
-def read_parquet(
-    options: ImportOptions, paths: Sequence[Path], log: ReadLog
-) -> Iterator[SourceExample]:
-    """Yields the rows of all files, the needed columns of a row group in memory at a time.
-
-    Raises:
-        UserError: If a file is damaged, or lacks a column.
-    """
-    converter = RowConverter(options)
-    for path in find_parquet(paths):
-        yield from converter.examples(
-            _parquet_rows(options, path, source.place_of(path, paths), log), log
-        )
-
-
-def find_parquet(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files, and those of folders whose names end in .parquet."""
-    return source.expand(paths, (".parquet",))
+JSONL = _table_format("JSON Lines", (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), _jsonl_rows)
 
 
 def _parquet_rows(
@@ -224,9 +177,9 @@ def _parquet_rows(
 
 
 def _checked_texts(options: ImportOptions, path: Path) -> list[str]:
-    """Checks what a file says that it holds, and returns the columns of texts and bytes.
+    """Checks the sizes that a file claims, and returns the columns of texts and bytes.
 
-    These are read as dictionaries: a few bytes can say that one text is in all rows.
+    These are read as dictionaries: a few bytes of a file can put one text into all rows.
     """
     from pyarrow import parquet
 
@@ -285,10 +238,4 @@ def _damaged(path: Path, error: Exception) -> UserError:
     return UserError(f"{path}: expected a Parquet file, found a damaged or another file ({found})")
 
 
-PARQUET = Format(
-    summary="Parquet",
-    read=read_parquet,
-    find_inputs=find_parquet,
-    check=check,
-    has_groups=True,
-)
+PARQUET = _table_format("Parquet", (".parquet",), _parquet_rows)

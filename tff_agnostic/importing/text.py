@@ -1,9 +1,8 @@
-"""Text to words: of HTML, of English sentences, of any language; and the vocabulary.
+"""Text to words: HTML, English sentences, any language; and the vocabulary.
 
-English text to sentences of words, as TFF describes its Stack Overflow data.
-
-Lower case; no symbols beyond ASCII; punctuation apart, except apostrophes and hyphens inside words;
-a special word for every URL; one sentence each.
+English sentences are TFF's, as its Stack Overflow data describes them: lower case; no symbols
+beyond ASCII; punctuation apart, except apostrophes and hyphens inside words; a special word for
+every URL.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from typing import Callable, Optional
 from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
 
 _MAX_WORDS = 2_000_000
-# In texts whose rare words were replaced, as in the Penn Treebank: any other word.
+# The word for any other word in texts with replaced rare words, as in the Penn Treebank.
 UNKNOWN = "<unk>"
 # A word that stands for something, such as <unk>; one with apostrophes or hyphens inside; a run of
 # one sign such as "..."; or a single sign.
@@ -45,7 +44,7 @@ _TOKEN = re.compile(
     r"|[^\sa-z0-9]"
 )
 _HAS_WORD = re.compile(r"[a-z0-9]")
-# What stands in these is no prose.
+# Elements without prose.
 _CODE = {"code", "pre"}
 _SCRIPTS = {"script", "style"}
 _DROPPED_BY_TREATMENT = {"drop": _CODE | _SCRIPTS, "word": _CODE | _SCRIPTS, "keep": _SCRIPTS}
@@ -69,7 +68,7 @@ class WordCounts:
         max_words: How many different words are held at most.
 
     Attributes:
-        max_undercount: By how much any count may be too small; 0 means that all are exact.
+        max_undercount: Largest error of a count, which may be too small; 0 if all are exact.
     """
 
     def __init__(self, max_words: int = _MAX_WORDS) -> None:
@@ -124,14 +123,14 @@ class WordCounts:
 
 @dataclasses.dataclass(frozen=True)
 class VocabularySummary:
-    """What became of the words of the training clients.
+    """The words of the training clients, kept and left out.
 
     Attributes:
         size: Words kept.
         different: Different words.
         coverage: Share of all occurrences that the kept words have.
         rarest_count: Occurrences of the rarest word that was kept.
-        max_undercount: By how much counts may be too small; 0 if they are exact.
+        max_undercount: Largest error of a count, which may be too small; 0 if they are exact.
         unknown: Occurrences of <unk>, which is no word of the vocabulary.
     """
 
@@ -158,7 +157,7 @@ class VocabularySummary:
         """Returns a line for people."""
         line = (
             f"Vocabulary: {self.size} of {self.different} words of the training clients, "
-            f"{self.coverage:.1%} of what they wrote; the rarest has a count of "
+            f"{self.coverage:.1%} of their text; the rarest has a count of "
             f"{self.rarest_count}."
         )
         if self.unknown:
@@ -186,7 +185,6 @@ class Normalizer:
     """Turns words into those of the store: --case and --punctuation.
 
     Args:
-        options: Of the import.
         default_tokenizer: Used if the options name none.
     """
 
@@ -196,7 +194,7 @@ class Normalizer:
         self._tokenize = _TOKENIZERS[options.tokenizer or default_tokenizer]
 
     def tokenize(self, text: str) -> list[str]:
-        """Returns the words of a text as they are."""
+        """Returns the words of a text unchanged."""
         return self._tokenize(text)
 
     def sentence(self, words: list[str]) -> str:
@@ -252,18 +250,18 @@ class _TextOfHtml(HTMLParser):
         self.blocks: list[list[str]] = [[]]
         self._depth = 0
         self._dropped = _DROPPED_BY_TREATMENT[code]
-        # What stands for code inside of a sentence.
+        # The word that replaces code inside of a sentence.
         self._code = f" {CODE_MARK} " if code == "word" else " "
 
     def updatepos(self, i: int, j: int) -> int:
-        # Lines are counted otherwise, at each tag, and nobody asks for them.
+        # The parser would count lines at each tag; they are not needed.
         return j
 
     def parse_html_declaration(self, i: int) -> int:
         try:
             return super().parse_html_declaration(i)
         except (AssertionError, NotImplementedError):
-            # What <![ may begin besides CDATA is not known to it; browsers see a comment.
+            # The parser knows no other <![ than CDATA; browsers treat it as a comment.
             return self.parse_bogus_comment(i)
 
     def close(self) -> None:
@@ -288,7 +286,7 @@ class _TextOfHtml(HTMLParser):
         if tag in _BLOCKS:
             self.blocks.append([])
         else:
-            # What code stood between must not become one word.
+            # Words around code must not become one word.
             self.blocks[-1].append(self._instead_of(tag))
         if tag in self._dropped and self._depth:
             self._depth -= 1
@@ -310,8 +308,7 @@ def html_blocks(html: str, code: str = "drop") -> list[str]:
     well-formed is taken as browsers do: this never fails.
 
     Args:
-        html: The HTML.
-        code: What becomes of code, a name of `options.TREATMENTS`; blocks of code (`pre`) have no
+        code: Treatment of code, a name of `options.TREATMENTS`; blocks of code (`pre`) have no
             word in their place, as they stand in no sentence.
     """
     parser = _TextOfHtml(code)

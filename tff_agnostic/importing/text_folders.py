@@ -1,14 +1,11 @@
-"""Folders of texts, a folder for each domain, and plays as plain text.
+"""Folders of texts, and plays as plain text.
 
-Folders of texts: a folder for each domain, with UTF-8 files `.txt`; or one domain's files.
-
-A client is a file, or a passage of some of its sentences; an example is a sentence; a group is a
-file, or a longer passage, so that --split_by=group keeps the passages of one together.
-
-Plays as plain text: speeches, a blank line between them, each headed by a line `SPEAKER:`.
-
-A client is a speaker, by the name as it is printed; an example is a speech; the domain is the file,
-or the one that is given.
+- `text_folders`: a folder for each domain, with UTF-8 files `.txt`; or the files of one domain. A
+  client is a file, or a passage of some of its sentences. An example is a sentence. A group is a
+  file, or a longer passage, so that --split_by=group keeps its passages together.
+- `plays`: speeches, a blank line between them, each headed by a line `SPEAKER:`. A client is a
+  speaker, by the name as it is printed. An example is a speech. The domain is the file, or the one
+  that is given.
 """
 
 import codecs
@@ -31,11 +28,7 @@ _AFTER_NAME = ":"
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the sentences of all files, a block of a file in memory at a time.
-
-    Raises:
-        UserError: If a folder has no texts, there are no domains, or a file is not UTF-8.
-    """
+    """Yields the sentences of all files, a block of a file in memory at a time."""
     normalizer = Normalizer(options, default_tokenizer="spaces")
     sentences = _SENTENCES[options.sentences]
     size, group_size = options.sentences_per_client, options.sentences_per_group
@@ -55,11 +48,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts, in the domains' folders or not.
-
-    Raises:
-        UserError: If there are none.
-    """
+    """Returns the texts, in the domains' folders or not."""
     return [path for path, _ in _texts(paths).values()]
 
 
@@ -80,7 +69,7 @@ def check(options: ImportOptions) -> None:
 def _of_domains(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> dict[str, tuple[Path, str]]:
-    """Returns the texts that have a domain, with it; tells the log of the others."""
+    """Returns the texts that have a domain, with it; reports the others to the log."""
     found = {}
     for document, (path, folder) in _texts(paths).items():
         domain = options.domain_name or folder
@@ -203,7 +192,7 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
             except UnicodeDecodeError as e:
                 raise source.not_utf8(path, offset - pending + e.start, e.object[e.start]) from e
             if "\0" in text:
-                # As where a file is sparse: no text has it, and there may be no end of them.
+                # NUL bytes, as in a sparse file: no text has them, and there may be very many.
                 raise UserError(f"{path}: expected text, found a NUL character")
             offset += len(block)
             # A sentence without end is cut.
@@ -231,11 +220,7 @@ FORMAT = Format(
 def read_plays(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> Iterator[SourceExample]:
-    """Yields the speeches of all files, one in memory at a time.
-
-    Raises:
-        UserError: If there are no texts, or a file is not UTF-8.
-    """
+    """Yields the speeches of all files, one in memory at a time."""
     normalizer = Normalizer(options, default_tokenizer="words")
     for path in find_plays(paths):
         domain = options.domain_name or path.stem
@@ -257,11 +242,7 @@ def read_plays(
 
 
 def find_plays(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts.
-
-    Raises:
-        UserError: If there are none.
-    """
+    """Returns the texts."""
     return source.expand(paths, (_SUFFIX,))
 
 

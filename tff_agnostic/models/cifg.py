@@ -144,7 +144,7 @@ def as_lstm(
     bias: np.ndarray,
     projection: Optional[np.ndarray] = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the weights of the LSTM whose h_t are those of a CIFG.
+    """Returns the weights of an LSTM with the same outputs h_t as a CIFG.
 
     As 1 - sigmoid(z) = sigmoid(-z), the LSTM's input gate has the negative weights of the forget
     gate. As r_{t-1} U = h_{t-1} (P U), its recurrent kernel holds the projection.
@@ -172,7 +172,7 @@ def as_lstm(
 
 @tf.keras.utils.register_keras_serializable(package="tff_agnostic")
 class CIFG(RecurrentLayer):
-    """An LSTM layer whose input gate is 1 - f, with three quarters of an LSTM's weights.
+    """An LSTM layer with the input gate 1 - f, and three quarters of an LSTM's weights.
 
     Weights: `kernel` [in, 3u], `recurrent_kernel` [r, 3u], `bias` [3u], and `projection_kernel`
     [u, r] if `projection_units` = r is given; otherwise r = u. Outputs have r features. Other

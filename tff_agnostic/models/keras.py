@@ -1,7 +1,6 @@
-"""A Keras model as a pure function: conversion, checks, penalties, precision, frozen layers.
+"""Keras models as pure functions: conversion, checks, penalties, precision, frozen layers.
 
-Keras models as pure functions: variables are swapped for tensors while a call is traced.
-
+Variables are swapped for tensors while a call is traced.
 `tff.learning.models.functional_model_from_keras` does the same through an imported GraphDef, which
 cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
 """
@@ -58,7 +57,7 @@ def model_from_keras(
         build: Returns a built Keras model; called once, after the global seeds are set.
         loss: A Keras loss with `reduction="none"`, or a function; (labels, predictions) -> [n].
         example_spec: Specs of "x" and "y" with a first dimension of None.
-        metrics: What to measure beside the loss.
+        metrics: Metrics to report in addition to the loss.
         seed: Seeds the initial weights.
 
     Returns:
@@ -107,7 +106,7 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
 
     Args:
         keras_model: The Keras model; no weight of it is trainable afterwards.
-        like: Whose inputs, labels and loss it has.
+        like: A model with the same inputs, labels and loss.
 
     Raises:
         ValueError: If it is no pure function of weights that are attributes of layers.
@@ -130,8 +129,7 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
     """Returns a model with the initial weights of a seed, equal to `model` in all else.
 
     Args:
-        model: What `model_from_keras` made of `build`.
-        build: As there.
+        model: The result of `model_from_keras` for `build`.
         seed: Seeds the initial weights.
     """
     tf.keras.utils.set_random_seed(seed)
@@ -199,8 +197,8 @@ def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
             dtype = weight.numpy().dtype.name
             if dtype != "float32":
                 raise ValueError(
-                    f"layer {module.name!r} keeps its weights in {dtype}: expected float32, in "
-                    "which updates are summed; --precision says what layers compute in"
+                    f"layer {module.name!r} keeps its weights in {dtype}: expected float32, for "
+                    "the sums of updates; --precision sets the type in which layers compute"
                 )
 
 
@@ -220,12 +218,7 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
 
 
 def refuse_impure_calls(keras_model: tf.keras.Model, model: Model) -> None:
-    """Traces the model, and raises a `ValueError` for what attributes of layers do not show.
-
-    Args:
-        keras_model: The Keras model.
-        model: What was made of it.
-    """
+    """Traces the model, and raises a `ValueError` for what attributes of layers do not show."""
     # A loss added in a call would be missing from the objective.
     layers_with_losses: list[str] = []
 
@@ -252,7 +245,6 @@ def trace_losses(
     """Returns the losses of a model, traced as a function of weights and examples.
 
     Args:
-        model: The model.
         training: Whether the call is one that trains.
         while_tracing: Is called when the losses have been traced.
 
@@ -275,14 +267,14 @@ def trace_losses(
             weight_specs, model.example_spec["x"], model.example_spec["y"]
         )
     except AttributeError as e:
-        # What an assignment to a weight comes to, which is a tensor here.
+        # The result of assigning to a weight, which is a tensor here.
         raise ValueError(
             f"the model is not a pure function of its weights: {' '.join(str(e).split())}"
         ) from e
 
 
 def refuse_captured_state(traced: Any) -> None:
-    """Raises a `ValueError` if a traced function reads variables beside its arguments."""
+    """Raises a `ValueError` if a traced function reads variables in addition to its arguments."""
     # One that is reached through a closure would keep its first value without a word.
     if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
         names = sorted({variable.name for variable in traced.graph.variables})
@@ -339,7 +331,7 @@ def current_loss_scale() -> float:
 
 
 def as_float32(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor of 16-bit floats as float32, and others as they are."""
+    """Returns a tensor of 16-bit floats as float32, and others unchanged."""
     return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
 
 
@@ -351,12 +343,8 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     left out of the loss.
 
     Args:
-        model: A model of a Keras model, of which nothing is frozen yet.
+        model: A model of a Keras model, without frozen layers.
         patterns: Names of layers, or patterns of them, such as `block_*`.
-
-    Raises:
-        UserError: If it is made of no Keras model, a pattern fits no layer with weights to train,
-            or no weights are left to train.
     """
     if not patterns:
         return model
@@ -375,8 +363,8 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
     }
     if len(frozen) == len(model.initial_weights.trainable):
         raise UserError(
-            f"{_FLAG}: expected layers of which others are left to train, found all that have "
-            f"weights: {', '.join(names)}"
+            f"{_FLAG}: expected some layers to stay trainable, found all that have weights: "
+            f"{', '.join(names)}"
         )
     positions = tuple(sorted(frozen))
     penalties = model.regularizer
@@ -392,7 +380,7 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
 
 
 def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
-    """Returns weights of a Keras model in the order of one of which some are frozen.
+    """Returns weights of a Keras model in the order of a model with frozen layers.
 
     Args:
         weights: Trainable and other weights as the Keras model has them.

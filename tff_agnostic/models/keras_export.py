@@ -21,7 +21,7 @@ def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
 
     Args:
         model: A Keras model. Only functional and sequential ones can be taken apart: others are
-            returned as they are, and so is a model that has no layer to replace.
+            returned unchanged, and so is a model without a layer to replace.
 
     Returns:
         A model that may share layers, and so variables, with `model`.
@@ -47,7 +47,7 @@ def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
 
 
 def classes_of(model: tf.keras.Model) -> dict[str, type]:
-    """Returns the classes of a model's layers that Keras has to be told of to load it, by name.
+    """Returns the classes of a model's layers that Keras does not know, by name, for loading it.
 
     Layers with a plain form are not among them: an LSTM in a file is Keras' own.
     """

@@ -1,4 +1,4 @@
-"""Where a Keras model holds its weights and random generators, and how others take their place."""
+"""Finds the weights and random generators of a Keras model, and swaps them for tensors."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ _BOOKKEEPING = frozenset(
 )
 
 Slot = tuple[dict[str, Any], str, Any]
-# With the indices of the weights that it holds, and the dtype in which its layer computes.
+# A variable, the indices of the weights that it holds, and the dtype its layer computes in.
 WeightSlot = tuple[Slot, list[int], Optional[str]]
 
 
@@ -95,7 +95,7 @@ def swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator
 
 
 def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
-    # What Keras does when a layer of mixed precision reads one of its variables.
+    # Keras does so when a layer of mixed precision reads one of its variables.
     own = tf.as_dtype(value.dtype)
     if dtype is None or own == dtype or not own.is_floating:
         return value
@@ -103,7 +103,7 @@ def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
 
 
 class StatelessGenerator:
-    """What Keras layers ask of `keras.backend.RandomGenerator`, from a stateless seed."""
+    """The part of `keras.backend.RandomGenerator` that layers use, from a stateless seed."""
 
     def __init__(self, seed: tf.Tensor, layer_index: int) -> None:
         self._seed = tf.random.experimental.stateless_fold_in(seed, layer_index)
@@ -118,7 +118,7 @@ class StatelessGenerator:
         return self._next_seed()
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
-        """Returns inputs of which a share `rate` is 0, the others scaled up."""
+        """Returns inputs with a fraction `rate` set to 0, and the others scaled up."""
         return tf.nn.experimental.stateless_dropout(
             inputs, rate=rate, noise_shape=noise_shape, seed=self._next_seed()
         )

@@ -1,10 +1,8 @@
-"""Cross-entropy in fewer passes; the loss of a sentence.
+"""Losses: cross-entropy in fewer passes over the scores, and the loss of a sentence.
 
-Cross-entropy in fewer passes over the scores than TensorFlow's own operation takes.
-
-That one prepares the gradient even where there is none to take, as in the domain pass, and computes
-each exponential twice: with 10,000 classes, which exceed a processor's caches, most of a language
-model's time beside its matrix products.
+TensorFlow's own cross-entropy prepares the gradient even where none is taken, as in the domain
+pass, and computes each exponential twice. With 10,000 classes, which exceed a processor's caches,
+that is most of a language model's time next to its matrix products.
 """
 
 import dataclasses
@@ -70,7 +68,7 @@ def takes_scores(loss: Any) -> Optional[bool]:
     if loss is sparse_cross_entropy:
         return True
     if isinstance(loss, tf.keras.losses.Loss):
-        # Some have it as an attribute, and some in what they pass on.
+        # Some losses have it as an attribute, others in their function's arguments.
         found = loss.get_config().get("from_logits")
     else:
         found = getattr(loss, "from_logits", None)
@@ -127,7 +125,7 @@ class SentenceLoss:
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
     """
 
-    # As cross-entropies of Keras' say it.
+    # In the words of Keras' cross-entropies.
     from_logits: ClassVar[bool] = True
 
     expected_length: Optional[float] = None

@@ -144,5 +144,5 @@ class LSTM(RecurrentLayer):
         return lstm(x, mask, *(tf.cast(w, x.dtype) for w in weights))
 
     def plain_form(self) -> PlainForm:
-        """Keras' LSTM, whose weights stand in the same order."""
+        """Keras' LSTM, with the weights in the same order."""
         return self.keras_lstm(self.kernel, self.recurrent_kernel, self.bias)

@@ -1,17 +1,15 @@
-"""Metrics as ratios of sums: classes, numbers, text.
+"""Metrics as ratios of sums: of classes, of numbers, and of words.
 
-Metrics of models with one output: errors of real numbers, and accuracy of two classes.
+Metrics of classes and of numbers: labels are [n]; predictions are scores [n, classes], or for one
+output float [n] or [n, 1].
 
-Labels are [n]; predictions float [n], or [n, 1].
+Metrics of words: labels are ids of `TokenIds`, int [n, T]; predictions are scores, float [n, T,
+ids]. An example is a sentence. Numerators and denominators are sums over its words, so that every
+word has the same weight whatever sentence it is in. Padding is in none of them.
 
-Metrics of next-word models: perplexity, and two definitions of in-vocabulary accuracy.
-
-Labels are ids of `TokenIds`, int [n, T]; predictions are scores, float [n, T, ids]. An example is a
-sentence: numerators and denominators are sums over its words, so that every word has the same
-weight whatever sentence it is in. Padding is in none of them.
-
-What two metrics, or a metric and the loss, compute alike, such as the largest score of a word, is
-written down in each and computed once: TensorFlow merges equal operations of a graph.
+Two metrics, or a metric and the loss, may compute the same number, such as the largest score of a
+word. Each states it in full, and TensorFlow computes it once: it merges equal operations of a
+graph.
 """
 
 import dataclasses
@@ -24,8 +22,8 @@ import tensorflow as tf
 from tff_agnostic.models.losses import is_word, word_cross_entropies
 from tff_agnostic.text_ids import TokenIds
 
-# Of a word's cross-entropy, in nats: more than twice that of guessing among 10,000 words. Beyond
-# it distributions over clients do not tell values apart, and secure sums clip.
+# Largest cross-entropy of a word, in nats: more than twice that of guessing among 10,000 words.
+# Beyond it, distributions over clients do not resolve values, and secure sums clip.
 _MAX_CROSS_ENTROPY = 20.0
 
 # (labels, predictions) -> (numerator [n], denominator [n]), both float32.
@@ -37,9 +35,9 @@ class Metric:
     """A metric made of the ratio sum(numerator) / sum(denominator) over any set of examples.
 
     Its value is the ratio itself, or with `transform` a function of it, such as perplexity, the
-    exponential of a mean cross-entropy. Clients and sums know ratios; whatever is reported is a
-    value. As the function is applied last, the mean over clients of a transformed metric is that of
-    the clients' mean ratio: of perplexity, the geometric mean.
+    exponential of a mean cross-entropy. Clients and sums hold ratios; reports show values. The
+    function is applied last, so the mean over clients of a transformed metric is the value of the
+    clients' mean ratio: for perplexity, the geometric mean.
 
     Attributes:
         name: Column and JSON name.
@@ -53,7 +51,7 @@ class Metric:
         transform: An increasing function of the ratio, in TensorFlow, or None.
         num_bins: Number of points of the grid from 0 to `upper`.
         shown_as: "none" for plain numbers, "share" for numbers in [0, 1] that people read in
-            percent, "factor" for ones that are compared by ratios, on logarithmic axes.
+            percent, "factor" for numbers that are compared by ratios, on logarithmic axes.
     """
 
     name: str
@@ -79,7 +77,7 @@ def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor
 
 
 def accuracy() -> Metric:
-    """Share of examples whose largest score is the label's: labels int [n], scores [n, classes]."""
+    """Fraction of examples with the label's score largest: labels int [n], scores [n, classes]."""
     return Metric("accuracy", _correct_class, shown_as="share")
 
 
@@ -97,7 +95,7 @@ def mean_absolute_error(label_range: float) -> Metric:
 def root_mean_squared_error(label_range: float) -> Metric:
     """Returns the root of the mean of (prediction - label)^2, in the labels' unit.
 
-    What is summed, and of what means over clients are taken, are squares.
+    Sums and means over clients are of the squares.
 
     Args:
         label_range: As in `mean_absolute_error`.
@@ -106,7 +104,7 @@ def root_mean_squared_error(label_range: float) -> Metric:
 
 
 def binary_accuracy(from_logits: bool) -> Metric:
-    """Returns the share of examples on whose side of the threshold the prediction is.
+    """Returns the fraction of examples with the prediction on the label's side of the threshold.
 
     Labels are 0 and 1. A prediction above the threshold is class 1.
 
@@ -156,7 +154,6 @@ def text_metrics(ids: TokenIds, sequence_length: int) -> tuple[Metric, ...]:
     """Returns perplexity and both in-vocabulary accuracies.
 
     Args:
-        ids: What the ids stand for.
         sequence_length: T, the largest number of words of a sentence.
     """
     return (

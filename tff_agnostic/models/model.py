@@ -58,13 +58,13 @@ class Model:
         loss: (labels, predictions) -> float32 [n], one loss per example.
         regularizer: trainable weights -> float32 scalar, or None. It is part of every example's
             loss, so that the domain pass and the gradient see the same objective.
-        metrics: What to measure beside the loss.
-        loss_scale: What the objective is multiplied by while gradients are taken, so that those of
-            16-bit floats do not vanish; 1 for float32.
-        keras_model: The Keras model that `predict` is made of; None if it is made of none. Its own
-            variables are of no consequence to training.
-        frozen: Positions of weights among those that the Keras model trains: they are not trained
-            here, and the first of `initial_weights.non_trainable`; see `models.frozen`.
+        metrics: Metrics to report in addition to the loss.
+        loss_scale: Factor of the objective while gradients are taken, so that gradients of 16-bit
+            floats do not vanish; 1 for float32.
+        keras_model: The Keras model behind `predict`, or None. Its own variables play no part in
+            training.
+        frozen: Positions, among the weights that the Keras model trains, of those that are frozen.
+            They come first in `initial_weights.non_trainable`; see `models.keras`.
     """
 
     initial_weights: ModelWeights
@@ -87,7 +87,7 @@ class Model:
         )
 
     def __hash__(self) -> int:
-        """Of what `__eq__` compares."""
+        """Returns the hash of the parts that `__eq__` compares."""
         return hash((id(self.example_spec), *self._functions()))
 
     def _functions(self) -> tuple:
@@ -100,7 +100,7 @@ class Model:
 
     @property
     def bytes_per_example(self) -> Optional[int]:
-        """What an example reads, if it only looks that up in the weights; None if it takes all."""
+        """Bytes of weights that one example gathers; None if the model uses all weights."""
         return None
 
     def client_data_spec(self) -> "OrderedDict[str, Any]":
@@ -132,7 +132,7 @@ class Measure:
 
     Attributes:
         name: "loss", or the metric's name.
-        unit: What its numbers are.
+        unit: Unit of its numbers.
         higher_is_better: Which direction is good.
         metric: The metric; None for the loss.
     """

@@ -1,13 +1,11 @@
-"""Next-word networks, the sizes of the two papers, unigrams.
+"""Next-word networks with their sizes as settings, the two papers' sizes, and unigram models.
 
-Next-word models: recurrent networks on ids, with their sizes as settings.
+`NextWordNetwork` is a recurrent network on ids; `next_word_lstm` and `keyboard_cifg` are the
+papers' models.
 
-The papers' models are settings of it: `next_word_lstm` and `keyboard_cifg`.
-
-A distribution over outcomes, such as words, without any input: a unigram model.
-
-An example is an outcome, and is its own label: what is predicted of it is how probable it was.
-Hamer, Mohri, Suresh 2020, section 2: density estimation is classification without inputs.
+A unigram model is a distribution over outcomes, such as words, without any input: an example is an
+outcome, and its own label, and the prediction is its probability. Hamer, Mohri, Suresh 2020,
+section 2: density estimation is classification without inputs.
 """
 
 import dataclasses
@@ -27,7 +25,7 @@ from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.text_ids import TokenIds
 
-# Of an outcome's -log h, in nats; see `text_metrics`.
+# Largest -log h of an outcome, in nats; see `text_metrics`.
 _MAX_CROSS_ENTROPY = 20.0
 
 
@@ -66,22 +64,17 @@ def next_word_model(
 
     Ids are those of `TokenIds`. Predictions are scores, float32 [n, T, vocabulary_size + 4].
 
-    Padding stands after the words of a sentence. A position whose y is padding is in no loss, no
-    metric and no gradient. As the model sees the past only, what x holds there is of no consequence
+    Padding comes after the words of a sentence. A position with padding as y is in no loss, no
+    metric and no gradient. The model sees only the past, so the value of x there does not matter
     either, and no mask has to be carried through the recurrent layers.
 
     The loss is that of `SentenceLoss`; metrics are perplexity and both in-vocabulary accuracies.
     Models that differ in their seeds only are equal: runtimes trace one of them.
 
     Args:
-        network: The layers.
-        vocabulary_size: Number of words.
         sequence_length: T.
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
         seed: Seeds the initial weights.
-
-    Raises:
-        UserError: If there is no such cell.
     """
     ids, policy = TokenIds(vocabulary_size), tf.keras.mixed_precision.global_policy().name
     model = _next_word_model(network, ids, sequence_length, expected_length, policy)
@@ -126,7 +119,7 @@ def _words(network: NextWordNetwork, ids: TokenIds) -> tf.keras.layers.Embedding
 
 
 class _DenseOverSteps(tf.keras.layers.Dense):
-    """A dense layer on [n, T, in] whose product and bias TensorFlow can fuse, as it can on rows."""
+    """A dense layer on [n, T, in] with a product and bias that TensorFlow can fuse, as on rows."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns [n, T, units]."""
@@ -140,7 +133,7 @@ class _DenseOverSteps(tf.keras.layers.Dense):
 
 
 class _TiedEmbedding(tf.keras.layers.Embedding):
-    """Word vectors that also tell how well a state fits each word."""
+    """Word vectors that also score how well a state fits each word."""
 
     def build(self, input_shape: Any) -> None:
         """Creates the vectors, and a bias of each word."""
@@ -198,10 +191,7 @@ def next_word_lstm(
     parameters.
 
     Args:
-        vocabulary_size: Number of words.
         embedding: Size of the word vectors, and of the layer after each LSTM.
-        units: Units of each LSTM.
-        layers: Number of LSTMs.
         sequence_length: T.
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
         seed: Seeds the initial weights.
@@ -240,14 +230,12 @@ def keyboard_cifg(
 ) -> Model:
     """Returns a next-word CIFG with tied embeddings, a `next_word_model`.
 
-    One CIFG layer whose state is projected to the size of the word vectors; the score of a word is
+    One CIFG layer with a projection of its state to the size of the word vectors; a word's score is
     the product of that projection with the word's vector, and a bias. 1,422,638 parameters with the
     defaults, about the 1.4 million of Hard et al. 2018, "Federated learning for mobile keyboard
     prediction".
 
     Args:
-        vocabulary_size: Number of words.
-        units: Units of the CIFG.
         projection: Size of its projection, and of the word vectors.
         sequence_length: T.
         expected_length: Divide the summed loss of a sentence by this; None for the mean.
@@ -262,11 +250,8 @@ def keyboard_cifg(
 def unigram_model(num_outcomes: int) -> Model:
     """Returns the model: x and y int32 [n], both the outcome; the loss is -log h(x), in nats.
 
-    Its weights are scores, one for each outcome, of which h is the softmax; they start at 0. Equal
+    Its weights are scores, one for each outcome; h is their softmax. They start at 0. Equal
     arguments give the same object, so that what a runtime traced in one trial serves the next.
-
-    Args:
-        num_outcomes: How many outcomes there are.
     """
     spec = tf.TensorSpec([None], tf.int32)
     return Model(

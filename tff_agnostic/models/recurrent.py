@@ -1,10 +1,9 @@
-"""Shared core and Keras side of the recurrent layers.
+"""The common core of the recurrent layers, and its Keras side.
 
-What the cores of the recurrent layers share: a walk over time, and products over all steps.
-
-The cores are pure functions with gradients of their own. Plain backpropagation adds a weight
-gradient, as large as the recurrent kernel, at every time step. Here the walk back through time
-only collects the gradients of the gates, and each weight gets one product over all steps.
+A core is a walk over time and products over all steps, with gradients of its own, as pure
+functions. Plain backpropagation adds a weight gradient, as large as the recurrent kernel, at every
+time step. Here the walk back through time only collects the gradients of the gates, and each weight
+gets one product over all steps.
 """
 
 from collections.abc import Sequence
@@ -57,7 +56,6 @@ def scan(
     Args:
         step: (state, input) -> (next state, tensors to save).
         initial: The state before the first step, tensors [B, ...] of one dtype.
-        inputs: The input of each step.
         mask: bool [B, 1] of each step, or None. Where it is False the state stays as it was.
         num_saved: Number of tensors that a step saves.
 
@@ -91,7 +89,6 @@ def scan_back(
         initial: The gradient of the last state.
         d_outputs: The gradient of each step's output, which is the first part of the state.
         mask: As in `scan`.
-        saved: What each step needs.
         num_outputs: Number of outputs of a step.
 
     Returns:

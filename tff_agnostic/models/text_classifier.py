@@ -46,14 +46,8 @@ def text_classifier(
     Models that differ in their seeds only are equal: runtimes trace one of them.
 
     Args:
-        network: The layers.
-        num_classes: Number of classes.
-        vocabulary_size: Number of words.
         sequence_length: T.
         seed: Seeds the initial weights.
-
-    Raises:
-        UserError: If there is no such pooling.
     """
     policy = tf.keras.mixed_precision.global_policy().name
     sizes = (num_classes, TokenIds(vocabulary_size), sequence_length)
@@ -96,7 +90,7 @@ class _MeanOfWords(tf.keras.layers.Layer):
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
 
     def plain_form(self) -> PlainForm:
-        """Keras' mean over the steps of the mask; what is 0 / 0 there, of no word, is 0."""
+        """Keras' mean over the steps of the mask; the mean over no words is 0 instead of 0 / 0."""
         mean = tf.keras.layers.GlobalAveragePooling1D(name=self.name, dtype=self.dtype_policy)
 
         def form(inputs: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,8 @@
-"""Files of TensorFlow Lite: what ops they hold, and the same graph in fewer bytes.
-
-Constants of one number everywhere, which a device can make itself.
+"""TensorFlow Lite files: their ops, and the same graph in fewer bytes.
 
 TFLite's converter computes what depends on constants alone, such as zeros in the shapes of all
-weights: of a large model that would be most of what a device downloads.
+weights, and stores the result. In a large model that would be most of the download. Constants with
+one number everywhere become ops that make them on the device.
 """
 
 import copy
@@ -18,7 +17,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 _FLEX = "Flex"
 _IDENTIFIER = b"TFL3"
-# By which an interpreter knows whether it is new enough.
+# The least version of an interpreter that runs the file.
 _KEPT_METADATA = b"min_runtime_version"
 # Smaller ones are worth no op; and what has to be known before a run, such as a shape, is small.
 _LEAST_BYTES = 1024
@@ -60,10 +59,6 @@ def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
     Large constants of one number everywhere are filled on the device. Tensors that a client does
     not look up lose their names, those without a constant share the empty buffer, equal constants
     one, and of the notes only the oldest runtime's version stays.
-
-    Args:
-        content: The graph.
-        outputs: The names of its outputs.
 
     Raises:
         ValueError: If two outputs are one tensor, and no constant.
@@ -158,7 +153,7 @@ def _uniform_value(tensor: Any, data: Optional[np.ndarray]) -> Optional[np.ndarr
     dtype = _DTYPES.get(tensor.type)
     if data is None or len(data) < _LEAST_BYTES or dtype is None:
         return None
-    # By their bits: a NaN is as good as any, and 0 is not -0.
+    # By their bits, so that NaNs compare equal and 0 differs from -0.
     rows = np.asarray(data, np.uint8).reshape(-1, np.dtype(dtype).itemsize)
     return rows[0].view(dtype).reshape([]) if (rows == rows[0]).all() else None
 

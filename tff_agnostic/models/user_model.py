@@ -1,4 +1,4 @@
-"""A user's `build_model`, tried on a few rows."""
+"""A user's `build_model`, loaded and tried on a few rows."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from tff_agnostic.user_code import UserFile, kind_of
 _FUNCTION = "build_model"
 # The number of examples that a model is tried on.
 NUM_ROWS = 2
-# Columns of metrics.csv beside those of metrics.
+# Columns of metrics.csv that are not metrics.
 _TAKEN = ("loss", "num_examples")
 
 Shapes = Union[tuple[int, ...], Mapping[str, tuple[int, ...]]]
@@ -34,7 +34,7 @@ Shapes = Union[tuple[int, ...], Mapping[str, tuple[int, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class ModelData:
-    """What the user's function is told about the data that its model is for.
+    """Description of the data, for the user's function that builds a model for them.
 
     Attributes:
         x_spec: Spec of "x" with a first dimension of None: one, or a mapping of them by name. Of
@@ -43,7 +43,7 @@ class ModelData:
             words of texts are predicted int32 [n, T]: the ids that follow.
         domain_names: Names of the domains.
         num_classes: Labels are in [0, num_classes), or None if they are no classes.
-        vocabulary_size: Of texts the number of words; None for other data.
+        vocabulary_size: Number of words of texts; None for other data.
         label_range: Smallest and largest label of training clients, where labels are real numbers
             and that is known.
         categories: The known values of each categorical column; value k has the id k + 1, and 0 is
@@ -89,21 +89,17 @@ class ModelData:
 
     @property
     def num_ids(self) -> Optional[int]:
-        """Of texts the number of ids: words, and those of `TokenIds`; None for other data."""
+        """Number of ids of texts: the words and those of `TokenIds`; None for other data."""
         return None if self.vocabulary_size is None else TokenIds(self.vocabulary_size).num_ids
 
     @property
     def sequence_length(self) -> Optional[int]:
-        """Of texts T; None for other data."""
+        """T of texts; None for other data."""
         return None if self.vocabulary_size is None else self.x_spec.shape[1]
 
 
 def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
-    """Returns the model that a user's Python file builds; see `build_user_model`.
-
-    Raises:
-        UserError: If there is no such file, or it builds none that fits.
-    """
+    """Returns the model that a user's Python file builds; see `build_user_model`."""
     name_layers_afresh()
     return build_user_model(UserFile(path), data, seed)
 
@@ -127,13 +123,7 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
 
     Args:
         file: The file, executed.
-        data: What it is told.
         seed: Seeds the initial weights.
-
-    Raises:
-        UserError: If there is no such function, it fails, what it returns is something
-            else, or the model and the loss do not fit the data or cannot be trained federatedly.
-            One line, or where their code fails, their lines of the traceback.
     """
     build = file.function(_FUNCTION, "data")
     tf.keras.utils.set_random_seed(seed)
@@ -175,7 +165,7 @@ def _rows(spec: Any, value: int) -> Any:
 
 
 def _largest_label(data: ModelData) -> int:
-    # What fits it fits the others.
+    # A loss that fits it fits the others.
     largest = data.num_ids if data.predicts_next_words else data.num_classes
     return (largest or 1) - 1
 
@@ -220,7 +210,7 @@ def _is_one(output: Any) -> bool:
 
 
 class Built(NamedTuple):
-    """What `build_model` returned; metrics are None where it has none."""
+    """The result of `build_model`; `metrics` is None if it returned none."""
 
     keras_model: tf.keras.Model
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -228,11 +218,7 @@ class Built(NamedTuple):
 
 
 def taken_apart(returned: Any) -> Built:
-    """Returns the parts of what `build_model` returned.
-
-    Raises:
-        UserError: If it is not (keras_model, loss) or (keras_model, loss, metrics).
-    """
+    """Returns the parts of what `build_model` returned."""
     wanted = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
     if not isinstance(returned, (tuple, list)):
         raise UserError(f"build_model: {wanted} {kind_of(returned)}")
@@ -279,9 +265,6 @@ def check_output(
     """Checks that outputs for `NUM_ROWS` examples fit the labels.
 
     Structures of several outputs are left to the loss.
-
-    Raises:
-        UserError: If they do not.
     """
     if not tf.is_tensor(output):
         return
@@ -303,11 +286,7 @@ def check_output(
 
 
 def check_loss(losses: Any, is_text: bool) -> None:
-    """Checks that there is one number per example.
-
-    Raises:
-        UserError: If not.
-    """
+    """Checks that there is one number per example."""
     if not tf.is_tensor(losses) or not losses.dtype.is_floating:
         raise UserError(
             f"loss: expected one real number per example, found {_kind_or_shape(losses)}"
@@ -325,11 +304,7 @@ def check_loss(losses: Any, is_text: bool) -> None:
 
 
 def check_metric(name: str, ratio: Any) -> None:
-    """Checks what a metric gives for `NUM_ROWS` examples.
-
-    Raises:
-        UserError: If that is not a numerator and a denominator per example.
-    """
+    """Checks what a metric gives for `NUM_ROWS` examples."""
     are_vectors = (
         isinstance(ratio, (tuple, list))
         and len(ratio) == 2

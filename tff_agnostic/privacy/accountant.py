@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-from dp_accounting import ExplicitBracketInterval, NoOpDpEvent, calibrate_dp_mechanism, rdp
-from dp_accounting.mechanism_calibration import NoOptimumFoundError
+from dp_accounting import rdp
+from scipy import optimize
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import finite_or_none
@@ -16,47 +16,41 @@ from tff_agnostic.privacy.mechanisms import LEAST_NOISE, Mechanism
 from tff_agnostic.privacy.sampling import PLD, RDP
 from tff_agnostic.registry import Registry
 
-# Of a larger epsilon it is no matter how much larger it is.
+# Larger epsilons are not computed by `pld`: they guarantee nothing anyway.
 _MOST_WORKED_OUT = 100.0
 _ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
-# Noise that is looked for: above, nothing is learned.
+# End of the search range of noise multipliers: with more noise nothing is learned.
 _MOST_NOISE = 2.0**20
-# Of the noise multiplier, of itself.
+# Relative tolerance of a calibrated noise multiplier.
 _TOLERANCE = 1e-5
-# Steps in which less noise is tried, of the noise before.
+# Factor by which the search for the bracket's lower end reduces the noise.
 _NEARLY = 0.8
-# The epsilons that are calibrated know their delta.
-_NO_DELTA = 0.0
-# More than any run has. Of many more no account is worked out: privacy losses would take hours.
+# More than any run has. For many more, privacy losses would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
 _EVALUATIONS = "evaluations, and the clients that they are on"
-# What no account covers.
+# Not covered by any account.
 _NEVER_COVERED = (
     "tuning: other runs on the same clients, and the choice of settings by their results",
     "the choice of the algorithm by results on the same clients",
 )
-# What no account of training covers.
+# Not covered by an account of training.
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
-# Above it, epsilon promises next to nothing.
+# Above it, epsilon guarantees next to nothing.
 WEAK_EPSILON = 10.0
 
 
 class PrivacyAccountant:
-    """Tells epsilon after any number of releases of each mechanism; answers are kept.
+    """Computes epsilon for given numbers of releases of each mechanism, and caches it.
 
-    An answer takes milliseconds with `rdp` and about a tenth of a second with `pld`, however many
-    releases there were. It keeps nothing of a run, so a resumed run asks for what it has reached.
+    That takes milliseconds with `rdp` and about a tenth of a second with `pld`, whatever the number
+    of releases. No state of a run is kept here: a resumed run passes the numbers it has reached.
 
     Args:
-        mechanisms: What is released of one fleet, e.g. training, and evaluation on the same
-            clients. All of it is composed.
+        mechanisms: The releases about one client population, e.g. training, and evaluation on the
+            same clients. All of them are composed.
         delta: The delta that epsilon is for.
         name: A name of `ACCOUNTANTS`; the first mechanism's default that applies to all if None.
-
-    Raises:
-        UserError: If no accountant, or not the named one, applies to every mechanism, or they
-            differ in which fleets are neighbours.
     """
 
     def __init__(
@@ -94,9 +88,6 @@ def accountant_name(mechanisms: Sequence[Mechanism], wanted: Optional[str] = Non
     Args:
         mechanisms: At least one.
         wanted: The one to use, if it applies; otherwise the default.
-
-    Raises:
-        UserError: See `PrivacyAccountant`.
     """
     first, *others = mechanisms
     different = next((m.adjacency for m in others if m.adjacency != first.adjacency), None)
@@ -120,7 +111,7 @@ def _rdp_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
     total = np.sum([mechanism.rdp(count, _ORDERS) for mechanism, count in pairs], axis=0)
     if np.any(np.isnan(total)):
         raise ValueError(f"a Renyi divergence is not a number: {[m for m, _ in pairs]}")
-    # With very much noise rounding leaves a little less than nothing.
+    # With very much noise, rounding may leave slightly negative divergences.
     total = np.maximum(total, 0.0)
     epsilon, _ = rdp.compute_epsilon(_ORDERS, total, delta)
     return float(epsilon)
@@ -129,10 +120,10 @@ def _rdp_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
 def _pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
     quickly = _rdp_epsilon(pairs, delta)
     if quickly > _MOST_WORKED_OUT:
-        # It holds as well. Privacy losses would take minutes and gigabytes to say as little.
+        # A valid bound. Privacy losses would take minutes and gigabytes for a bound as useless.
         return quickly
     (mechanism, count), *others = pairs
-    # The first is what is composed most often with itself.
+    # The first mechanism is composed most often with itself: its grid is used for all.
     interval = mechanism.interval(count)
     loss = mechanism.privacy_loss(count, interval)
     for mechanism, count in others:
@@ -145,7 +136,7 @@ ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]]
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )
 
-# What is released at a noise multiplier.
+# From a noise multiplier to all that is released.
 Mechanisms = Callable[[float], Sequence[Mechanism]]
 
 
@@ -157,7 +148,7 @@ def default_delta(clients: int) -> float:
 def check_delta(delta: float, clients: int) -> None:
     """Raises a `UserError` unless delta is above 0 and below one over the clients.
 
-    With one over the clients a mechanism that publishes everything of one of them would do.
+    With delta of one over the clients, publishing all data of one random client would be private.
     """
     if not 0 < delta < 1 / clients:
         raise UserError(
@@ -186,12 +177,8 @@ def noise_for_epsilon(
     Args:
         mechanisms: Returns what is released at a noise multiplier.
         counts: How often each of it is released.
-        target_epsilon: The budget.
         delta: The delta that it is for.
         accountant: See `PrivacyAccountant`.
-
-    Raises:
-        UserError: If no noise reaches the target, or hardly any is needed.
     """
     name = accountant_name(mechanisms(1.0), accountant)
 
@@ -201,10 +188,10 @@ def noise_for_epsilon(
 
     high = _first_power(lambda z: epsilon(z, RDP) <= target_epsilon, LEAST_NOISE)
     if name != RDP and high is not None:
-        # Renyi divergences are quicker, and ask for little more noise.
+        # Renyi divergences are computed faster, and need only a little more noise.
         high = _calibrated(lambda z: epsilon(z, RDP), high / 2, high, target_epsilon)
     if high is None or epsilon(high) > target_epsilon:
-        # Of very small ones the two differ in what they round.
+        # For very small epsilons the two accountants round differently.
         high = _first_power(lambda z: epsilon(z) <= target_epsilon, 1.0)
     if high is None:
         raise UserError(
@@ -228,19 +215,11 @@ def _calibrated(
     """Returns the least noise that is enough, between one that may be and one that is enough."""
     if epsilon(low) <= target_epsilon:
         return low
-    try:
-        found: float = calibrate_dp_mechanism(
-            _Fresh,
-            lambda noise_multiplier: epsilon(float(noise_multiplier)),
-            target_epsilon,
-            _NO_DELTA,
-            ExplicitBracketInterval(low, high),
-            tol=_TOLERANCE * high,
-        )
-    except NoOptimumFoundError:
-        # Rounding of the accountant: the end of the bracket is enough noise.
-        found = high
-    return found
+    tolerance = _TOLERANCE * high
+    root = float(optimize.brentq(lambda z: epsilon(z) - target_epsilon, low, high, xtol=tolerance))
+    # The root may be on either side of the noise that is enough; `high` always is.
+    is_enough = (z for z in (root, root + tolerance) if epsilon(z) <= target_epsilon)
+    return next(is_enough, high)
 
 
 def rounds_for_budget(
@@ -249,13 +228,8 @@ def rounds_for_budget(
     """Returns the most rounds after which epsilon is at most the target.
 
     Args:
-        mechanism: What a round releases.
-        target_epsilon: The budget.
         delta: The delta that it is for.
         accountant: See `PrivacyAccountant`.
-
-    Raises:
-        UserError: If the first round is too much, or no number of rounds that can be run.
     """
     known = PrivacyAccountant([mechanism], delta, accountant)
     first = known.epsilon(1)
@@ -293,30 +267,12 @@ def _first_power(is_enough: Callable[[float], bool], least: float) -> Optional[f
     return noise
 
 
-class _Fresh:
-    """What `calibrate_dp_mechanism` asks of an accountant, for epsilons that are known already."""
-
-    ledger = NoOpDpEvent()
-
-    def __init__(self) -> None:
-        self._epsilon = 0.0
-
-    def compose(self, epsilon: float) -> "_Fresh":
-        self._epsilon = epsilon
-        return self
-
-    def get_epsilon(self, delta: float) -> float:
-        del delta
-        return self._epsilon
-
-
 def guarantee(epsilon: float, delta: float, of_what: str) -> str:
-    """Returns what is promised, in words: a number of which little follows is not called more.
+    """Returns the guarantee in words; it says so if the guarantee is weak.
 
     Args:
         epsilon: Epsilon; infinite without noise.
-        delta: Its delta.
-        of_what: What follows "differential privacy", such as "of each client after 3 rounds".
+        of_what: The text after "differential privacy", such as "of each client after 3 rounds".
     """
     if not math.isfinite(epsilon):
         return f"no differential privacy {of_what}: without noise epsilon is infinite"
@@ -330,13 +286,12 @@ def guarantee(epsilon: float, delta: float, of_what: str) -> str:
 def drowned(
     noise_multiplier: float, clients_per_round: int, rounds: int, is_tree: bool = False
 ) -> Optional[str]:
-    """Returns a sentence, without full stop, on noise in which nothing can be seen; None otherwise.
+    """Returns a sentence, without full stop, if noise drowns all that clients send; None otherwise.
 
     Args:
         noise_multiplier: z of a round's release.
-        clients_per_round: Clients of a round.
-        rounds: Rounds: what clients send adds up over them, and noise to its root of their number.
-        is_tree: Whether the noise is that of sums over the rounds, in which it does not add up.
+        rounds: Over T rounds what clients send grows by T, and noise by the root of T.
+        is_tree: Whether it is noise on sums over the rounds, which does not grow.
     """
     if noise_multiplier <= clients_per_round * (rounds if is_tree else math.sqrt(rounds)):
         return None
@@ -348,7 +303,7 @@ def drowned(
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyStatement:
-    """The guarantee of a run, and what it rests on.
+    """The guarantee of a run, and its assumptions.
 
     Attributes:
         epsilon: Epsilon of everything released so far.
@@ -356,14 +311,14 @@ class PrivacyStatement:
         rounds: Rounds, or other releases, after which it holds.
         noise_multiplier: z of a round's whole release.
         split: Noise multiplier of each group of the release.
-        adjacency: In what neighbouring fleets differ.
-        sampling: What is taken for granted of cohorts, a sentence without full stop.
+        adjacency: How neighbouring client populations differ.
+        sampling: The assumption about cohorts, a sentence without full stop.
         accountant: Name of the accountant.
-        unit: Whose data the neighbours differ in.
-        not_covered: What it says nothing of.
-        remarks: What a reader has to know beside, e.g. that a noise seed was given.
+        unit: The unit of privacy, whose data neighbours differ in.
+        not_covered: Limits of the guarantee.
+        remarks: Further notes for the reader, e.g. that a noise seed was given.
         of_what: What `rounds` counts.
-        noise_generator: What the noise is made of; None where there is no run.
+        noise_generator: Title of the generator of the noise; None where there is no run.
     """
 
     epsilon: float
@@ -428,8 +383,7 @@ def statement(
     """Returns what holds after a number of releases.
 
     Args:
-        accountant: What accounts for them.
-        counts: How often each mechanism was released; the first of them is what is told of.
+        counts: How often each mechanism was released; the statement describes the first one.
         split: Noise multiplier of each group of its releases.
         remarks: See `PrivacyStatement`.
         evaluations_are_private: Whether evaluations have a statement, too.

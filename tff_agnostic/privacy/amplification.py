@@ -1,8 +1,8 @@
-"""Renyi divergences of a release about a cohort drawn at random, whatever the release is.
+"""Amplification by sampling: Renyi divergences of any release about a cohort drawn at random.
 
-dp-accounting has this for Gaussian noise only. The bounds are for whole orders; a divergence does
-not fall with the order, so that at another order is at most that at the next whole one. Neither is
-one ever above that without sampling, which is the other bound.
+dp-accounting has this for Gaussian noise only. The bounds are for whole orders. A divergence does
+not fall with the order, so at any other order it is at most that of the next whole one. It is never
+above the divergence without sampling, which is the other bound.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 # Divergences at orders.
 Divergence = Callable[[np.ndarray], np.ndarray]
-# Above it sums of so many terms take long, and what is without sampling holds still.
+# Above this order the sums take long; the divergence without sampling bounds it.
 _MAX_SAMPLED_ORDER = 256
 
 
@@ -20,9 +20,8 @@ def poisson_sampled(divergence: Divergence, rate: float, orders: np.ndarray) -> 
     """Returns the divergences with Poisson cohorts (Zhu and Wang 2019, Theorem 5).
 
     Args:
-        divergence: That of the release, between a cohort with a client and one without, both ways:
-            nothing that is released, such as the size of the cohort, may tell the two apart
-            otherwise.
+        divergence: Of the release, between a cohort with a client and one without, both ways.
+            Nothing else that is released, such as the size of the cohort, may distinguish the two.
         rate: q, above 0.
         orders: Orders above 1, ascending.
     """
@@ -47,8 +46,8 @@ def sampled_without_replacement(
     Theorem 9 there, for releases whose divergence of infinite order is not bounded.
 
     Args:
-        divergence: That of the release, between cohorts of which one client is another.
-        rate: The share of clients that is drawn, above 0.
+        divergence: Of the release, between cohorts in which one client is replaced.
+        rate: Fraction of the clients that is drawn, above 0.
         orders: Orders above 1, ascending.
     """
 
@@ -87,7 +86,7 @@ def _log_binomials(order: int, j: np.ndarray) -> np.ndarray:
 
 
 def log_sum(logs: np.ndarray) -> float:
-    """Returns the logarithm of a sum of which the logarithms of the terms are given."""
+    """Returns the logarithm of a sum from the logarithms of its terms."""
     largest = float(np.max(logs))
     return largest + math.log(float(np.sum(np.exp(logs - largest))))
 

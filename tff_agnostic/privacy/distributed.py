@@ -1,15 +1,13 @@
-"""Integer noise from clients: divergences, amplification, mechanism.
+"""Integer noise that clients add before a secure sum: Renyi divergences, and the mechanism.
 
-Renyi divergences of integer noise that clients add before a secure sum.
-
-Everything is in steps of the integer grid. Of D2 and D1, the l2 and l1 sensitivity, and a noise of
-variance mu of the whole sum, an order a has
+Everything is in steps of the integer grid. With the l2 and l1 sensitivities D2 and D1, and noise of
+variance mu in the whole sum, the divergence at order a is at most
 
 - Skellam (Agarwal, Kairouz, Liu 2021, Theorem 3.5):
   a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) );
 - discrete Gaussian of n clients (Kairouz, Liu, Steinke 2021, Theorem 1): with everything divided
   by sqrt(mu), and tau below, the least of a D2^2/2 + tau d, (a/2)(D2^2 + 2 D1 tau + tau^2 d) and
-  (a/2)(D2 + sqrt(d) tau)^2: sums of discrete Gaussians are none, tau bounds the difference.
+  (a/2)(D2 + sqrt(d) tau)^2. A sum of discrete Gaussians is not one; tau bounds the difference.
 """
 
 import dataclasses
@@ -19,24 +17,24 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tff_agnostic.privacy.mechanisms import PrivacyLoss
+from tff_agnostic.privacy.mechanisms import Mechanism, effective_noise_multiplier
 from tff_agnostic.privacy.sampling import RDP, IntegerSampling
 from tff_agnostic.registry import Registry
 
-# With which probability a client's rounding is too long, at the most.
+# Largest probability that the rounding of a client's vector is too long.
 ROUNDING_BETA = math.exp(-8)
-# Of a sum over clients; what is left is bounded by its largest.
+# Terms of a sum over clients that are added up; the others are bounded by the last of these.
 _MAX_TERMS = 2**20
 
 
 class Sensitivity(NamedTuple):
-    """By how much neighbours may differ in an integer vector: in l2 norm, and in l1 norm."""
+    """Sensitivity of an integer vector: how much neighbours may differ in l2 and l1 norm."""
 
     l2: float
     l1: float
 
     def times(self, factor: float) -> "Sensitivity":
-        """Returns that of a difference of so many such vectors."""
+        """Returns the sensitivity of a difference of so many such vectors."""
         return Sensitivity(factor * self.l2, factor * self.l1)
 
 
@@ -54,11 +52,9 @@ class IntegerNoise(Protocol):
         """Returns the divergence at each order.
 
         Args:
-            sensitivity: Of one client.
-            local_variance: Of the noise that each client adds to each value, above 0.
+            local_variance: Variance of the noise that each client adds to each value, above 0.
             num_clients: How many clients' noise is in the sum.
             dimension: d, values of the vector.
-            orders: The orders.
         """
 
 
@@ -71,7 +67,7 @@ def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity
     Args:
         clip: c, the norm before the rounding, in steps.
         dimension: d, values of the vector.
-        beta: With which probability a rounding is too long, at the most; above 0.
+        beta: Largest probability that a rounding is too long, above 0.
     """
     root = math.sqrt(dimension)
     unlikely = math.sqrt(2 * math.log(1 / beta)) * (clip + root / 2)
@@ -86,7 +82,7 @@ def skellam(
     dimension: int,
     orders: np.ndarray,
 ) -> np.ndarray:
-    """Returns the divergences of Skellam noise, of which a sum is Skellam again."""
+    """Returns the divergences of Skellam noise; a sum of Skellam noise is Skellam noise."""
     del dimension
     mu = num_clients * float(local_variance)
     l2, l1 = sensitivity
@@ -104,7 +100,7 @@ def discrete_gaussian(
     """Returns the divergences of a sum of discrete Gaussians."""
     mu = num_clients * float(local_variance)
     k = np.arange(1, min(num_clients, _MAX_TERMS + 1))
-    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), whose terms fall
+    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), with decreasing terms
     terms = np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))
     rest = (num_clients - 1 - len(k)) * float(terms[-1]) if num_clients - 1 > len(k) else 0.0
     tau = 10 * (float(np.sum(terms)) + rest)
@@ -129,9 +125,9 @@ class IntegerGroup:
     """A group of values that clients send as noised integers.
 
     Attributes:
-        noise_multiplier: z_g: clients' noise together, if as many come as are expected, per `clip`.
+        noise_multiplier: z_g: the clients' joint noise per `clip`, if the expected number reports.
         clip: c_g, the clip norm in steps of the integer grid, before rounding.
-        dimension: d_g, values of the group, those that a rotation adds among them.
+        dimension: d_g, values of the group, including the padding of a rotation.
     """
 
     noise_multiplier: float
@@ -140,19 +136,19 @@ class IntegerGroup:
 
 
 @dataclasses.dataclass(frozen=True)
-class DistributedNoise:
+class DistributedNoise(Mechanism):
     """Integer noise that clients add before a secure sum.
 
-    Each client's has the variance (z_g c_g)^2 / `noise_clients`. Fewer clients bring less of it:
-    what is claimed holds with `min_clients`, below which a round is to be refused.
+    Each client's noise has the variance (z_g c_g)^2 / `noise_clients`. With fewer clients the total
+    noise is smaller: epsilon is for `min_clients` clients, and a round of fewer must be refused.
 
     Attributes:
-        groups: What is released.
+        groups: The groups of a release.
         noise: A name of `INTEGER_NOISES`.
-        sampling: How cohorts are drawn, and what is known of them.
-        noise_clients: For how many clients with noise that of each is worked out.
-        min_clients: How many there are at the least.
-        beta: With which probability a rounding is too long, at the most; see `rounded_sensitivity`.
+        sampling: How cohorts are drawn, and what is public about them.
+        noise_clients: Number of clients whose joint noise has the multiplier.
+        min_clients: Least number of clients with noise.
+        beta: Largest probability that a rounding is too long; see `rounded_sensitivity`.
     """
 
     groups: tuple[IntegerGroup, ...]
@@ -167,17 +163,16 @@ class DistributedNoise:
     @property
     def noise_multiplier(self) -> float:
         """Returns z of the release with all clients' noise, before rounding."""
-        z = [float(group.noise_multiplier) for group in self.groups]
-        return 0.0 if min(z) == 0 else math.fsum(x**-2 for x in z) ** -0.5
+        return effective_noise_multiplier(group.noise_multiplier for group in self.groups)
 
     @property
     def adjacency(self) -> str:
-        """Returns what neighbours differ in: a client's noise is in the sum of both."""
+        """Returns the sampling's: both neighbours' sums have the noise of every client."""
         return self.sampling.adjacency
 
     @property
     def assumption(self) -> str:
-        """Returns the sampling's and how many clients there are."""
+        """Returns the sampling's, and the least number of clients."""
         return (
             f"{self.sampling.assumption}; at least {self.min_clients} clients of a round add their "
             "noise, and how many do is no secret"
@@ -188,14 +183,6 @@ class DistributedNoise:
         if self.noise_multiplier == 0:
             return np.full(len(orders), np.inf) if rounds else np.zeros(len(orders))
         return self.sampling.participations(rounds) * _distributed_rdp(self, orders)
-
-    def interval(self, rounds: int) -> float:
-        """Raises an error, as `privacy_loss` does."""
-        raise NotImplementedError(f"privacy loss of {rounds} rounds of {self.noise}")
-
-    def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Raises an error: only bounds of the divergences are known."""
-        raise NotImplementedError(f"privacy loss of {rounds} rounds of {self.noise}")
 
     def release_rdp(self, orders: np.ndarray) -> np.ndarray:
         """Returns the divergences of one release about a known cohort.

@@ -1,7 +1,7 @@
-"""Epsilons of earlier releases that were too small, and what they are.
+"""Corrects epsilons of earlier releases that were too small.
 
-Until config.json had format 7, runs with the clients' own noise and Poisson cohorts took the number
-of clients of a round for secret, which everybody learns there: see `CountedCohorts`.
+Before config.json had format 7, runs with the clients' own noise and Poisson cohorts treated the
+number of clients of a round as secret. Everybody learns it there: see `CountedCohorts`.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.sampling import PoissonCohorts, noise_of_clients
 
-# The first one whose runs account for what everybody learns.
+# The first format whose runs account for the public number of clients.
 _RIGHT_FORMAT = 7
 
 
 def is_too_small(config: Mapping[str, Any]) -> bool:
-    """Returns whether the epsilon that a run has written is too small.
+    """Returns whether the epsilon in a run's files is too small.
 
     Args:
         config: config.json.
@@ -27,7 +27,7 @@ def is_too_small(config: Mapping[str, Any]) -> bool:
 
 
 def warning(config: Mapping[str, Any], result: Mapping[str, Any]) -> Optional[str]:
-    """Returns what has to be known of the epsilon of a complete run; None if it is right.
+    """Returns a warning about the epsilon of a complete run; None if it is right.
 
     Args:
         config: config.json.
@@ -44,9 +44,9 @@ def warning(config: Mapping[str, Any], result: Mapping[str, Any]) -> Optional[st
 
 
 def right_result(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns result.json with the account of what everybody learns, if its own is too small.
+    """Returns result.json with a corrected epsilon, if its own is too small.
 
-    Every group is taken to be as large as the model, which changes epsilon in its fourth digit.
+    Every group is treated as large as the model, which changes epsilon in its fourth digit.
 
     Args:
         config: config.json.

@@ -1,9 +1,9 @@
-"""Epsilon from below: what the outcomes of an attack prove, whatever was claimed.
+"""Epsilon from below: what the outcomes of an attack prove.
 
 With (epsilon, delta)-differential privacy no event has P(event | with) > e^epsilon P(event |
 without) + delta, nor the other way round. An attack scores each of many runs with a client and
 without it. "The score is above t" is such an event, so its frequencies bound epsilon from below
-(Jagielski, Ullman, Oprea 2020; Nasr et al. 2021). The bound holds for any score; a poor one makes
+(Jagielski, Ullman, Oprea 2020; Nasr et al. 2021). The bound holds for any score; a poor score makes
 it small.
 """
 
@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-# Of each of the two frequencies; both hold together with a probability of 95%.
+# Confidence of each of the two frequencies' bounds; both hold together with 95%.
 _EACH = 0.975
 CONFIDENCE = 2 * _EACH - 1
 
 
 class LowerBound(NamedTuple):
-    """What an attack proves.
+    """The bound that an attack proves.
 
     Attributes:
-        epsilon: No smaller epsilon is true, with a confidence of `CONFIDENCE`; 0 if nothing is
+        epsilon: The true epsilon is no smaller, with a confidence of `CONFIDENCE`; 0 if nothing is
             proved.
-        hits: In which share of the runs with the client its event occurred.
-        false_alarms: In which share of the others.
+        hits: Fraction of the runs with the client in which the event occurred.
+        false_alarms: Fraction of the runs without the client in which it occurred.
     """
 
     epsilon: float
@@ -37,13 +37,12 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
 
     Args:
         without: Score of each run without the client [n], in the order of the runs; at least 2.
-        with_client: Of each run with it.
         delta: The delta that epsilon is for.
     """
     choosing = [scores[: len(scores) // 2] for scores in (without, with_client)]
     counting = [scores[len(scores) // 2 :] for scores in (without, with_client)]
     best = (0.0, 1.0, np.inf)
-    # The client may be given away by high scores, or its absence by low ones.
+    # High scores may reveal the client, or low scores its absence.
     for sign in (1.0, -1.0):
         thresholds = np.unique(sign * np.concatenate(choosing))
         proved = _proved(*_by_sign(choosing, sign), thresholds, delta)
@@ -67,7 +66,7 @@ def most_that_is_proved(runs: int, delta: float) -> float:
 
 
 def _by_sign(pair: list[np.ndarray], sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (scores of which more are high, the others) of (without, with the client)."""
+    """Returns (without, with the client) with the higher scores first."""
     without, with_client = (sign * scores for scores in pair)
     return (with_client, without) if sign > 0 else (without, with_client)
 
@@ -79,7 +78,7 @@ def _proved(
     of_event, of_other = (
         len(scores) - np.searchsorted(np.sort(scores), thresholds) for scores in (event, other)
     )
-    # Clopper and Pearson 1934. Of 0 and n of n the distributions have no parameters: 0 and 1.
+    # Clopper and Pearson 1934. For 0 and n of n the bounds are 0 and 1.
     least = stats.beta.ppf(1 - _EACH, of_event, len(event) - of_event + 1)
     most = stats.beta.ppf(_EACH, of_other + 1, len(other) - of_other)
     gain = np.where(of_event > 0, least, 0.0) - delta

@@ -1,15 +1,14 @@
-"""Central and tree noise as accountants see them; combining noise multipliers.
+"""Mechanisms as accountants see them: the interface, and Gaussian noise of the server.
 
-What a run releases of one fleet of clients, round by round, as accountants see it.
+A mechanism is what a run releases about one population of clients, round by round. `CentralNoise`
+is noise on sums over sampled cohorts, `TreeNoise` on a tree of sums; `distributed` has the noise
+that clients add.
 
-Here the server adds the noise; `distributed` is of noise that clients add.
-
-How one release divides its budget among groups of values, each clipped and noised by itself.
-
-A group g with sensitivity c_g gets Gaussian noise of standard deviation z_g c_g. All groups of a
-round together are one Gaussian mechanism of noise multiplier z_eff = (sum_g z_g^-2)^(-1/2)
-(McMahan and Andrew 2018, section 3), so with z_g = z / sqrt(w_g) and shares w_g that add up to 1
-the whole release has the multiplier z.
+A release is divided into groups of values, each clipped and noised alone. A group g with
+sensitivity c_g gets Gaussian noise of standard deviation z_g c_g. All groups of a round together
+are one Gaussian mechanism of noise multiplier z_eff = (sum_g z_g^-2)^(-1/2) (McMahan and Andrew
+2018, section 3). So with z_g = z / sqrt(w_g), and shares w_g that add up to 1, the whole release
+has the multiplier z.
 """
 
 import dataclasses
@@ -23,31 +22,25 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
-from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 from tff_agnostic.settings import setting
 
-# Losses are rounded up to multiples of it, so that epsilon is never too small: it was at most 4e-4
-# of itself too large for the settings of tests/privacy. A smaller one takes seconds a round.
+# Losses are rounded up to multiples of the interval, so that epsilon is never too small. For the
+# settings of tests/privacy its relative error was at most 4e-4. A smaller interval takes seconds a
+# round.
 _INTERVAL, _COARSE_INTERVAL = 3e-4, 1e-3
-# Below this noise multiplier losses are so large that the coarse one does.
+# Below this noise multiplier losses are so large that the coarse interval is enough.
 _COARSE_BELOW = 0.7
-_TOLERANCE = 1e-6
-# The sensitivity of a bit from which 1/2 is taken away.
-_BIT_SENSITIVITY = 0.5
-# Noise multipliers from here on can be accounted for: with less, epsilon is in the thousands, and
-# says nothing.
+# Least noise multiplier of a run: with less, epsilon is in the thousands and guarantees nothing.
 LEAST_NOISE = 2.0**-6
-# What the name of a group's bit ends in.
-CLIP_BIT = "/clip"
 
 # `privacy_loss_distribution.PrivacyLossDistribution`: dp-accounting has no types.
 PrivacyLoss = Any
 
 
 class Mechanism(Protocol):
-    """A release that is made again and again, each time about other clients of one fleet."""
+    """A release that is repeated, each time about another cohort of one client population."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
@@ -59,25 +52,30 @@ class Mechanism(Protocol):
 
     @property
     def adjacency(self) -> str:
-        """In what neighbouring fleets differ."""
+        """How neighbouring client populations differ."""
 
     @property
     def assumption(self) -> str:
-        """What is taken for granted, a sentence without full stop."""
+        """The assumption, a sentence without full stop."""
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the Renyi divergence of so many releases at each order."""
 
     def interval(self, rounds: int) -> float:
-        """Returns of what the privacy loss of so many releases is a multiple."""
+        """Returns the width to whose multiples privacy losses of so many releases are rounded up.
+
+        Mechanisms without `PLD` among their accountants leave this method and the next one as they
+        are.
+        """
+        raise TypeError(f"expected a mechanism with {PLD}, found {self}")
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
         """Returns the distribution of the privacy loss of so many releases, at least one.
 
         Args:
-            rounds: How many.
-            interval: Losses are rounded up to multiples of it; only those of one can be composed.
+            interval: Width of the grid of losses; only losses on one grid can be composed.
         """
+        raise TypeError(f"expected a mechanism with {PLD}, found {self}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +92,7 @@ class CentralNoise:
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """Returns what can account for such cohorts."""
+        """Returns the accountants of the sampling."""
         return self.sampling.accountants
 
     @property
@@ -121,14 +119,14 @@ class CentralNoise:
         return _interval(self._of_all(rounds) if of_all else float(self.noise_multiplier))
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns the loss of Poisson cohorts, or of all clients: no others have `PLD`."""
+        """Returns the loss of Poisson cohorts, or of all clients: only these have `PLD`."""
         if self.sampling.rate == 1:
             return _gaussian_loss(self._of_all(rounds), interval)
         z = float(self.noise_multiplier)
         return _sampled_loss(z, self.sampling.rate, interval).self_compose(rounds)
 
     def _of_all(self, rounds: int) -> float:
-        """Returns z of the one release that so many of all clients are together."""
+        """Returns z of the single Gaussian release that equals so many about all clients."""
         return float(self.noise_multiplier) / self.sampling.sensitivity / math.sqrt(rounds)
 
 
@@ -136,10 +134,10 @@ class CentralNoise:
 class TreeNoise:
     """Gaussian noise on the nodes of a tree over the rounds (DP-FTRL), without any sampling.
 
-    rho of zero-concentrated privacy is `squared_sensitivity` / (2 z^2): Renyi divergences are rho
-    times the order, which is what is published for DP-FTRL and the default. For a fixed pattern of
-    participations nodes are Gaussian releases of fixed sensitivities, whose adaptive composition is
-    one Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so that `PLD` applies as well.
+    rho of zero-concentrated privacy is `squared_sensitivity` / (2 z^2). Renyi divergences are rho
+    times the order: that is the published account of DP-FTRL, and the default. For a fixed pattern
+    of participations, nodes are Gaussian releases of fixed sensitivities. Their composition is one
+    Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so `PLD` applies as well.
 
     Attributes:
         noise_multiplier: z of the whole release: `effective_noise_multiplier` of its groups, all
@@ -155,7 +153,7 @@ class TreeNoise:
 
     @property
     def assumption(self) -> str:
-        """Returns what clients may do."""
+        """Returns the bound on how often clients take part."""
         return self.participations.assumption
 
     def rho(self, rounds: int) -> float:
@@ -188,7 +186,7 @@ def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndar
     return found
 
 
-# One round's takes longest to work out: of every number of rounds it is composed of this one.
+# One round's loss takes longest to compute; the loss of any number of rounds is composed of it.
 @functools.lru_cache(maxsize=8)
 def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> PrivacyLoss:
     return privacy_loss_distribution.from_gaussian_mechanism(
@@ -206,93 +204,8 @@ def _interval(noise_multiplier: float) -> float:
     return _INTERVAL if noise_multiplier >= _COARSE_BELOW else _COARSE_INTERVAL
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """What is clipped and noised by itself.
-
-    Attributes:
-        name: Its name; of several exchanges with one cohort, e.g. "survey/losses".
-        share: w_g, its share of the budget, above 0.
-    """
-
-    name: str
-    share: float
-
-
-@dataclasses.dataclass(frozen=True)
-class BudgetSplit:
-    """The groups of all that one cohort's round releases: whatever is in none is not to be sent.
-
-    Exchanges with the same cohort are one release, and their groups stand side by side in one
-    split. To compose them as separately sampled releases would be too optimistic.
-
-    Attributes:
-        groups: The groups, whose shares add up to 1.
-
-    Raises:
-        UserError: If names are not different, or shares not positive or no split of 1.
-    """
-
-    groups: tuple[Group, ...]
-
-    def __post_init__(self) -> None:
-        """Checks names and shares."""
-        names = [group.name for group in self.groups]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UserError(f"shares of a budget: expected different groups, found {twice!r} twice")
-        for group in self.groups:
-            if not (math.isfinite(group.share) and group.share > 0):
-                raise UserError(
-                    f"shares of a budget: expected numbers above 0, found {group.share:g} of "
-                    f"{group.name!r}"
-                )
-        total = math.fsum(group.share for group in self.groups)
-        if abs(total - 1) > _TOLERANCE:
-            raise UserError(f"shares of a budget: expected to add up to 1, found {total:g}")
-
-    def noise_multipliers(self, noise_multiplier: float) -> dict[str, float]:
-        """Returns z_g of each group: noise of z_g times the group's sensitivity is to be added.
-
-        Args:
-            noise_multiplier: z, of the whole release.
-        """
-        return {g.name: float(noise_multiplier) / math.sqrt(g.share) for g in self.groups}
-
-    def with_clip_bits(self, names: Iterable[str], share: float) -> "BudgetSplit":
-        """Returns the split in which the clip norms of some groups adapt (Andrew et al. 2021).
-
-        Each of them sends a bit, whether it was within its norm: one more group of the release,
-        called after it with `CLIP_BIT`. What other groups have is scaled down for it.
-
-        Args:
-            names: The groups whose norms adapt.
-            share: What each bit gets; the noise on the sum of bits is `clip_bit_stddev`.
-
-        Raises:
-            UserError: If a group is unknown, or nothing is left for the groups.
-        """
-        names = tuple(names)
-        known = [group.name for group in self.groups]
-        unknown = next((name for name in names if name not in known), None)
-        if unknown is not None:
-            raise UserError(
-                f"shares of a budget: expected a group of {', '.join(known)} to clip adaptively, "
-                f"found {unknown!r}"
-            )
-        rest = 1 - share * len(names)
-        if not (share > 0 and rest > 0):
-            raise UserError(
-                f"shares of a budget: expected {len(names)} clip bits to leave something of 1 to "
-                f"the groups, found a share of {share:g} each"
-            )
-        scaled = [dataclasses.replace(group, share=group.share * rest) for group in self.groups]
-        bits = [Group(f"{name}{CLIP_BIT}", share) for name in names]
-        return BudgetSplit((*scaled, *bits))
-
-
 def update_share_setting() -> float:
-    """Returns the setting of how much of a round's budget updates have, for options to declare."""
+    """Returns the setting of the updates' share of a round's budget, for options to declare."""
     share: float = setting(
         0.8,
         "Share of a round's privacy budget for updates; sums of losses, counts and metrics have "
@@ -308,20 +221,8 @@ def effective_noise_multiplier(noise_multipliers: Iterable[float]) -> float:
 
     A group without noise makes it 0.
     """
-    # Arrays' own numbers are no `float` to dp-accounting, which then counts the first only.
+    # dp-accounting counts only the first of several multipliers that are NumPy's numbers.
     multipliers = [float(z) for z in noise_multipliers]
     if min(multipliers) <= 0:
         return 0.0
     return math.fsum(z**-2 for z in multipliers) ** -0.5
-
-
-def clip_bit_stddev(noise_multiplier: float) -> float:
-    """Returns sigma_b, the standard deviation of the noise on a sum of clip bits.
-
-    Each client sends its bit less 1/2, whose size is 1/2 whatever the bit is (Andrew et al. 2021,
-    section 2.2 and Theorem 1: z_b = 2 sigma_b).
-
-    Args:
-        noise_multiplier: z_b, of the group that the bit is.
-    """
-    return _BIT_SENSITIVITY * float(noise_multiplier)

@@ -1,6 +1,7 @@
-"""What determines an account of privacy: settings, and the mechanisms that they describe."""
+"""Settings of `./run privacy`, and the mechanisms that they describe."""
 
 import dataclasses
+import math
 from typing import Callable, Optional
 
 from tff_agnostic.errors import UserError
@@ -8,9 +9,7 @@ from tff_agnostic.privacy.accountant import ACCOUNTANTS, check_delta, check_roun
 from tff_agnostic.privacy.distributed import INTEGER_NOISES, DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanisms import (
     LEAST_NOISE,
-    BudgetSplit,
     CentralNoise,
-    Group,
     Mechanism,
     TreeNoise,
     effective_noise_multiplier,
@@ -35,12 +34,12 @@ _OF_TREE = ("privacy", ("tree",))
 
 @dataclasses.dataclass(frozen=True)
 class AccountingOptions(Settings):
-    """What `./run privacy` is asked about; every field is a flag."""
+    """The questions of `./run privacy`; every field is a flag."""
 
     privacy: str = setting(
         "central",
         "Who adds noise: central, a trusted server; distributed, clients before a secure sum; "
-        "tree, a trusted server to a tree of sums over the rounds, for cohorts nobody samples.",
+        "tree, a trusted server to a tree of sums over the rounds, for cohorts without sampling.",
     )
     noise_multiplier: Optional[float] = setting(
         None,
@@ -53,13 +52,13 @@ class AccountingOptions(Settings):
         None, "Delta of (epsilon, delta); one over ten times the clients if not given."
     )
     rounds: Optional[int] = setting(None, "T, communication rounds.", at_least=1)
-    clients: Optional[int] = setting(None, "N, training clients of the whole fleet.", at_least=1)
+    clients: Optional[int] = setting(None, "N, training clients in the population.", at_least=1)
     clients_per_round: Optional[int] = setting(
         None, "c, clients in a round.", at_least=1, only_with=_OF_SAMPLED
     )
     cohort_sampling: str = setting(
         "poisson",
-        "How a round's clients are drawn: poisson, each by itself; fixed_size (uniform in train), "
+        "How a round's clients are drawn: poisson, independently; fixed_size (uniform in train), "
         "exactly as many without replacement.",
         choices=COHORT_SAMPLINGS,
         only_with=_OF_SAMPLED,
@@ -67,16 +66,16 @@ class AccountingOptions(Settings):
     update_share: float = update_share_setting()
     privacy_accountant: Optional[str] = setting(
         None,
-        "What works epsilon out: pld, or rdp; the tighter that is usual for the mechanism if not "
-        "given.",
+        "What computes epsilon: pld or rdp; by default the tighter one that is usual for the "
+        "mechanism.",
         choices=ACCOUNTANTS,
     )
     max_participations: Optional[int] = setting(
-        None, "In how many rounds a client takes part at most.", at_least=1, only_with=_OF_TREE
+        None, "Most rounds in which a client takes part.", at_least=1, only_with=_OF_TREE
     )
     min_separation: int = setting(
         1,
-        "Rounds from one in which a client takes part to its next, at the least.",
+        "Least number of rounds from one in which a client takes part to its next one.",
         at_least=1,
         only_with=_OF_TREE,
     )
@@ -90,7 +89,7 @@ class AccountingOptions(Settings):
         "skellam", "What clients add.", choices=INTEGER_NOISES, only_with=_OF_DISTRIBUTED
     )
     privacy_dimension: int = setting(
-        2**20, "Values that a group has at the most.", at_least=1, only_with=_OF_DISTRIBUTED
+        2**20, "Largest number of values of a group.", at_least=1, only_with=_OF_DISTRIBUTED
     )
     integer_clip: float = setting(
         2.0**14,
@@ -102,7 +101,7 @@ class AccountingOptions(Settings):
     answering_clients: Optional[int] = answering_clients_setting(only_with=_OF_DISTRIBUTED)
     privacy_min_clients: Optional[int] = setting(
         None,
-        "Clients of a round whose noise is there at the least; all that answer if not given.",
+        "Least number of clients in a round with noise; by default all that report.",
         at_least=1,
         only_with=_OF_DISTRIBUTED,
     )
@@ -117,19 +116,14 @@ class AccountingOptions(Settings):
         _ = self.known_delta
         _ = self.mechanism(1.0)
 
-    @property
-    def split(self) -> BudgetSplit:
-        """Returns how the budget is divided."""
-        share = self.update_share
-        return BudgetSplit((Group("update", share), Group("statistics", 1 - share)))
+    def noise_multipliers(self, noise_multiplier: float) -> dict[str, float]:
+        """Returns z_g = z / sqrt(w_g) of each group that a round releases."""
+        shares = {"update": self.update_share, "statistics": 1 - self.update_share}
+        return {name: float(noise_multiplier) / math.sqrt(w) for name, w in shares.items()}
 
     @property
     def known_delta(self) -> float:
-        """Returns --delta or its default.
-
-        Raises:
-            UserError: If it is no smaller than one over the clients.
-        """
+        """Returns --delta or its default."""
         assert self.clients is not None
         if self.delta is None:
             return default_delta(self.clients)
@@ -137,19 +131,11 @@ class AccountingOptions(Settings):
         return self.delta
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
-        """Returns what a round releases with a noise multiplier.
-
-        Raises:
-            UserError: If a flag that it needs is missing.
-        """
+        """Returns what a round releases with a noise multiplier."""
         return PRIVACIES[self.privacy](self, float(noise_multiplier))
 
     def sampling(self) -> CohortSampling:
-        """Returns how cohorts are drawn.
-
-        Raises:
-            UserError: If --clients_per_round is missing or larger than the fleet.
-        """
+        """Returns the cohort sampling."""
         assert self.clients is not None
         if self.clients_per_round is None:
             raise UserError(
@@ -170,8 +156,8 @@ class AuditOptions(Settings):
     )
     audit_runs: int = setting(
         1000,
-        "Runs that an audit plays with the attacked client, and as many without it: the more, the "
-        "more it can prove.",
+        "Runs that an audit simulates with the attacked client, and as many without it. More runs "
+        "can prove more.",
         at_least=100,
         only_with=("audit", (True,)),
     )
@@ -184,7 +170,7 @@ class AuditOptions(Settings):
 
 
 def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
-    groups = options.split.noise_multipliers(noise_multiplier)
+    groups = options.noise_multipliers(noise_multiplier)
     return CentralNoise(effective_noise_multiplier(groups.values()), options.sampling())
 
 
@@ -198,7 +184,7 @@ def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechani
     return DistributedNoise(
         tuple(
             IntegerGroup(z, options.integer_clip, options.privacy_dimension)
-            for z in options.split.noise_multipliers(noise_multiplier).values()
+            for z in options.noise_multipliers(noise_multiplier).values()
         ),
         options.distributed_noise,
         sampling,
@@ -208,7 +194,7 @@ def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechani
 
 
 def _tree(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
-    groups = options.split.noise_multipliers(noise_multiplier)
+    groups = options.noise_multipliers(noise_multiplier)
     participations = Participations(
         options.max_participations, options.min_separation, options.tree_restart_every
     )

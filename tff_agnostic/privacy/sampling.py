@@ -1,4 +1,4 @@
-"""What an accountant may claim for how a round's cohort is drawn."""
+"""Cohort sampling schemes, and the privacy amplification that each of them justifies."""
 
 import dataclasses
 import math
@@ -26,11 +26,11 @@ ZERO_OUT = "exchange one client's values for zeros"
 
 
 class CohortSampling(Protocol):
-    """How cohorts are drawn, as accountants need it."""
+    """How cohorts are drawn, for accountants."""
 
     @property
     def relation(self) -> NeighboringRelation:
-        """Which fleets are neighbours."""
+        """Which client populations are neighbours."""
 
     @property
     def adjacency(self) -> str:
@@ -50,7 +50,7 @@ class CohortSampling(Protocol):
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """What can account for it, the default first."""
+        """Names of the accountants that apply, the default first."""
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Returns one round's release.
@@ -61,11 +61,11 @@ class CohortSampling(Protocol):
 
 
 class IntegerSampling(Protocol):
-    """How cohorts are drawn whose clients add the noise: the server knows how many answer."""
+    """How cohorts are drawn whose clients add the noise; the number that reports is public."""
 
     @property
     def adjacency(self) -> str:
-        """In what neighbouring fleets differ."""
+        """How neighbouring client populations differ."""
 
     @property
     def assumption(self) -> str:
@@ -76,21 +76,21 @@ class IntegerSampling(Protocol):
         """By how much neighbours may differ in a sum, in clip norms."""
 
     def participations(self, rounds: int) -> int:
-        """Returns in how many of so many rounds a client may answer."""
+        """Returns in how many of so many rounds a client may report."""
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
         """Returns the divergences of a round about a cohort that is drawn.
 
         Args:
-            divergence: Of the release, between cohorts that differ in one client: in its values of
-                `sensitivity` clip norms.
+            divergence: Of the release, between cohorts that differ in one client, by `sensitivity`
+                clip norms.
             orders: Orders above 1, ascending.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class PoissonCohorts:
-    """Each client takes part by itself with probability q: the only cohorts that PLD applies to.
+    """Each client takes part independently with probability q; only here `PLD` applies.
 
     Attributes:
         clients: N, clients of the fleet.
@@ -130,47 +130,36 @@ class PoissonCohorts:
         return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedSizeCohorts:
-    """A round draws exactly that many clients, without replacement.
+class _WithoutReplacement:
+    """Base of cohorts of a fixed size, drawn without replacement.
 
     Neighbours differ by one client that stands in for another, so a sum may move by two clip norms:
     the event's multiplier is half of the noise's (Wang, Balle, Kasiviswanathan 2019, Theorem 27,
     which dp-accounting computes, takes a release and its own sensitivity).
-
-    Attributes:
-        clients: N, clients of the fleet.
-        clients_per_round: Clients of each cohort, from 1 to N.
     """
 
-    clients: int
     clients_per_round: int
 
     relation = NeighboringRelation.REPLACE_ONE
-    adjacency = REPLACE_ONE
     accountants = (RDP,)
     sensitivity = 2.0
 
-    def __post_init__(self) -> None:
-        """Raises a `UserError` if the cohort is larger than the fleet."""
-        _check_cohort(self.clients_per_round, self.clients)
+    @property
+    def _densest(self) -> tuple[int, int]:
+        """How many clients are drawn of how many, where any client has the largest chance."""
+        raise NotImplementedError
 
     @property
     def rate(self) -> float:
-        """Returns the chance of a client to be drawn."""
-        return float(self.clients_per_round) / float(self.clients)
-
-    @property
-    def assumption(self) -> str:
-        """Returns what has to hold."""
-        return (
-            f"each round draws {self.clients_per_round} of {self.clients} clients uniformly "
-            "without replacement, and who took part stays secret"
-        )
+        """Returns the largest chance of a client to be drawn."""
+        drawn, clients = self._densest
+        return float(drawn) / float(clients)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release."""
-        return _without_replacement(self.clients_per_round, self.clients, noise_multiplier)
+        """Returns one round's release, for a client with the largest chance."""
+        drawn, clients = self._densest
+        gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / self.sensitivity)
+        return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
 
     def participations(self, rounds: int) -> int:
         """Returns all rounds: each draws from all clients."""
@@ -182,11 +171,42 @@ class FixedSizeCohorts:
 
 
 @dataclasses.dataclass(frozen=True)
-class StratifiedCohorts:
+class FixedSizeCohorts(_WithoutReplacement):
+    """A round draws exactly `clients_per_round` clients.
+
+    Attributes:
+        clients: N, clients of the fleet.
+        clients_per_round: Clients of each cohort, from 1 to N.
+    """
+
+    clients: int
+    clients_per_round: int
+
+    adjacency = REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        """Raises a `UserError` if the cohort is larger than the fleet."""
+        _check_cohort(self.clients_per_round, self.clients)
+
+    @property
+    def _densest(self) -> tuple[int, int]:
+        return self.clients_per_round, self.clients
+
+    @property
+    def assumption(self) -> str:
+        """Returns what has to hold."""
+        return (
+            f"each round draws {self.clients_per_round} of {self.clients} clients uniformly "
+            "without replacement, and who took part stays secret"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StratifiedCohorts(_WithoutReplacement):
     """A round draws from each stratum its share of the places, rounded up or down by chance.
 
-    Every client is accounted for at the rate of the stratum with the largest one, and no more is
-    claimed: a stratum whose clients are all drawn has no amplification, nor then has anyone.
+    Every client is accounted for at the largest rate of any stratum: if all clients of one stratum
+    are drawn, there is no amplification for anyone.
 
     Attributes:
         strata: Clients of each stratum, from 1.
@@ -196,10 +216,7 @@ class StratifiedCohorts:
     strata: tuple[int, ...]
     clients_per_round: int
 
-    relation = NeighboringRelation.REPLACE_ONE
     adjacency = "replace one client by another of the same stratum"
-    accountants = (RDP,)
-    sensitivity = 2.0
 
     def __post_init__(self) -> None:
         """Raises a `UserError` if the cohort is larger than the fleet."""
@@ -208,10 +225,11 @@ class StratifiedCohorts:
         _check_cohort(self.clients_per_round, sum(self.strata))
 
     @property
-    def rate(self) -> float:
-        """Returns the largest chance of a client to be drawn, its stratum's places rounded up."""
-        places, size = self._densest
-        return float(places) / float(size)
+    def _densest(self) -> tuple[int, int]:
+        total = sum(self.strata)
+        # In integers: a whole number of places must not be rounded up.
+        places = [(-(-size * self.clients_per_round // total), size) for size in self.strata]
+        return max(places, key=lambda pair: pair[0] / pair[1])
 
     @property
     def assumption(self) -> str:
@@ -222,44 +240,18 @@ class StratifiedCohorts:
             "who took part stays secret, the sizes of strata do not"
         )
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release, for a client of the stratum with the largest rate."""
-        return _without_replacement(*self._densest, noise_multiplier)
-
-    def participations(self, rounds: int) -> int:
-        """Returns all rounds: each draws from all clients."""
-        return rounds
-
-    def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences of a draw from the stratum with the largest rate."""
-        return sampled_without_replacement(divergence, self.rate, orders)
-
-    @property
-    def _densest(self) -> tuple[int, int]:
-        total = sum(self.strata)
-        # In integers: a share that is whole must not gain a place by rounding.
-        places = [(-(-size * self.clients_per_round // total), size) for size in self.strata]
-        return max(places, key=lambda pair: pair[0] / pair[1])
-
-
-def _without_replacement(
-    drawn: int, clients: int, noise_multiplier: float
-) -> dp_accounting.DpEvent:
-    gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / 2)
-    return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
-
 
 @dataclasses.dataclass(frozen=True)
 class SecretCohorts:
-    """M clients answer a round; a secret coin of each decides whether its values are zeros.
+    """M clients report in a round; a secret coin of each decides whether its values are zeros.
 
-    Whoever answers adds noise, so a client that its coin leaves out looks like one whose values are
-    zeros, and the bound for Poisson cohorts applies with the coin's probability c / M. It does not
-    apply to cohorts whose size is known: see `CountedCohorts`.
+    Every client that reports adds noise, so a client that its coin leaves out looks like one whose
+    values are zeros. The bound for Poisson cohorts applies with the coin's probability c / M. It
+    does not apply to cohorts of a public size: see `CountedCohorts`.
 
     Attributes:
         clients: N, clients of the fleet.
-        answering: M, clients that answer a round; they take turns, which are public.
+        answering: M, clients that report in a round, by public turns.
         expected_clients: c, how many of those take part on average.
     """
 
@@ -276,7 +268,7 @@ class SecretCohorts:
 
     @property
     def rate(self) -> float:
-        """Returns the chance of a client that answers to take part."""
+        """Returns the chance of a client that reports to take part."""
         return float(self.expected_clients) / float(self.answering)
 
     @property
@@ -290,7 +282,7 @@ class SecretCohorts:
         )
 
     def participations(self, rounds: int) -> int:
-        """Returns in how many of so many rounds a client's turn may come."""
+        """Returns in how many of so many rounds it may be a client's turn."""
         return math.ceil(rounds / (self.clients // self.answering))
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
@@ -300,17 +292,17 @@ class SecretCohorts:
 
 @dataclasses.dataclass(frozen=True)
 class CountedCohorts:
-    """Poisson cohorts of which everybody learns the size: clients that are left out do not answer.
+    """Poisson cohorts of a public size: clients that are left out do not report.
 
-    Given their number n, cohorts are those of a draw of n clients without replacement, and n says
-    nothing of anyone's values. So the divergence of order a is that of the pair (n, release): the
-    mean over n of exp((a - 1) D_a(n)), logarithm over a - 1. Sizes are taken together, each at the
-    largest of its kind.
+    Given the size n, a cohort is a draw of n clients without replacement, and n is independent of
+    any values. So the divergence of order a is that of the pair (n, release): the logarithm, over
+    a - 1, of the mean over n of exp((a - 1) D_a(n)). Sizes are grouped, and each counts as the
+    largest of its group.
 
     Attributes:
         clients: N, clients of the fleet.
         expected_clients: c, clients of a cohort on average.
-        min_clients: Below which a sum is not looked at.
+        min_clients: The sum of a smaller cohort is discarded.
     """
 
     clients: int
@@ -340,12 +332,12 @@ class CountedCohorts:
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
         """Returns the divergences of a release together with the size of its cohort."""
         of_size = stats.binom(self.clients, self.expected_clients / self.clients)
-        # A sum that is not looked at has no divergence.
+        # A discarded sum has no divergence.
         below = self.min_clients - 1
         terms = [np.full(len(orders), of_size.logcdf(below))]
         for size in self._sizes():
             share = of_size.sf(below) - of_size.sf(size)
-            # Where float64 has no such small share: Chernoff's bound of all above.
+            # Where float64 rounds the share to 0: Chernoff's bound of all larger sizes.
             log_share = math.log(share) if share > 0 else self._log_tail(below + 1)
             found = sampled_without_replacement(divergence, size / self.clients, orders)
             terms.append(log_share + (orders - 1) * found)
@@ -353,7 +345,7 @@ class CountedCohorts:
         return np.array([log_sum(column) for column in np.array(terms).T]) / (orders - 1)
 
     def _sizes(self) -> list[int]:
-        """Returns the largest size of each kind, ascending; the last one is N."""
+        """Returns the largest size of each group, ascending; the last one is N."""
         deviation = math.sqrt(self.expected_clients)
         near = self.expected_clients + deviation * np.arange(-2, 8.5, 0.5)
         far = near[-1] * 1.3 ** np.arange(1, 1 + math.log(self.clients, 1.3))
@@ -370,17 +362,18 @@ class CountedCohorts:
 
 @dataclasses.dataclass(frozen=True)
 class EveryClient:
-    """Every client is in each release, as test clients are in evaluations: nothing is sampled.
+    """Every client is in each release, as in evaluations on all test clients.
 
     Attributes:
-        adjacency: Which fleets are neighbours, in words: those of what it is composed with.
-        sensitivity: By how much they may differ in a sum, in clip norms.
+        adjacency: Which client populations are neighbours, in words; that of the mechanism that it
+            is composed with.
+        sensitivity: By how much neighbours may differ in a sum, in clip norms.
     """
 
     adjacency: str = ADD_OR_REMOVE
     sensitivity: float = 1.0
 
-    # The event's multiplier is that of the difference: no relation changes it.
+    # The event's multiplier already has the sensitivity: it holds for any relation.
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     accountants = (PLD, RDP)
     rate = 1.0
@@ -394,12 +387,12 @@ class EveryClient:
 
 
 class NoiseOfClients(NamedTuple):
-    """Whose noise a round has.
+    """The clients that add a round's noise.
 
     Attributes:
-        sampling: How cohorts are drawn, and what is known of them.
-        noise_clients: For how many clients each one's share of the noise is worked out.
-        min_clients: How many bring theirs at the least.
+        sampling: How cohorts are drawn, and what is public about them.
+        noise_clients: Number of clients into which the noise is divided.
+        min_clients: Least number of clients with noise.
     """
 
     sampling: IntegerSampling
@@ -414,17 +407,13 @@ def noise_of_clients(
     min_clients: Optional[int],
     needed: int = 1,
 ) -> NoiseOfClients:
-    """Returns whose noise a round has whose clients add it.
+    """Returns the clients that add a round's noise.
 
     Args:
-        sampling: How cohorts are drawn.
-        secret_participation: Of Poisson cohorts, whether nobody learns who takes part.
-        answering_clients: How many clients answer then; None for all.
-        min_clients: How many bring their noise at the least; None for the default.
-        needed: What that number is not to be below.
-
-    Raises:
-        UserError: If there are not as many clients.
+        secret_participation: Whether it stays secret which clients of a Poisson cohort take part.
+        answering_clients: How many clients report then; None for all.
+        min_clients: Least number of clients with noise; None for the default.
+        needed: Lower bound of that number.
     """
     found: Any = sampling
     if not isinstance(sampling, PoissonCohorts):
@@ -433,14 +422,14 @@ def noise_of_clients(
                 "--answering_clients: expected --cohort_sampling=poisson, with which a secret coin "
                 "of a client decides whether it takes part, found other cohorts"
             )
-        assert isinstance(sampling, (FixedSizeCohorts, StratifiedCohorts))
+        assert isinstance(sampling, _WithoutReplacement)
         noise_clients = wanted = sampling.clients_per_round
     elif secret_participation:
         noise_clients = wanted = answering_clients or sampling.clients
         found = SecretCohorts(sampling.clients, noise_clients, sampling.expected_clients)
     else:
         noise_clients = round(sampling.expected_clients)
-        # A Poisson number is two of its standard deviations below its mean in 2 rounds of 100.
+        # In 2 of 100 rounds, a Poisson number is two standard deviations below its mean.
         wanted = max(1, math.floor(noise_clients - 2 * math.sqrt(noise_clients)))
     least = max(wanted if min_clients is None else min_clients, needed)
     if least > noise_clients:
@@ -454,30 +443,30 @@ def noise_of_clients(
 
 
 def secret_participation_setting(**metadata: Any) -> Any:
-    """Returns the setting of whether clients that a coin leaves out answer a round."""
+    """Returns the setting of whether clients that a coin leaves out report in a round."""
     return setting(
         True,
-        "With Poisson cohorts, whether clients that the coin leaves out answer too, with zeros and "
-        "their share of the noise, so that nobody learns who took part, nor how many. Otherwise "
-        "the number of clients is public, and epsilon is several times as large.",
+        "With Poisson cohorts, whether clients that the coin leaves out report too, with zeros and "
+        "their share of the noise, so that it stays secret which clients took part, and how many. "
+        "Otherwise the number of clients is public, and epsilon is several times as large.",
         **metadata,
     )
 
 
 def answering_clients_setting(**metadata: Any) -> Any:
-    """Returns the setting of how many clients answer a round of Poisson cohorts."""
+    """Returns the setting of how many clients report in a round of Poisson cohorts."""
     return setting(
         None,
-        "M, clients that answer each round of Poisson cohorts: in turns, which are public. Of "
-        "these, --clients_per_round take part on average, and which ones stays secret. All clients "
-        "if not given; fewer clients have less to send, and a larger epsilon.",
+        "M, clients that report in each round of Poisson cohorts, by public turns. Of these, "
+        "--clients_per_round take part on average, and which ones stays secret. By default all "
+        "clients; with fewer, less is sent, and epsilon is larger.",
         at_least=1,
         **metadata,
     )
 
 
 def check_answering(clients: int, answering: int, expected_clients: float) -> None:
-    """Raises a `UserError` unless so many clients of the fleet can answer a round."""
+    """Raises a `UserError` unless so many clients can report in a round."""
     _check_cohort(expected_clients, clients)
     if not expected_clients <= answering <= clients:
         raise UserError(
@@ -494,15 +483,8 @@ def _check_cohort(drawn: float, clients: int) -> None:
         )
 
 
-def _uniform(clients: int, clients_per_round: int) -> CohortSampling:
-    return FixedSizeCohorts(clients, clients_per_round)
-
-
-def _poisson(clients: int, clients_per_round: int) -> CohortSampling:
-    return PoissonCohorts(clients, clients_per_round)
-
-
-# What the sizes of the fleet and the cohort alone describe.
+# The schemes that the numbers of clients and of clients per round determine.
 COHORT_SAMPLINGS: Registry[Callable[[int, int], CohortSampling]] = Registry(
-    "cohort sampling", {"poisson": _poisson, "fixed_size": _uniform, "uniform": _uniform}
+    "cohort sampling",
+    {"poisson": PoissonCohorts, "fixed_size": FixedSizeCohorts, "uniform": FixedSizeCohorts},
 )

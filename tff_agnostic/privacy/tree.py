@@ -1,8 +1,8 @@
-"""What a client that takes part in several rounds moves in a tree of sums, at the most.
+"""Sensitivity of trees of sums to a client that takes part in several rounds.
 
 DP-FTRL (Kairouz et al. 2021) releases noised sums of complete nodes of a binary tree over the
 rounds. A client's k contributions to a node move it by k clip norms, so the sum over nodes of k^2,
-times C^2, is the squared sensitivity of everything that is released; rho = that / (2 z^2).
+times C^2, is the squared sensitivity S^2 of everything that is released; rho = S^2 / (2 z^2 C^2).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from tff_agnostic.errors import UserError
 _UNBOUNDED = 2**31
 # Steps of the search for the worst pattern that take about half a minute.
 _MAX_STEPS = 3 * 10**6
-# Of rounds that are free of a client, where what is asked for cannot be.
+# In place of a number of free rounds, where there is no such pattern.
 _IMPOSSIBLE = -1
 
 
@@ -31,9 +31,6 @@ class Participations:
         min_separation: b: from a round that a client takes part in to its next one there are at
             least b rounds, so 1 is no bound.
         restart_every: Rounds of each tree; one tree over all rounds if None.
-
-    Raises:
-        UserError: If a number is out of range, or nothing bounds how often a client takes part.
     """
 
     max_participations: Optional[int] = None
@@ -57,7 +54,7 @@ class Participations:
 
     @property
     def assumption(self) -> str:
-        """Returns what has to hold, a sentence without full stop."""
+        """Returns the bound in words, a sentence without full stop."""
         parts = []
         if self.max_participations is not None:
             times = "once" if self.max_participations == 1 else f"{self.max_participations} times"
@@ -81,11 +78,7 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     + 1; a client that takes part in several trees has the sum over them.
 
     Args:
-        participations: What a client may do.
         rounds: T, from 0.
-
-    Raises:
-        UserError: If there are too many patterns to search.
     """
     if rounds == 0:
         return 0.0
@@ -93,11 +86,11 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     most = participations.max_participations or _UNBOUNDED
     if most == 1 or participations.min_separation >= rounds:
         return float(per_tree.bit_length())
-    # As good as any larger one, and for most numbers of rounds the same as for the one before.
+    # A larger separation changes nothing, and most numbers of rounds share this one.
     separation = min(participations.min_separation, 1 << rounds.bit_length())
     num_whole, rest = divmod(rounds, per_tree)
     if separation == 1 and most >= rounds:
-        # In every round: the only pattern, which a search would take long to find.
+        # Taking part in every round is the only pattern; a search would take long to find it.
         return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
     times = min(most, -(-rounds // separation))
     if times**2 * separation > _MAX_STEPS:
@@ -115,11 +108,11 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
 def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
     """Returns the covariance of the noise of rounds [T, T], in variances of a node's.
 
-    A round's noise is that of the nodes that cover its tree up to it, less that of the round
-    before. What two prefixes share are the nodes of the leading bits in which their lengths agree.
+    A round's noise is the noise of the nodes that cover its tree up to it, less the noise of the
+    round before. Two prefixes share the nodes of the leading bits in which their lengths agree.
 
     Args:
-        participations: Of which it takes when trees begin anew.
+        participations: Only its `restart_every` matters.
         rounds: T.
     """
     per_tree = participations.restart_every or rounds
@@ -137,13 +130,13 @@ def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
 
 
 class _Options(NamedTuple):
-    """What can be had with a number of participations, the best sums first.
+    """The sums that a number of participations can reach, the largest first.
 
     Attributes:
         sums: Sums of squares over nodes, float [options].
         free: int [options, b]. Entry [i, s] is how many rounds at the end can be free of the client
-            if at least `sums[i]` is to be had and its first s rounds are free: at most b - 1, which
-            is as good as any more, `_IMPOSSIBLE` if that cannot be.
+            if the sum is at least `sums[i]` and its first s rounds are free: at most b - 1, as more
+            free rounds change nothing; `_IMPOSSIBLE` if there is no such pattern.
     """
 
     sums: np.ndarray
@@ -152,7 +145,7 @@ class _Options(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 class _Forest:
-    """What can be had after trees of a size, each worked out once from the one before."""
+    """The options after trees of a size, each computed once from the one before."""
 
     def __init__(self, per_tree: int, most: int, separation: int) -> None:
         self._sizes = tuple(_block_sizes(per_tree))
@@ -164,13 +157,13 @@ class _Forest:
         self._is_final = False
 
     def after(self, num_trees: int) -> tuple[_Options, ...]:
-        """Returns what can be had after that many trees, by the participations, from 0."""
+        """Returns the options after that many trees, by the number of participations, from 0."""
         while len(self._known) <= num_trees and not self._is_final:
             last = following = self._known[-1]
             for size in self._sizes:
                 following = _with_block(following, size, self._most, self._separation)
             self._known.append(following)
-            # Everything that clients may do is done: later trees add nothing.
+            # All participations are used: later trees add nothing.
             self._is_final = _are_equal(last, following)
         return self._known[min(num_trees, len(self._known) - 1)]
 
@@ -197,7 +190,7 @@ def _with_all_rounds(rounds: int) -> int:
 def _with_block(
     before: tuple[_Options, ...], size: int, most: int, separation: int
 ) -> tuple[_Options, ...]:
-    """Returns what can be had when a complete subtree follows, by the participations, from 0."""
+    """Returns the options when a complete subtree follows, by the participations, from 0."""
     inside = _complete_tree(size.bit_length() - 1, most, separation)
     found = []
     for k in range(min(most, len(before) - 1 + len(inside)) + 1):
@@ -215,7 +208,7 @@ def _with_block(
 
 @functools.lru_cache(maxsize=256)
 def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, ...]:
-    """Returns what can be had in 2^height rounds, by the number of participations, from 1."""
+    """Returns the options in 2^height rounds, by the number of participations, from 1."""
     size = 1 << height
     if height == 0 or min(most, -(-size // separation)) == 1:
         free = np.minimum(size - 1 - np.arange(separation), separation - 1)
@@ -241,9 +234,9 @@ def _with_rounds_after(options: _Options, rounds: int, separation: int) -> _Opti
 
 
 def _joined(left: _Options, right: _Options) -> _Options:
-    """Returns what can be had with both sides, each with its own number of participations.
+    """Returns the options of two sides together, each with its own number of participations.
 
-    If e rounds are free at the end of the left one, b - 1 - e at the start of the right one are
+    If e rounds are free at the end of the left side, b - 1 - e at the start of the right side are
     enough.
     """
     separation = right.free.shape[1]
@@ -256,10 +249,10 @@ def _joined(left: _Options, right: _Options) -> _Options:
 
 
 def _best_of(parts: Sequence[_Options]) -> _Options:
-    """Returns the options of all parts without those that others are as good as everywhere."""
+    """Returns the options of all parts without those that another option dominates."""
     sums = np.concatenate([part.sums for part in parts])
     order = np.argsort(-sums, kind="stable")
-    # What can be had with a larger sum can be had with a smaller one.
+    # A pattern with a larger sum also counts for a smaller one.
     free = np.maximum.accumulate(np.concatenate([part.free for part in parts])[order], axis=0)
     is_better = np.any(np.diff(free, axis=0, prepend=_IMPOSSIBLE) > 0, axis=1)
     return _Options(sums[order][is_better], free[is_better])

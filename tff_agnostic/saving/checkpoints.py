@@ -23,7 +23,7 @@ from tff_agnostic.files import OWNER_ONLY, atomic_file, make_folder, sync_folder
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.model import ModelWeights
 
-# In the folder of a run.
+# Folder of checkpoints in the folder of a run.
 CHECKPOINTS = "checkpoints"
 
 _FORMAT = 2
@@ -57,12 +57,7 @@ class Checkpoint:
     file: Optional[Path] = None
 
     def restore(self, template: Any, where: str) -> Any:
-        """Returns the state in the structure of `template`.
-
-        Raises:
-            UserError: If the arrays differ from the template's in number, shape or dtype, as those
-                of another model or algorithm do.
-        """
+        """Returns the state in the structure of `template`."""
         expected, found = _described(tf.nest.flatten(template)), _described(self.leaves)
         if expected != found:
             raise UserError(
@@ -77,12 +72,8 @@ class Checkpoint:
         """Returns the weights of every model, by its name, the main one first.
 
         Args:
-            template_weights: Weights of the same model.
-            where: What the checkpoint is called in messages.
+            where: Name of the checkpoint in messages.
             frozen: The `Model.frozen` of that model. What the run had frozen may be something else.
-
-        Raises:
-            UserError: If they are those of another model.
         """
         template_weights = as_in_keras(template_weights, frozen)
         expected = _described(tf.nest.flatten(template_weights))
@@ -110,7 +101,6 @@ class CheckpointFolder:
     """The checkpoints of a run.
 
     Args:
-        folder: Where they are.
         keep: How many of the newest stay.
         frozen: The `Model.frozen` of the models that are saved.
         secret: Whether states hold a secret: files are then for their owner alone, and one that
@@ -138,20 +128,16 @@ class CheckpointFolder:
         self._trained_with = trained_with or {}
 
     def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:
-        """Saves a state, then removes what is older than the newest `keep`.
+        """Saves a state, then removes checkpoints older than the newest `keep`.
 
-        What is there of later rounds was passed over when the run went on: it is removed, too.
+        Checkpoints of later rounds were skipped when the run resumed: they are removed, too.
 
         Args:
             round_num: Rounds completed.
-            state: The state.
             models: The models of the state by name, the main one first.
-
-        Raises:
-            UserError: If it cannot be written; earlier checkpoints stay.
         """
         make_folder(self._folder)
-        # In memory first: on a full disk NumPy's zip file would write again when it is collected.
+        # In memory first: on a full disk NumPy's zip file would write again in its destructor.
         content = io.BytesIO()
         in_keras = {name: as_in_keras(weights, self._frozen) for name, weights in models.items()}
         beside = {"data": self._data, "trained_with": self._trained_with}
@@ -166,7 +152,7 @@ class CheckpointFolder:
             sync_folder(self._folder)
             sync_folder(self._folder.parent)
             for path in paths[newest : newest + self._keep]:
-                # Of an earlier version. Somebody else's stays as its owner has it.
+                # Written by an earlier version. A file of another owner keeps its mode.
                 with contextlib.suppress(PermissionError):
                     path.chmod(OWNER_ONLY)
         for path in paths[:newest] + paths[newest + self._keep :]:
@@ -178,9 +164,6 @@ class CheckpointFolder:
         """Returns the newest checkpoint that can be read, or None if there is none.
 
         Damaged ones are passed over with a warning.
-
-        Raises:
-            UserError: If there are checkpoints but every one is damaged; the message says how.
         """
         found = self._newest_readable()
         return None if found is None else found[1]
@@ -207,13 +190,13 @@ class CheckpointFolder:
 def _arrays(
     round_num: int, state: Any, models: Mapping[str, ModelWeights], beside: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Returns what a file holds: the header, the state, and what models have beside the state.
+    """Returns the arrays of a file: header, state, and parts of models that are not in the state.
 
-    What the header has `beside` these is left out where it is empty.
+    Empty entries of `beside` are left out of the header.
     """
     leaves = tf.nest.flatten(state)
     arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    # What is a part of the state is not stored twice.
+    # Parts of the state are not stored twice.
     name_of = {id(leaf): name for leaf, name in zip(leaves, arrays)}
     names_of: dict[str, list[str]] = {}
     for model, weights in models.items():
@@ -239,11 +222,7 @@ def _make_way(path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads one checkpoint file.
-
-    Raises:
-        UserError: If it is missing, damaged, half-written or of another format.
-    """
+    """Reads one checkpoint file."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: expected a checkpoint, found something that is not a file")
     arrays = read_npz(path, "a checkpoint")
@@ -276,21 +255,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:
-    """Returns the newest readable checkpoint of a `checkpoints/` folder; None if there is none.
-
-    Raises:
-        UserError: As `CheckpointFolder.load_latest` does.
-    """
+    """Returns the newest readable checkpoint of a `checkpoints/` folder; None if there is none."""
     found = CheckpointFolder(folder, keep=1)._newest_readable()
     return None if found is None else found[0]
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:
-    """Returns the newest readable checkpoint of a `checkpoints/` folder.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Returns the newest readable checkpoint of a `checkpoints/` folder."""
     checkpoint = CheckpointFolder(folder, keep=1).load_latest()
     if checkpoint is None:
         raise UserError(f"{folder}: expected checkpoints, found none")

@@ -27,7 +27,7 @@ _SHARED = "shared_object_id"
 KERAS_FILES = (".keras", ".h5")
 # Where the configuration of a Keras model names layers.
 _NAMING = ("name", "inbound_nodes", "input_layers", "output_layers")
-# What `NotPlain` is told with, and what mends it.
+# Message for `NotPlain`, with the flag that mends it.
 _EXPECTED = "a Keras model of Keras' own layers and of numbers"
 _MEND = "--trust loads it, and lets it run code: for files of people you trust"
 _OURS = "tff_agnostic."
@@ -84,13 +84,9 @@ def read_keras(
     """Reads a Keras model that a user names.
 
     Args:
-        file: A .keras or .h5 file.
         classes: Classes of layers that it may have beside Keras' own, by name.
         flag: What names the file, for messages.
         trust: Whether the file may run code.
-
-    Raises:
-        UserError: If Keras cannot load it, or it is not trusted and holds more than a model.
     """
     try:
         return load_keras(file, classes, trust)
@@ -108,7 +104,6 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
     """Loads a Keras file: nothing else here does.
 
     Args:
-        file: A .keras or .h5 file.
         classes: Classes of layers that it may have beside Keras' own, by name.
         trust: Whether the file may run code, and is loaded whatever it holds.
 
@@ -174,7 +169,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
     ):
         for variable, value in zip(variables, values):
             variable.assign(value)
-    # What is built now has the same names wherever and whenever it is.
+    # Names of layers built from here on do not depend on the process.
     name_layers_afresh()
     plain = plain_keras(keras_model)
     ours = {n: kind for n, kind in foreign_layers(plain).items() if kind.startswith(_OURS)}
@@ -192,11 +187,10 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     """Writes the file.
 
     Returns:
-        The layers for which whoever loads it needs the user's code, if there are any.
+        The layers that need the user's code for loading, if there are any.
 
     Raises:
         NotForKeras: If Keras cannot save the model.
-        UserError: If the file cannot be written.
     """
     with _keras_errors():
         keras_model = with_trained_weights(trained)
@@ -224,7 +218,7 @@ def _keras_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, UserError):
-        # Of the disk, say, which is no matter of the model; or it is told already.
+        # For example an error of the disk, not of the model; or it has its message already.
         raise
     # Keras raises errors of many kinds, and so may layers of a user's.
     except Exception as e:

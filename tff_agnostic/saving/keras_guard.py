@@ -1,10 +1,10 @@
-"""What a Keras file may hold that nobody vouches for: Keras' own layers, and numbers.
+"""Refuses Keras files that hold code: an untrusted file may have known layers and numbers only.
 
 Keras' safe mode refuses a lambda in a `.keras` file, and nothing else. In both formats a
 configuration may name modules to import and functions of TensorFlow to call, such as
 `load_op_library`; classes that another library registered may unpickle; weights may be pickles, or
-links to other files; and a Lambda layer in HDF5 runs. So everything that a configuration names is
-looked up here before Keras reads it, and what is not known is refused.
+links to other files; and a Lambda layer in HDF5 runs. So every name in a configuration is looked up
+here before Keras reads it, and unknown names are refused.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 _ASSETS = "assets/"
 _MEMBERS = {_CONFIG, _WEIGHTS, "metadata.json"}
-# Keras compresses neither of its formats; whoever packs a file again gains little on weights.
+# Keras compresses neither of its formats, and compression gains little on weights.
 _MAX_RATIO = 10
-# What is unpacked from a small file, whatever the ratio: a configuration of text packs well.
+# Bytes that a small file may unpack to, whatever the ratio: configurations compress well.
 _FREE_BYTES = 1 << 26
 
 # Where Keras has classes that hold no code of others: what a class is derived from.
@@ -43,7 +43,7 @@ _KINDS = (
     tf.keras.optimizers.schedules.LearningRateSchedule,
     tf.keras.mixed_precision.Policy,
 )
-# Where a class is looked for of which a file names no module, as HDF5 does of layers.
+# Modules to search for a class if a file names none, as for layers in HDF5.
 _PLACES = ("layers", "layers.experimental", "initializers", "regularizers", "constraints", "models")
 _MODULE = "keras"
 _APPLICATIONS = "keras.src.applications."
@@ -79,7 +79,7 @@ _SPECS = ("tf.TensorSpec", "tf.RaggedTensorSpec", "tf.SparseTensorSpec")
 _FUNCTION = "function"
 _FUNCTIONS = ("activations", "losses", "metrics")
 
-# What TFOpLambda may call: functions of tensors that touch nothing else. All of a namespace, or
+# Functions that TFOpLambda may call: they touch only tensors. All of a namespace, or
 # single functions.
 _OP_SPACES = {
     "__operators__", "bitwise", "dtypes", "image", "linalg", "math", "nn", "ragged", "signal",
@@ -109,10 +109,7 @@ _OF_TENSORS = {
 
 
 class NotPlain(ValueError):
-    """A Keras file holds what is not read from a file that is not trusted.
-
-    The message says what, as what was found.
-    """
+    """A Keras file has parts that are not read from an untrusted file; the message names them."""
 
 
 @contextlib.contextmanager
@@ -120,11 +117,11 @@ def plain_file(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5py.
     """Yields what Keras may load a file from, while no more is made than the file has weights for.
 
     Args:
-        path: A .keras or .h5 file, which is told by its content as Keras tells it.
+        path: A .keras or .h5 file, distinguished by its content, as in Keras.
         own: Classes and functions that the caller hands to Keras for it, by name.
 
     Raises:
-        NotPlain: If it holds code, names what is not known, leads to other files, or unpacks to
+        NotPlain: If it holds code, has unknown names, links to other files, or unpacks to
             many times its size.
         Exception: Whatever reading a damaged file raises.
     """

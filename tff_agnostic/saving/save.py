@@ -29,8 +29,8 @@ class SavedFile:
         quantize: Name of the quantisation.
         path: The file or folder, within the folder that was written to.
         num_bytes: Its size.
-        about: What is to be known of it.
-        check: It beside the run's model; None if that was not measured.
+        about: Facts about it for the model card.
+        check: Its comparison with the run's model; None if that was not measured.
     """
 
     model: str
@@ -43,11 +43,7 @@ class SavedFile:
 
 
 def check_request(formats: Sequence[str], quantize: str) -> None:
-    """Checks what is asked for.
-
-    Raises:
-        UserError: If a format or quantisation is unknown, or the latter has no effect.
-    """
+    """Checks the arguments."""
     if not formats:
         raise UserError(f"--format: expected some of {', '.join(FORMATS)}, found none")
     _check_known("format", formats, FORMATS)
@@ -75,14 +71,10 @@ def save_models(
 
     Args:
         folder: Where to; it exists.
-        task: The task.
         models: The weights of each model by its name.
         formats: Names of `FORMATS`.
-        quantize: A name of `QUANTIZATIONS`; of formats that can, a quantised file is written beside
+        quantize: A name of `QUANTIZATIONS`; formats that can quantise write such a file next to
             the plain one.
-
-    Raises:
-        UserError: As `check_request` does, or if a format cannot hold the model.
     """
     check_request(formats, quantize)
     saved = []
@@ -121,17 +113,13 @@ class KerasFiles(NamedTuple):
 
 
 def save_for_keras(folder: Path, task: Task, models: Mapping[str, ModelWeights]) -> KerasFiles:
-    """Writes a .keras file of every model that Keras can hold; what it cannot is told.
+    """Writes a .keras file of every model that Keras can hold, and reports the others.
 
     Of an ensemble the predictors are saved, each as `predictor_NAME.keras`. Nothing is measured.
 
     Args:
         folder: Where to; it exists.
-        task: The task.
         models: The weights of each model by its name.
-
-    Raises:
-        UserError: If a file cannot be written, as on a full disk.
     """
     trained = {name: _trained(task, task.model, weights) for name, weights in models.items()}
     kind = FORMATS[_KERAS]
@@ -174,8 +162,8 @@ class Format:
     """How a trained model becomes a file or a folder, and how that is used again.
 
     Attributes:
-        file_name: What follows the model's name in that of the file.
-        write: (model, path) -> what is to be known of the file, for the model card.
+        file_name: The part of the file's name after the model's name.
+        write: (model, path) -> facts about the file, for the model card.
         load: (path, model) -> a function from x to predictions in the model's form.
         quantizes: Whether `write` has an argument `quantize`.
     """

@@ -1,4 +1,4 @@
-"""A trained model as a SavedModel, and what that can be asked."""
+"""A trained model as a SavedModel, and its signatures."""
 
 import functools
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from tff_agnostic.text_ids import TokenIds
 PREDICT = "predict"
 DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 NEXT_WORDS = "next_words"
-# How many words are proposed where nobody says.
+# Default number of proposed words.
 _DEFAULT_BEST = 3
 _TEXT = tf.TensorSpec([None], tf.string, name="text")
 
@@ -67,11 +67,7 @@ def _described(specs: dict[str, Any]) -> dict[str, str]:
 
 
 class ServedModel(tf.Module):
-    """A trained model whose weights are variables, as SavedModels and TFLite take it.
-
-    Args:
-        trained: The model.
-    """
+    """A trained model with variables as weights, for SavedModels and TFLite."""
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
@@ -122,7 +118,7 @@ class ServedModel(tf.Module):
         return self._trained.words is not None and are_ids and spec.shape.rank == 2
 
     def _answers(self, are_scores: Optional[bool], x: Any) -> dict[str, tf.Tensor]:
-        """Returns what is told of n examples: classes too, where the loss is one of classes."""
+        """Returns the predictions for n examples; classes too, if the loss is one of classes."""
         predictions, names = self.predict(x), self._trained.class_names
         if are_scores is None:
             return {OUTPUT: predictions}
@@ -157,7 +153,7 @@ class ServedModel(tf.Module):
         assert words is not None
         ids = TokenIds(len(words))
         keys, values = tf.constant(list(words)), tf.range(1, len(words) + 1)
-        # An attribute: what a signature reads has to be held by what is saved.
+        # An attribute: the saved object has to hold all that a signature reads.
         self._table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(keys, values), ids.oov
         )

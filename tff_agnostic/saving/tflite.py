@@ -36,7 +36,7 @@ def _float16(converter: tf.lite.TFLiteConverter) -> None:
     converter.target_spec.supported_types = [tf.float16]
 
 
-# What weights are stored in -> how the converter is told.
+# Type of the stored weights -> settings of the converter.
 QUANTIZATIONS: Registry[Callable[[tf.lite.TFLiteConverter], None]] = Registry(
     "quantisation", {NOT_QUANTIZED: _leave, "int8": _int8, "float16": _float16}
 )
@@ -46,15 +46,10 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     """Writes the file.
 
     Args:
-        trained: The model.
-        path: The file.
         quantize: A name of `QUANTIZATIONS`.
 
     Returns:
         TensorFlow's ops for which a device needs the Flex delegate, if there are any.
-
-    Raises:
-        UserError: If TensorFlow's converter refuses the model.
     """
     served = ServedModel(trained)
     with _recurrence_as_loops(trained.model):
@@ -79,11 +74,11 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
 
 @contextlib.contextmanager
 def _recurrence_as_loops(model: Model) -> Iterator[None]:
-    """Makes loops of Keras' LSTMs in what is traced while entered.
+    """Makes Keras' LSTMs loops in functions that are traced inside this context.
 
     Otherwise the converter puts TensorFlow Lite's own LSTM in their place, which begins with the
-    state that the example before left, unless whoever runs the file resets its variables. A
-    subclass that overrides `call` stays as it is.
+    state that the example before left, unless the caller resets its variables. A
+    subclass that overrides `call` stays unchanged.
     """
     models = [m for m, _ in model.predictors] if isinstance(model, EnsembleModel) else [model]
     layers = [

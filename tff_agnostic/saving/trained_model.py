@@ -1,4 +1,4 @@
-"""A trained model, and whether a saved file predicts what it predicts."""
+"""A trained model, and the check that a saved file has the same predictions."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from tff_agnostic.files import finite_or_none
 from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights, measures_of
 from tff_agnostic.tasks.task import Task
 
-# Of the only input and the only output.
+# Names of the only input and the only output.
 INPUT = "x"
 OUTPUT = "predictions"
 # TFLite runs example by example.
 _MAX_EXAMPLES = 2000
-# What rounding in another order may change.
+# Tolerance for rounding in another order.
 _TOLERANCE = 1e-5
 
 
@@ -28,8 +28,8 @@ class TrainedModel:
     Attributes:
         model: The model.
         weights: Its weights.
-        class_names: Names of the classes that it tells apart, if they have any.
-        words: Of texts the vocabulary; word k has the id k + 1.
+        class_names: Names of the classes, if they have any.
+        words: The vocabulary of texts; word k has the id k + 1.
     """
 
     model: Model
@@ -44,7 +44,7 @@ class TrainedModel:
             x: Inputs of n examples.
             weights: The same weights in another form, such as variables.
         """
-        # Of no effect: nothing is drawn outside of training.
+        # Without effect: nothing is drawn outside of training.
         seed = tf.zeros([2], tf.int32)
         if weights is None:
             weights = self.weights
@@ -100,7 +100,7 @@ def outputs_by_name(predictions: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class FileCheck:
-    """A saved file beside the run's model.
+    """The comparison of a saved file with the run's model.
 
     Attributes:
         num_examples: Test examples on which both were called.

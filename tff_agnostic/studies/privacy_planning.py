@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.privacy import (
+from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
     PrivacyStatement,
+    drowned,
     noise_for_epsilon,
     rounds_for_budget,
     statement,
 )
-from tff_agnostic.privacy.accountant import drowned
 from tff_agnostic.privacy.options import AccountingOptions
 from tff_agnostic.reports.figures import draw_grid, look, new_figure
 
@@ -200,7 +200,7 @@ def _statement(
     options: AccountingOptions, noise_multiplier: float, rounds: int
 ) -> PrivacyStatement:
     known = _accountant(options, noise_multiplier, options.privacy_accountant)
-    return statement(known, [rounds], options.split.noise_multipliers(noise_multiplier))
+    return statement(known, [rounds], options.noise_multipliers(noise_multiplier))
 
 
 def figure(curves: Curves, found: PrivacyStatement) -> Figure:

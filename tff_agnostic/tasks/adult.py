@@ -18,140 +18,43 @@ from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext
 _DOMAIN_NAMES = ("doctorate", "non-doctorate")
 _LABELS = {"<=50K": 0, ">50K": 1}
 _UNKNOWN = "?"
-COLUMNS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education_num",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital_gain",
-    "capital_loss",
-    "hours_per_week",
-    "native_country",
-    "income",
-)
+_COLUMN_NAMES = """
+    age workclass fnlwgt education education_num marital_status occupation relationship race sex
+    capital_gain capital_loss hours_per_week native_country income
+"""
+COLUMNS = tuple(_COLUMN_NAMES.split())
 # The values of the categorical columns, 99 in all.
 CATEGORIES: dict[str, tuple[str, ...]] = {
-    "workclass": (
-        "Federal-gov",
-        "Local-gov",
-        "Never-worked",
-        "Private",
-        "Self-emp-inc",
-        "Self-emp-not-inc",
-        "State-gov",
-        "Without-pay",
-    ),
-    "education": (
-        "10th",
-        "11th",
-        "12th",
-        "1st-4th",
-        "5th-6th",
-        "7th-8th",
-        "9th",
-        "Assoc-acdm",
-        "Assoc-voc",
-        "Bachelors",
-        "Doctorate",
-        "HS-grad",
-        "Masters",
-        "Preschool",
-        "Prof-school",
-        "Some-college",
-    ),
-    "marital_status": (
-        "Divorced",
-        "Married-AF-spouse",
-        "Married-civ-spouse",
-        "Married-spouse-absent",
-        "Never-married",
-        "Separated",
-        "Widowed",
-    ),
-    "occupation": (
-        "Adm-clerical",
-        "Armed-Forces",
-        "Craft-repair",
-        "Exec-managerial",
-        "Farming-fishing",
-        "Handlers-cleaners",
-        "Machine-op-inspct",
-        "Other-service",
-        "Priv-house-serv",
-        "Prof-specialty",
-        "Protective-serv",
-        "Sales",
-        "Tech-support",
-        "Transport-moving",
-    ),
-    "relationship": (
-        "Husband",
-        "Not-in-family",
-        "Other-relative",
-        "Own-child",
-        "Unmarried",
-        "Wife",
-    ),
-    "race": (
-        "Amer-Indian-Eskimo",
-        "Asian-Pac-Islander",
-        "Black",
-        "Other",
-        "White",
-    ),
-    "sex": (
-        "Female",
-        "Male",
-    ),
-    "native_country": (
-        "Cambodia",
-        "Canada",
-        "China",
-        "Columbia",
-        "Cuba",
-        "Dominican-Republic",
-        "Ecuador",
-        "El-Salvador",
-        "England",
-        "France",
-        "Germany",
-        "Greece",
-        "Guatemala",
-        "Haiti",
-        "Holand-Netherlands",
-        "Honduras",
-        "Hong",
-        "Hungary",
-        "India",
-        "Iran",
-        "Ireland",
-        "Italy",
-        "Jamaica",
-        "Japan",
-        "Laos",
-        "Mexico",
-        "Nicaragua",
-        "Outlying-US(Guam-USVI-etc)",
-        "Peru",
-        "Philippines",
-        "Poland",
-        "Portugal",
-        "Puerto-Rico",
-        "Scotland",
-        "South",
-        "Taiwan",
-        "Thailand",
-        "Trinadad&Tobago",
-        "United-States",
-        "Vietnam",
-        "Yugoslavia",
-    ),
+    name: tuple(values.split())
+    for name, values in {
+        "workclass": """
+            Federal-gov Local-gov Never-worked Private Self-emp-inc Self-emp-not-inc State-gov
+            Without-pay
+        """,
+        "education": """
+            10th 11th 12th 1st-4th 5th-6th 7th-8th 9th Assoc-acdm Assoc-voc Bachelors Doctorate
+            HS-grad Masters Preschool Prof-school Some-college
+        """,
+        "marital_status": """
+            Divorced Married-AF-spouse Married-civ-spouse Married-spouse-absent Never-married
+            Separated Widowed
+        """,
+        "occupation": """
+            Adm-clerical Armed-Forces Craft-repair Exec-managerial Farming-fishing Handlers-cleaners
+            Machine-op-inspct Other-service Priv-house-serv Prof-specialty Protective-serv Sales
+            Tech-support Transport-moving
+        """,
+        "relationship": "Husband Not-in-family Other-relative Own-child Unmarried Wife",
+        "race": "Amer-Indian-Eskimo Asian-Pac-Islander Black Other White",
+        "sex": "Female Male",
+        "native_country": """
+            Cambodia Canada China Columbia Cuba Dominican-Republic Ecuador El-Salvador England
+            France Germany Greece Guatemala Haiti Holand-Netherlands Honduras Hong Hungary India
+            Iran Ireland Italy Jamaica Japan Laos Mexico Nicaragua Outlying-US(Guam-USVI-etc) Peru
+            Philippines Poland Portugal Puerto-Rico Scotland South Taiwan Thailand Trinadad&Tobago
+            United-States Vietnam Yugoslavia
+        """,
+    }.items()
 }
 
 # Features, labels and domain ids of the rows of a file.
@@ -178,11 +81,7 @@ class AdultOptions:
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:
-    """Returns the task; the seed deals the rows to clients.
-
-    Raises:
-        UserError: If a file is missing or a line is not in UCI's format.
-    """
+    """Returns the task; the seed deals the rows to clients."""
     assert context.data_dir is not None
     if not 0 <= options.heldout_share < 1:
         raise UserError(
@@ -236,10 +135,6 @@ def read_adult(path: Path) -> Table:
     Returns:
         One-hot features float32 [n, 99] (all zeros in a column whose value is unknown, "?"), labels
         int32 [n] (1 for more than 50,000), domain ids int32 [n].
-
-    Raises:
-        UserError: If the file cannot be read, or a line has other columns or values; the message
-            names the line.
     """
     try:
         lines = path.read_text(encoding="ascii").splitlines()
@@ -290,7 +185,7 @@ TASK = TaskSpec(
     summary="UCI Adult census income; domains doctorate or not (files in --data_dir)",
     options=AdultOptions,
     load=load,
-    # docs/experiments.md says how these were chosen, and what others do to the comparison.
+    # See docs/experiments.md for their choice, and for how others change the comparison.
     defaults={
         "rounds": 200,
         "clients_per_round": 10,

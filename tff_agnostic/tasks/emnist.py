@@ -41,17 +41,12 @@ _FEATURES = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
 _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 
 
-def _cnn(num_classes: int, seed: int) -> Model:
-    return emnist_cnn(num_classes, seed)
-
-
-def _linear(num_classes: int, seed: int) -> Model:
-    del seed  # It starts at zero.
-    return emnist_linear(num_classes)
-
-
 # (classes, seed) -> model.
-MODELS: Registry[Callable[[int, int], Model]] = Registry("model", {"cnn": _cnn, "linear": _linear})
+MODELS: Registry[Callable[[int, int], Model]] = Registry(
+    "model",
+    # The linear model starts at zero.
+    {"cnn": emnist_cnn, "linear": lambda num_classes, seed: emnist_linear(num_classes)},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +65,7 @@ class EmnistOptions(SplitOptions):
 
 
 def load(options: EmnistOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the data are missing or do not fit, or an option is out of range.
-    """
+    """Returns the task."""
     if options.num_classes < 2:
         raise UserError(f"--emnist_num_classes: expected at least 2, found {options.num_classes}")
     path = context.data if context.data is not None else emnist_store(context.data_dir)

@@ -1,17 +1,12 @@
-"""Digits and Fashion-MNIST: images of which every class is a domain.
+"""Image tasks whose classes are the domains, as in section 5.2 of Mohri et al. 2019.
 
-Handwritten digits from scikit-learn: real data that needs no network; every class is a domain.
-
-1,797 images of 8x8 pixels. As in Mohri et al. 2019, section 5.2, the classes are the domains.
-Groups are rarely of one size in life, so by default class 8 keeps 15% and class 9 keeps 30% of its
-training examples; the test images are untouched. Without the thinning there is little unfairness to
-mend: uniform and agnostic training end alike.
-
-Fashion-MNIST: which of three garments? Every class is a domain.
-
-As in section 5.2 of Mohri et al. 2019: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic
-regression, Adam. The store is one of all ten classes, from `import_data --format=idx`, or of these
-three, with `--classes=0,2,6`, which numbers them anew.
+- `digits`: handwritten digits from scikit-learn, real data that needs no network: 1,797 images of
+  8x8 pixels. Groups are rarely of one size, so by default class 8 keeps 15% and class 9 keeps 30%
+  of its training examples; the test images are untouched. Without the thinning there is little
+  unfairness to reduce, and uniform and agnostic training end alike.
+- `fashion_mnist`: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic regression, Adam. The
+  store has all ten classes, from `import_data --format=idx`, or these three, with
+  `--classes=0,2,6`, which renumbers them.
 """
 
 import dataclasses
@@ -76,11 +71,7 @@ class DigitsOptions:
 
 
 def load(options: DigitsOptions, context: TaskContext) -> Task:
-    """Returns the task; the seed decides split, thinning and clients.
-
-    Raises:
-        UserError: If an option is out of range.
-    """
+    """Returns the task; the seed decides split, thinning and clients."""
     _check(options)
     keep = parse_keep(options.keep)
     rng = np.random.default_rng([context.seed, 1])
@@ -129,11 +120,7 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
 
 
 def parse_keep(text: str) -> dict[int, float]:
-    """Returns the share that each rare class keeps, from "CLASS:SHARE,...".
-
-    Raises:
-        UserError: If the text has another form or a number is out of range.
-    """
+    """Returns the share that each rare class keeps, from texts like "8:0.15,9:0.3"."""
     keep: dict[int, float] = {}
     for item in filter(None, text.split(",")):
         try:
@@ -195,11 +182,7 @@ class FashionMnistOptions(SplitOptions):
 
 
 def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store does not fit, or a client has none of the three classes.
-    """
+    """Returns the task."""
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
     store = open_store(context.data, "fashion_mnist", features)

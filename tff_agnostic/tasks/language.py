@@ -1,4 +1,4 @@
-"""What the next-word tasks share: sentences of a store, a vocabulary, domains by name."""
+"""Common parts of the next-word tasks: sentences of a store, a vocabulary, domains by name."""
 
 import dataclasses
 import types
@@ -30,7 +30,7 @@ from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use, option_fla
 
 # How SQLite files begin.
 _SQLITE = b"SQLite format 3\0"
-# Clients that are read to say what is cut, where the store does not say it.
+# Number of clients to read for the warning about cut words, if the store has no counts.
 _SAMPLED_CLIENTS = 100
 # Those of Reddi et al. 2021 for the Stack Overflow LSTM; gamma_lambda is that of Ro et al. 2021.
 NEXT_WORD_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
@@ -78,7 +78,7 @@ class LanguageOptions(TextOptions):
 
 @dataclasses.dataclass(frozen=True)
 class StoredTextOptions(DomainOptions, LanguageOptions):
-    """Options of next-word tasks whose domains are whatever a store says."""
+    """Options of next-word tasks with the domains that a store names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,15 +107,12 @@ def check_sizes(task: str, options: Any) -> None:
 def known_words(
     options: TextOptions, task: str, of_data: Callable[[int], Sequence[str]]
 ) -> Sequence[str]:
-    """Returns the K words that a task knows, the most frequent first.
+    """Returns the K words of a task's vocabulary, the most frequent first.
 
     Args:
         options: The task's options.
         task: Name of the task, for messages.
         of_data: Returns the most frequent words of the task's data, given how many.
-
-    Raises:
-        UserError: If the file that the options name is no vocabulary.
     """
     size = options.vocabulary_size
     if options.vocabulary is None:
@@ -148,7 +145,6 @@ def stored_text_task(
     """Returns a task of next-word prediction in any store of texts, with the domains that it names.
 
     Args:
-        name: Name of the task.
         summary: One line for help texts.
         options: The task's options.
         network: From the options to the layers of the model.
@@ -171,11 +167,7 @@ def stored_corpus(name: str, options: TextOptions, path: Path, domain_feature: s
     Args:
         name: Name of the task, for messages.
         options: The task's options.
-        path: The store.
-        domain_feature: Name of the feature that says an example's domain.
-
-    Raises:
-        UserError: If there is none of texts, or the options name no vocabulary.
+        domain_feature: Name of the feature with an example's domain.
     """
     store = open_store(path, name, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
     words = known_words(options, name, store.vocabulary)
@@ -189,7 +181,6 @@ def model_builder(
     """Returns what makes a model of layers, given the size of the vocabulary.
 
     Args:
-        network: The layers.
         options: The task's options.
         seed: Seeds the initial weights.
     """
@@ -207,12 +198,8 @@ def next_word_task(
 
     Args:
         name: Name of the task, for messages.
-        corpus: The sentences.
         options: The task's options.
         build: From the size of the vocabulary to the model.
-
-    Raises:
-        UserError: If a split has no clients.
     """
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
     encode = LONG_SENTENCES[options.long_sentences]
@@ -239,7 +226,7 @@ def next_word_task(
         train=clients(TRAIN_SPLIT),
         test=clients(options.test_split),
         model=build(len(corpus.words)),
-        # The words first: of two changes that is the one to tell.
+        # The words come first: if both changed, the message is about the words.
         fingerprint={"vocabulary": vocabulary_digest(corpus.words), **data_fingerprint(store)},
         remarks=remarks_on_words,
         words=corpus.words,
@@ -249,13 +236,10 @@ def next_word_task(
 def cut_words(
     task: str, store: Store, sequence_length: int, mend: str
 ) -> list[data_warnings.Remark]:
-    """Returns what is said of the words of the training clients that are cut off.
+    """Returns the warnings about words of training clients that are cut off.
 
     Args:
-        task: Name of the task.
-        store: Its sentences or texts.
         sequence_length: T, how many words of each are not.
-        mend: What keeps them.
     """
     lengths: Optional[Mapping[int, int]] = store.sentence_lengths(TRAIN_SPLIT)
     where = TRAIN_SPLIT

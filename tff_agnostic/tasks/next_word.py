@@ -1,27 +1,16 @@
-"""Next-word tasks: any texts, the Spanish keyboard, two kinds of text, Stack Overflow.
+"""Next-word tasks: `next_word` for any texts, and three tasks of papers, which are settings of it.
 
-The next word of any texts: domains are whatever the store names, the model is chosen by flags.
-
-The papers' next-word tasks are settings of it, with flags and defaults of their own.
-
-Spanish keyboard: the next word in the Spanish of several countries.
-
-As in section 5.2 of Ro et al. 2021, with the model of Hard et al. 2018, a CIFG with tied
-embeddings, and Nesterov momentum at the server. The domains, whatever locales the store names, are
-a client partition. The paper's data are private: any store of texts by country takes their place.
-
-Documents and conversations: a language model for two kinds of text.
-
-As in section 5.3 of Mohri et al. 2019: text in capitals without punctuation, 10,000 words, an LSTM
-of two layers, momentum. They used the Penn Treebank and the Cornell movie dialogues, which
-`import_data --format=text_folders --case=upper --punctuation=drop` turns into a store; the domains
-are whatever the store names.
-
-Stack Overflow: the next word of sentences in questions and answers.
-
-As in section 5.1 of Ro et al. 2021: the LSTM and the hyperparameters of Reddi et al. 2021, with
-Adam at the server. The domains are a data partition: users write both. Without --data the data are
-TFF's; a store that import_data made of any Stack Exchange dump takes their place.
+- `next_word`: any store of texts, with the domains that it names. Flags choose the model.
+- `spanish_keyboard`: section 5.2 of Ro et al. 2021 with the model of Hard et al. 2018, a CIFG with
+  tied embeddings, and Nesterov momentum at the server. Domains are countries, a client partition.
+  The paper's data are private: any store of texts by country takes their place.
+- `two_domain_lm`: section 5.3 of Mohri et al. 2019. Documents and conversations in capitals without
+  punctuation, 10,000 words, an LSTM of two layers, momentum. The paper has the Penn Treebank and
+  the Cornell movie dialogues; `import_data --format=text_folders --case=upper --punctuation=drop`
+  turns such texts into a store.
+- `stackoverflow`: section 5.1 of Ro et al. 2021, the LSTM and the hyperparameters of Reddi et al.
+  2021, with Adam at the server. Domains are questions and answers, a data partition: users write
+  both. Without --data the data are TFF's; a store of any Stack Exchange dump takes their place.
 """
 
 import dataclasses
@@ -50,7 +39,7 @@ from tff_agnostic.tasks.stored import (
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 
 _DOMAIN_NAMES = ("answer", "question")
-# What names the domain in TFF's own data.
+# The feature with the domain in TFF's own data.
 _TYPE = "type"
 
 
@@ -72,17 +61,11 @@ class NextWordOptions(StoredTextOptions):
     )
 
 
-def _network(options: NextWordOptions) -> NextWordNetwork:
-    return NextWordNetwork(
-        options.cell, options.embedding, options.units, options.layers, options.tied
-    )
-
-
 NEXT_WORD = stored_text_task(
     "next_word",
     summary="next word of any texts, LSTM or CIFG by flags; domains the store's (--data)",
     options=NextWordOptions,
-    network=_network,
+    network=lambda o: NextWordNetwork(o.cell, o.embedding, o.units, o.layers, o.tied),
     defaults={
         **NEXT_WORD_DEFAULTS,
         "rounds": 500,
@@ -100,15 +83,11 @@ class SpanishKeyboardOptions(StoredTextOptions):
     units: int = setting(670, "Units of the CIFG.")
 
 
-def _spanish_network(options: SpanishKeyboardOptions) -> NextWordNetwork:
-    return NextWordNetwork("cifg", options.projection, options.units, tied=True)
-
-
 SPANISH_KEYBOARD = stored_text_task(
     "spanish_keyboard",
     summary="next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",
     options=SpanishKeyboardOptions,
-    network=_spanish_network,
+    network=lambda o: NextWordNetwork("cifg", o.projection, o.units, tied=True),
     defaults={
         "rounds": 3000,
         "clients_per_round": 500,
@@ -132,15 +111,11 @@ class TwoDomainOptions(StoredTextOptions):
     units: int = setting(256, "Units of each LSTM.")
 
 
-def _two_domain_network(options: TwoDomainOptions) -> NextWordNetwork:
-    return NextWordNetwork("lstm", options.embedding, options.units, layers=2)
-
-
 TWO_DOMAIN_LM = stored_text_task(
     "two_domain_lm",
     summary="next word in two kinds of text, two-layer LSTM; domains the store's (--data)",
     options=TwoDomainOptions,
-    network=_two_domain_network,
+    network=lambda o: NextWordNetwork("lstm", o.embedding, o.units, layers=2),
     defaults={
         "rounds": 500,
         "clients_per_round": 10,
@@ -166,11 +141,7 @@ class StackOverflowOptions(LanguageOptions):
 
 
 def load_stackoverflow(options: StackOverflowOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the data are missing or do not fit, or an option is out of range.
-    """
+    """Returns the task."""
     check_sizes("stackoverflow", options)
     path = context.data if context.data is not None else stackoverflow_store(context.data_dir)
     store = open_store(path, "stackoverflow", {TOKENS: Feature("string")})

@@ -1,16 +1,12 @@
-"""Your own data: a store with a model of your own, or one .npz file a client.
+"""Tasks on your own data: a store with your own model, or a folder with one .npz file per client.
 
-Your own model on your own data: a Python file with `build_model`, and a client store.
-
-`--model` names the file, see `models.user_model.build_user_model`; `--data` the store, as
-`import_data` makes it of tables, images or texts. Of texts with labels the task is to tell the
-label, of others to predict the next word.
-
-Your own features as one .npz file a client, and a logistic regression on them.
-
-`--data_dir` holds `dataset.json`, an object with "domains" (a list of names), "num_features" and
-"num_classes", and the folders `train/` and `test/`. Each .npz file in them is one client with the
-arrays "x" float32 [n, features], "y" int32 [n] and "domain_id" int32 [n] (index of the domain).
+- `custom`: `--model` names a Python file with `build_model`, see
+  `models.user_model.build_user_model`. `--data` names a store, as `import_data` makes it of tables,
+  images or texts. With labelled texts the task is to predict the label, with others the next word.
+- `client_files`: logistic regression on your own features. `--data_dir` holds `dataset.json`, an
+  object with "domains" (a list of names), "num_features" and "num_classes", and the folders
+  `train/` and `test/`. Each .npz file in them is one client with the arrays "x" float32
+  [n, features], "y" int32 [n] and "domain_id" int32 [n] (index of the domain).
 """
 
 import dataclasses
@@ -56,7 +52,7 @@ _OF_SENTENCES = ("long_sentences",)
 _OF_WORDS = ("vocabulary_size", "sequence_length", *_OF_SENTENCES)
 _OF_TEXTS = (*_OF_WORDS, "predict")
 _OF_CATEGORIES = ("categories", "vocabulary")
-# What is learnt of texts; the entries are what help texts say.
+# What is learnt from texts; the entries are for help texts.
 PREDICTIONS: Registry[str] = Registry(
     "thing to predict", {"label": "the text's label", "next_word": "each next word"}
 )
@@ -73,7 +69,7 @@ class CustomOptions(StoredTextOptions):
     )
     predict: Optional[str] = setting(
         None,
-        "What is learnt of texts: label or next_word. [label, if they have one]",
+        "What is learnt from texts: label or next_word. [label, if they have one]",
         choices=PREDICTIONS,
     )
     categories: str = setting(
@@ -85,11 +81,7 @@ class CustomOptions(StoredTextOptions):
 
 
 def load_custom(options: CustomOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store or the model's file is missing or does not fit.
-    """
+    """Returns the task."""
     if options.model is None:
         raise UserError("--model: expected a Python file with a function build_model, found none")
     assert context.data is not None
@@ -245,11 +237,7 @@ class ClientFilesOptions:
 
 
 def load_client_files(options: ClientFilesOptions, context: TaskContext) -> Task:
-    """Returns the task; clients are read and checked when a round needs them.
-
-    Raises:
-        UserError: If the description or the folders are missing or malformed.
-    """
+    """Returns the task; clients are read and checked when a round needs them."""
     del options
     assert context.data_dir is not None
     description = _read_description(context.data_dir / "dataset.json")
@@ -301,13 +289,9 @@ class NpzClients:
     """The .npz files of a folder; a client's id is its file's name without the suffix.
 
     Args:
-        folder: Where the files are.
-        spec: What `Model.client_data_spec` returned.
+        spec: The result of `Model.client_data_spec`.
         num_domains: p.
         num_classes: Labels have to be below it; None if "y" holds no classes.
-
-    Raises:
-        UserError: If the folder has no .npz files.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Every task by name, how one is loaded, and whom it is evaluated on."""
+"""Every task by name, how a task is loaded, and which split it is evaluated on."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ TASKS: Registry[TaskSpec] = Registry(
     },
 )
 _OF_STORES = {"test_split": HELDOUT_SPLIT}
-# Divides the training clients, so that nobody looks at the other splits.
+# Divides the training clients, so that the other splits stay unseen.
 _DIVISION = "train_share"
 # Keeps this draw apart from others that use the run's seed.
 _STREAM = 12
@@ -63,13 +63,7 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     """Loads a task.
 
     Args:
-        name: Its name in the registry.
         options: Fields of the task's options that differ from their defaults.
-        context: What every task is given.
-
-    Raises:
-        UserError: If the task or an option is unknown, the data folder is missing or not wanted, or
-            the data is malformed.
     """
     spec = TASKS[name]
     _check_path(name, "data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)
@@ -80,7 +74,7 @@ def load_task(name: str, options: Mapping[str, Any], context: TaskContext) -> Ta
     chosen = spec.options(**options)
     check_values(chosen, functools.partial(option_flag, name))
     task = spec.load(chosen, context)
-    # What tasks on stores have in common: who trains, and who is evaluated.
+    # All tasks on stores share these options: which clients train, and which are evaluated.
     if isinstance(chosen, SplitOptions):
         # Columns of the cohort are called "train": those of an evaluation on the same clients, as
         # of an estimate of their own distribution, have another name.
@@ -99,11 +93,9 @@ def task_of_flags(flags: Mapping[str, Any], is_of_now: bool) -> tuple[str, dict[
     """Returns the name of a run's task and all its options, from what config.json holds.
 
     Args:
-        flags: The flags of the run.
         is_of_now: Whether this release wrote them; what another one lacks takes its default.
 
     Raises:
-        UserError: If the task is unknown, or an option of another type.
         KeyError: If a flag is missing that this release writes.
     """
     task = flags["task"]
@@ -138,11 +130,7 @@ def heldout_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a task with which it is evaluated on its held-out examples.
 
     Args:
-        name: The task.
         given: Options that a user gave, by field.
-
-    Raises:
-        UserError: If the task has no held-out examples, or what was given asks for others.
     """
     wanted = _wanted(name)
     if not wanted:
@@ -171,13 +159,10 @@ def what_decides_the_split(name: str) -> frozenset[str]:
 
 
 def check_store(path: Optional[Path]) -> None:
-    """Checks, before anything is loaded, that a store has somebody to choose settings by.
+    """Checks, before anything is loaded, that a store has held-out clients to choose settings by.
 
     Args:
         path: The store; None where there is none.
-
-    Raises:
-        UserError: If it cannot be read, or nobody is in its held-out split.
     """
     if path is None:
         return
@@ -209,13 +194,7 @@ def divided(task: Task, name: str, options: SplitOptions, seed: int) -> Task:
     """Returns a task in which a share of the training clients trains, and the others are tested on.
 
     Args:
-        task: The task, loaded.
-        name: Its name.
-        options: Its options.
-        seed: Of the run; each has a division of its own.
-
-    Raises:
-        UserError: If nobody would be left to train or to test on, or another split was asked for.
+        seed: Seed of the run; each seed has another division.
     """
     share = options.train_share
     if share is None:

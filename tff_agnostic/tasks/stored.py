@@ -1,4 +1,4 @@
-"""What tasks that read client stores share: stores, domains, values, TFF's own data sets."""
+"""Common parts of tasks that read client stores: domains, values, TFF's own data sets."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,6 @@ from tff_agnostic.data.clients import check_labels
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT
 
@@ -44,13 +43,9 @@ def open_store(path: Path, task: str, features: Mapping[str, Feature]) -> Store:
     """Opens a store and checks that its examples are what a task learns from.
 
     Args:
-        path: The file.
         task: Name of the task, for messages.
-        features: What the task needs; a value may have another shape of the same size, as TFF's
-            stores do not say the shape.
-
-    Raises:
-        UserError: If the store is damaged or one for other tasks.
+        features: The features that the task needs. A value may have another shape of the same size,
+            because TFF's stores do not record shapes.
     """
     store = Store(path)
     found = store.description.features
@@ -101,26 +96,18 @@ def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMA
 
 
 def labels_of(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -> np.ndarray:
-    """Returns the labels, int32 [n].
-
-    Raises:
-        UserError: If one is not in [0, num_classes).
-    """
+    """Returns the labels, int32 [n]."""
     check_labels(columns[LABEL], num_classes, where)
     return columns[LABEL].astype(np.int32)
 
 
 def data_fingerprint(store: Store) -> dict[str, str]:
-    """Returns what a `Task.fingerprint` says of the store: that a changed one is another one."""
+    """Returns the store's part of a `Task.fingerprint`: a changed store is another one."""
     return {DATA: store.digest()}
 
 
 def stored_domains(store: Store) -> tuple[str, ...]:
-    """Returns the names of the domains of a store that import_data made.
-
-    Raises:
-        UserError: If the store does not say.
-    """
+    """Returns the names of the domains of a store that import_data made."""
     if not store.description.domains:
         raise UserError(
             f"{store.path}: expected a store that names its domains, found one that TFF wrote"
@@ -128,34 +115,24 @@ def stored_domains(store: Store) -> tuple[str, ...]:
     return store.description.domains
 
 
-def check_domain(name: str, domain_names: Sequence[str], flag: str) -> int:
-    """Returns the id of the domain that a flag names.
-
-    Raises:
-        UserError: If there is none.
-    """
-    index_of = {domain: i for i, domain in enumerate(domain_names)}
-    return Registry(f"domain in --{flag}", index_of)[name]
-
-
 @dataclasses.dataclass(frozen=True)
 class DomainOptions:
-    """The option of tasks whose domains are whatever a store says."""
+    """The option of tasks with the domains that a store names."""
 
     domain_feature: str = setting(
         DOMAIN,
-        "Feature of the store that says an example's domain: domain, as it was imported, or any "
+        "Feature of the store with an example's domain: domain, as it was imported, or any "
         "other text or whole number, such as type of a store of Stack Exchange.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredDomains:
-    """The domains of a task, as a store says them.
+    """The domains of a task, as a store names them.
 
     Attributes:
         names: Their names, in the order of their ids.
-        feature: Name of the feature that says an example's domain.
+        feature: Name of the feature with an example's domain.
         kind: That feature.
     """
 
@@ -170,7 +147,7 @@ class StoredDomains:
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """What has to be parsed of an example to know its domain."""
+        """The features to parse of an example for its domain."""
         return {self.feature: self.kind}
 
     def of_examples(self, store: Store) -> DomainsOf:
@@ -184,13 +161,8 @@ def chosen_domains(store: Store, feature: str, task: str, splits: Sequence[str])
     Names of other features than "domain" are all values that it has; see `distinct_values`.
 
     Args:
-        store: The store.
-        feature: Name of the feature.
         task: Name of the task, for messages.
         splits: Names of the splits that the task reads.
-
-    Raises:
-        UserError: If the store has no such feature, or its values are no domains.
     """
     if feature == DOMAIN:
         return StoredDomains(stored_domains(store))
@@ -207,14 +179,9 @@ def distinct_values(
     To find them, every example of the splits is read once.
 
     Args:
-        store: The store.
-        feature: Name of the feature.
         splits: Names of the splits to read.
-        flag: What names the feature, for messages.
-        what: What its values are to be, for messages.
-
-    Raises:
-        UserError: If the store has no such feature, or it has too many values.
+        flag: The flag that names the feature, for messages.
+        what: The role of its values, for messages.
     """
     features = store.description.features
     possible = [n for n, f in features.items() if f.dtype in _DTYPES and f.shape == ()]
@@ -257,36 +224,19 @@ def emnist_store(cache_dir: Optional[Path]) -> Path:
 
     Args:
         cache_dir: Where TFF keeps it; its own default if None.
-
-    Raises:
-        UserError: If it is neither there nor can be downloaded.
     """
-
-    def load(folder: str) -> None:
-        tff.simulation.datasets.emnist.load_data(cache_dir=folder)
-
+    load = tff.simulation.datasets.emnist.load_data
     return _fetched(cache_dir, "emnist_all.sqlite", load)
 
 
 def stackoverflow_store(cache_dir: Optional[Path]) -> Path:
-    """Returns the file of TFF's Stack Overflow (342,477 clients; splits train, heldout, test).
-
-    Raises:
-        UserError: If it is neither there nor can be downloaded.
-    """
-
-    def load(folder: str) -> None:
-        tff.simulation.datasets.stackoverflow.load_data(cache_dir=folder)
-
+    """Returns the file of TFF's Stack Overflow (342,477 clients; splits train, heldout, test)."""
+    load = tff.simulation.datasets.stackoverflow.load_data
     return _fetched(cache_dir, "stackoverflow.sqlite", load)
 
 
 def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
-    """Returns the words that most of Stack Overflow's training users use.
-
-    Raises:
-        UserError: If the list is neither there nor can be downloaded.
-    """
+    """Returns the words that most of Stack Overflow's training users use."""
     folder = None if cache_dir is None else str(cache_dir)
     try:
         counts = tff.simulation.datasets.stackoverflow.load_word_counts(folder, size)
@@ -296,11 +246,11 @@ def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]
     return tuple(counts)
 
 
-def _fetched(cache_dir: Optional[Path], file: str, load: Callable[[str], None]) -> Path:
+def _fetched(cache_dir: Optional[Path], file: str, load: Callable[..., Any]) -> Path:
     folder = Path.home() / ".tff" if cache_dir is None else cache_dir
     if not (folder / file).is_file():
         try:
-            load(str(folder))
+            load(cache_dir=str(folder))
         except Exception as e:  # Whatever a download can raise.
             raise _not_fetched(file, e, "name a client store with --data") from e
     return folder / file

@@ -1,4 +1,4 @@
-"""What models see of stores of features, and their labels."""
+"""Model inputs from stores of features, and their labels."""
 
 import abc
 import json
@@ -103,7 +103,6 @@ class StoredInputs:
     """The inputs of a model, from a store of features.
 
     Args:
-        store: The store.
         encoding: A name of `CATEGORY_ENCODINGS`.
         categories: The known values of each categorical column; the store's own if None.
 
@@ -111,9 +110,6 @@ class StoredInputs:
         features: The features to read.
         categories: The known values of each categorical column.
         spec: Spec of x with a first dimension of None: one, or a mapping of them by name.
-
-    Raises:
-        UserError: If the store has no feature that is an input, or an input is called as another.
     """
 
     def __init__(
@@ -151,11 +147,7 @@ class StoredInputs:
         """Returns x of a client's examples.
 
         Args:
-            columns: Their features.
             where: Which client, for messages.
-
-        Raises:
-            UserError: If a whole number needs more than 32 bits.
         """
         x = {name: in_32_bits(columns[name], name, where) for name in self._numbers}
         if self.categories:
@@ -163,10 +155,10 @@ class StoredInputs:
         return next(iter(x.values())) if self._is_single else x
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns what a `Task.fingerprint` says of the categories, if there are any."""
+        """Returns the categories' part of a `Task.fingerprint`, empty without categories."""
         if not self.categories:
             return {}
-        # In the columns' order, which that of the inputs follows.
+        # In the order of the columns, which is the order of the inputs.
         return {CATEGORIES: digest(json.dumps(list(self.categories.items())).encode())}
 
 
@@ -180,15 +172,11 @@ def spec_of(feature: Feature) -> tf.TensorSpec:
 
 
 def in_32_bits(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """Returns whole numbers as int32, and others as they are.
+    """Returns whole numbers as int32, and others unchanged.
 
     Args:
-        values: The numbers.
-        name: Of their feature, for messages.
-        where: Whose they are, for messages.
-
-    Raises:
-        UserError: If one does not fit.
+        name: Name of their feature, for messages.
+        where: The client, for messages.
     """
     if values.dtype != np.int64:
         return values
@@ -213,9 +201,6 @@ def _only_vector(others: Mapping[str, Any]) -> Optional[str]:
 class StoredLabels:
     """The labels of a store.
 
-    Args:
-        store: The store.
-
     Attributes:
         name: Name of the feature to read.
         feature: That feature.
@@ -223,9 +208,6 @@ class StoredLabels:
             numbers, float32 [n] of real ones.
         num_classes: Labels are in [0, num_classes), or None if they are no classes.
         class_names: Names of the classes, if they have any.
-
-    Raises:
-        UserError: If the store has none.
     """
 
     def __init__(self, store: Store) -> None:
@@ -245,29 +227,24 @@ class StoredLabels:
         """Returns y of a client's examples.
 
         Args:
-            columns: Their features.
             where: Which client, for messages.
-
-        Raises:
-            UserError: If a class is out of range, or a whole number needs more than 32 bits.
         """
         if self.num_classes is None:
             return in_32_bits(columns[LABEL], LABEL, where)
         return labels_of(columns, self.num_classes, where)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns what a `Task.fingerprint` says of the classes, if they have names."""
+        """Returns the classes' part of a `Task.fingerprint`, empty if they have no names."""
         return {} if self.class_names is None else {"classes": ", ".join(self.class_names)}
 
 
 class ChosenLabels:
-    """Classes that another feature than the label names: question or answer, say.
+    """Classes of another feature than the label, such as question or answer.
 
     Args:
-        store: The store.
         feature: Name of the feature, of texts or whole numbers; every value is a class.
         splits: Names of the splits that are read.
-        flag: What names the feature, for messages.
+        flag: The flag that names the feature, for messages.
 
     Attributes:
         name: Name of the feature.
@@ -275,9 +252,6 @@ class ChosenLabels:
         spec: Spec of y, int32 [n].
         num_classes: Classes are in [0, num_classes).
         class_names: Their names.
-
-    Raises:
-        UserError: If the store has no such feature, or it has one value or too many.
     """
 
     def __init__(self, store: Store, feature: str, splits: Sequence[str], flag: str) -> None:
@@ -300,7 +274,7 @@ class ChosenLabels:
         return np.array([self._ids[name] for name in texts_of(columns[self.name])], np.int32)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns what a `Task.fingerprint` says of the classes."""
+        """Returns the classes' part of a `Task.fingerprint`."""
         return {"classes": ", ".join(self._ids)}
 
 

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""The definition of a task."""
 
 import dataclasses
 import enum
@@ -19,7 +19,7 @@ MODEL_CODE = ("model", "files that the model imports")
 # Whose clients are evaluated, unless a user tunes on others.
 TEST_SPLIT = "test"
 HELDOUT_SPLIT = "heldout"
-# Whose, if the tail of the losses that training lowered is asked for.
+# The clients for the tail of the losses that training lowered.
 TRAINING_SPLIT = "training"
 
 # Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
@@ -34,17 +34,17 @@ class Task:
         domain_names: Names of the p domains; their order gives the domain ids.
         train: Training clients.
         test: Clients for evaluation.
-        model: What is trained.
+        model: The model to train.
         tracked_weights: Names and (weight, flat index) positions of single trainable weights whose
             course over the rounds belongs into metrics.csv.
         figures: Figures of this task, by file name without suffix, drawn from the columns of
             metrics.csv.
-        fingerprint: What the trained weights depend on beside flags, such as the vocabulary of the
-            data, by name; a run is resumed and evaluated only where these are the same.
+        fingerprint: What trained weights depend on in addition to flags, such as the vocabulary, by
+            name; a run is resumed and evaluated only where these are the same.
         test_split: Which split `test` is: "test", "heldout" while tuning, or "training".
         remarks: Returns what the task leaves out of its data.
         class_names: Names of the classes that labels count, if they have any.
-        words: Of texts the vocabulary; word k has the id k + 1.
+        words: The vocabulary of texts; word k has the id k + 1.
     """
 
     domain_names: tuple[str, ...]
@@ -71,7 +71,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class TaskContext:
-    """What every task is given beside its own options.
+    """Context that every task gets in addition to its own options.
 
     Attributes:
         seed: Seed of the run, for splits and generated data.

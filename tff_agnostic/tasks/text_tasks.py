@@ -1,9 +1,8 @@
 """Tasks of texts: the distribution of words, and the class of a text.
 
-The distribution of words of any texts, without the words before them: a unigram model.
-
-An example is a word. The task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors
-are unigram models of clients; its own model is a single one, for algorithms that train.
+`unigram` learns the distribution of words without the words before them: an example is a word. It
+is the task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors are unigram models of
+clients; its own model is a single one, for algorithms that train.
 """
 
 import dataclasses
@@ -41,11 +40,7 @@ class UnigramOptions(DomainOptions, TextOptions):
 
 
 def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
-    """Returns the task: K + 1 outcomes, of which the last one is any other word.
-
-    Raises:
-        UserError: If the store does not hold texts, or an option is out of range.
-    """
+    """Returns the task: K + 1 outcomes, the last one for any other word."""
     assert context.data is not None
     check_sizes(_UNIGRAM, options)
     corpus = stored_corpus(_UNIGRAM, options, context.data, options.domain_feature)
@@ -100,7 +95,7 @@ class TextClassifierOptions(DomainOptions, TextOptions):
     sequence_length: int = setting(50, "T, words of a text that are read; the rest is cut off.")
     label_feature: str = setting(
         LABEL,
-        "Feature of the store that says a text's class: label, or any other text or whole number, "
+        "Feature of the store with a text's class: label, or any other text or whole number, "
         "such as type of a store of Stack Exchange.",
     )
     pooling: str = setting(
@@ -115,12 +110,7 @@ class TextClassifierOptions(DomainOptions, TextOptions):
 
 
 def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If the store does not hold texts with classes, or an option is out of range or
-            without effect.
-    """
+    """Returns the task."""
     assert context.data is not None
     check_sizes(_TEXTS, options)
     if options.pooling != "lstm" and options.units != TextNetwork.units:
@@ -192,14 +182,7 @@ def labelled_text_task(
 
     Args:
         name: Name of the task, for messages.
-        corpus: The texts.
-        labels: Their labels.
         sequence_length: T.
-        test_split: Split to evaluate on.
-        model: Builds the model.
-
-    Raises:
-        UserError: If a split has no clients.
     """
     store, domains = corpus.store, corpus.domains
     encoder = TextEncoder(corpus.words, sequence_length)

@@ -41,11 +41,7 @@ class ToyRegressionOptions:
 
 
 def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
-    """Returns the task.
-
-    Raises:
-        UserError: If an option is out of range.
-    """
+    """Returns the task."""
     if not 1 <= options.num_clients <= sum(_POINTS):
         raise UserError(
             f"--toy_regression_num_clients: expected 1 to {sum(_POINTS)}, the number of points, "

@@ -36,8 +36,8 @@ def test_a_whole_metric_and_one_in_the_checkpoint_alone():
     [
         ({"m/two/0": np.int64(3)}, "m/two: expected 2 scalars, one for each element, found 1"),
         ({**_TWO, "m/two/1": np.zeros(2)}, "m/two: expected 2 scalars"),
-        ({**_TWO, "m/two/1": np.int64(5)}, "m/two: expected one value, found another one"),
-        ({"m/one": np.float64(0.5)}, "m/one: expected one value, found another one"),
+        ({**_TWO, "m/two/1": np.int64(5)}, "m/two: expected the same value in"),
+        ({"m/one": np.float64(0.5)}, "m/one: expected the same value in"),
     ],
 )
 def test_outputs_that_do_not_fit(outputs, message):

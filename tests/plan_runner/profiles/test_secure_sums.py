@@ -10,8 +10,7 @@ from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
 from plan_runner.secure import (
     LARGEST_MODULUS,
-    FixedModulus,
-    GrowingModulus,
+    Modulus,
     SecureSum,
     SecureTensor,
     read_side_channel,
@@ -49,20 +48,20 @@ def by_the_book(clients: int, base: int) -> int:
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 5, 100, 1000])
 @pytest.mark.parametrize("base", [1, 2, 3, 255, 256, 257, 1 << 20, (1 << 40) + 1])
 def test_the_modulus_is_the_next_power_of_two(clients, base):
-    assert GrowingModulus(base).modulus(clients) == by_the_book(clients, base)
-    assert FixedModulus(base).modulus(clients) == base
+    assert Modulus(base, grows=True).of(clients) == by_the_book(clients, base)
+    assert Modulus(base, grows=False).of(clients) == base
 
 
 @pytest.mark.parametrize(
     "scheme",
     [
-        GrowingModulus(1 << 8),
-        GrowingModulus(1 << 59),
-        GrowingModulus(1000),
-        FixedModulus(1 << 8),
-        FixedModulus(997),
-        FixedModulus(LARGEST_MODULUS),
-        FixedModulus(LARGEST_MODULUS - 57),
+        Modulus(1 << 8, grows=True),
+        Modulus(1 << 59, grows=True),
+        Modulus(1000, grows=True),
+        Modulus(1 << 8, grows=False),
+        Modulus(997, grows=False),
+        Modulus(LARGEST_MODULUS, grows=False),
+        Modulus(LARGEST_MODULUS - 57, grows=False),
     ],
 )
 def test_sums_are_those_of_python_integers(scheme):
@@ -72,14 +71,14 @@ def test_sums_are_those_of_python_integers(scheme):
     total = SecureSum(tensor(scheme), len(values))
     for row in values:
         total.add(np.array(row, np.int64), "client")
-    modulus = scheme.modulus(len(values))
+    modulus = scheme.of(len(values))
     assert total.result().tolist() == [sum(column) % modulus for column in zip(*values)]
     assert total.result().dtype == np.int64
     assert total.bytes_up == -(-3 * (modulus - 1).bit_length() // 8)
 
 
 def test_a_growing_modulus_is_never_reached():
-    scheme = GrowingModulus(200)
+    scheme = Modulus(200, grows=True)
     total = SecureSum(tensor(scheme, shape=()), 5)
     for _ in range(5):
         total.add(np.array(199), "client")
@@ -88,7 +87,7 @@ def test_a_growing_modulus_is_never_reached():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
 def test_dtypes(dtype):
-    total = SecureSum(tensor(GrowingModulus(16), dtype, ()), 2)
+    total = SecureSum(tensor(Modulus(16, grows=True), dtype, ()), 2)
     for _ in range(2):
         total.add(np.array(15, dtype), "client")
     assert total.result().dtype == dtype
@@ -96,7 +95,7 @@ def test_dtypes(dtype):
 
 
 def test_a_sum_beyond_the_dtype_is_refused():
-    total = SecureSum(tensor(GrowingModulus(128), "int8", ()), 2)
+    total = SecureSum(tensor(Modulus(128, grows=True), "int8", ()), 2)
     for _ in range(2):
         total.add(np.array(127, np.int8), "client")
     with pytest.raises(PlanError, match=r"^sum:0: expected a sum within int8, found 254$"):
@@ -114,24 +113,24 @@ def test_a_sum_beyond_the_dtype_is_refused():
     ],
 )
 def test_a_client_that_breaks_its_bound(value, message):
-    total = SecureSum(tensor(GrowingModulus(16)), 2)
+    total = SecureSum(tensor(Modulus(16, grows=True)), 2)
     with pytest.raises(PlanError, match=f"^client ann: sum:0: {message}$"):
         total.add(value, "client ann")
 
 
 def test_too_many_clients_for_a_modulus():
-    SecureSum(tensor(GrowingModulus(1 << 60)), 4)
+    SecureSum(tensor(Modulus(1 << 60, grows=True)), 4)
     with pytest.raises(PlanError, match=r"^sum:0: expected a modulus of at most 2\^62, 5 clients"):
-        SecureSum(tensor(GrowingModulus(1 << 60)), 5)
+        SecureSum(tensor(Modulus(1 << 60, grows=True)), 5)
 
 
 @pytest.mark.parametrize(
     ("parts", "scheme"),
     [
-        ({"quantized_input_bitwidth": 8}, GrowingModulus(256)),
-        ({"quantized_input_bitwidth": 62}, GrowingModulus(1 << 62)),
-        ({"fixed_modulus": {"modulus": 12}}, FixedModulus(12)),
-        ({"modulus_times_shard_size": {"base_modulus": 12}}, GrowingModulus(12)),
+        ({"quantized_input_bitwidth": 8}, Modulus(256, grows=True)),
+        ({"quantized_input_bitwidth": 62}, Modulus(1 << 62, grows=True)),
+        ({"fixed_modulus": {"modulus": 12}}, Modulus(12, grows=False)),
+        ({"modulus_times_shard_size": {"base_modulus": 12}}, Modulus(12, grows=True)),
     ],
 )
 def test_schemes_are_read(parts, scheme):
