@@ -108,14 +108,14 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(
             "--checkpoint: expected the folder of a run or a checkpoint file, found none"
         )
-    folder, checkpoint = find_checkpoint(Path(flags.FLAGS.checkpoint))
-    trained = folder.spec()
+    saved_run, checkpoint = find_checkpoint(Path(flags.FLAGS.checkpoint))
+    trained = saved_run.spec()
     spec = evaluated_spec(trained)
     task = spec.load_task()
     # The weights alone: neither the examples nor the code that trains need be those of the run.
     parts = (trained.config, trained.algorithm)
     files = [field.name for part in parts for field in path_fields(part)]
-    folder.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *files))
+    saved_run.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *files))
     config, aggregation = spec.config, spec.build_aggregation()
     if flags.FLAGS.training_clients:
         task = task.evaluated_in_training()

@@ -38,13 +38,13 @@ from tff_agnostic.run.export import (
     write_clients,
     write_test_clients,
 )
-from tff_agnostic.run.folder import find_checkpoint
+from tff_agnostic.run.folder import find_checkpoint, with_kept_model
 from tff_agnostic.run.process import run_app
 from tff_agnostic.run.spec import RunSpec, check_clients_per_round, inheriting, resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.tff import TffRuntime
-from tff_agnostic.settings import define, flag_of, given_values, path_flag, settings_in
+from tff_agnostic.settings import OptionTable, flag_of, path_flag
 from tff_agnostic.tasks.task import DATA
 
 _DEFAULT_TASK = "digits"
@@ -74,9 +74,7 @@ def define_flags() -> None:
         "With --kind=evaluation: name of the model of a family to evaluate, such as "
         "conformity_0.5; a plan evaluates one. [the main model]",
     )
-    for setting in settings_in(TaskSettings):
-        field = setting.field
-        define(setting, f"{field.metadata['help']} [{field.default!r}]")
+    OptionTable.of("flag", [("", "", TaskSettings)]).define()
     flags.DEFINE_string(
         "profile",
         "daf",
@@ -132,14 +130,14 @@ def main(argv: Sequence[str]) -> None:
     profile, kind = flags.FLAGS.profile, flags.FLAGS.kind
     KINDS.given("--kind", kind)
     aggregation = PROFILES.given("--profile", profile).aggregation
-    given = given_values(settings_in(TaskSettings))
+    given = OptionTable.of("flag", [("", "", TaskSettings)]).from_flags()
     check_heeded(given, kind)
     task_settings = TaskSettings(**given)
     checkpoint = path_flag("checkpoint")
     trained = find_checkpoint(checkpoint) if checkpoint is not None else None
     spec = _spec(aggregation, trained[0].spec() if trained else None)
     if trained is not None:
-        spec = trained[0].with_kept_model(spec)
+        spec = with_kept_model(trained[0], spec)
     # Before the rest, which takes a while.
     check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)

@@ -4,17 +4,15 @@ Example: ./run import_data --format=stackexchange --input=Posts.xml --output=cli
 """
 
 import contextlib
-import dataclasses
 import signal
 from collections.abc import Iterator, Sequence, Set
 from types import FrameType
 from typing import Optional
 
-from tff_agnostic.importing.formats import FORMATS
 from tff_agnostic.importing.importer import run_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.run.process import Interrupted, is_shown, run_app
-from tff_agnostic.settings import define, given_values, settings_in
+from tff_agnostic.settings import OptionTable
 
 
 def define_flags() -> None:
@@ -52,30 +50,12 @@ def entry_point() -> None:
     run_app(define_flags, main)
 
 
-def _help(field: dataclasses.Field) -> str:
-    text = str(field.metadata["help"])
-    if field.name == "format":
-        return f"{text} One of: " + "; ".join(f"{n}: {f.summary}" for n, f in FORMATS.items()) + "."
-    if "choices" in field.metadata:
-        choices = field.metadata["choices"].items()
-        text += " One of: " + "; ".join(f"{name}: {meaning}" for name, meaning in choices) + "."
-    if "only_with" in field.metadata:
-        other, values = field.metadata["only_with"]
-        needed = values if other == "format" else [f"--{other}={value}" for value in values]
-        text += f" Only with {', '.join(needed)}."
-    default = field.default
-    if default in (None, "", ()):
-        return text
-    return f"{text} [{','.join(map(str, default)) if isinstance(default, tuple) else default}]"
-
-
 def define_import_flags() -> None:
     """Defines the fields of `ImportOptions` as flags.
 
     Their own defaults are None, so that what the user gave can be told from the rest.
     """
-    for setting in settings_in(ImportOptions):
-        define(setting, _help(setting.field))
+    OptionTable.of("flag", [("", "", ImportOptions)]).define()
 
 
 def options_from_flags() -> tuple[ImportOptions, Set[str]]:
@@ -84,7 +64,7 @@ def options_from_flags() -> tuple[ImportOptions, Set[str]]:
     Raises:
         UserError: If a value is out of range.
     """
-    given = given_values(settings_in(ImportOptions))
+    given = OptionTable.of("flag", [("", "", ImportOptions)]).from_flags()
     return ImportOptions(**given), given.keys()
 
 

@@ -16,27 +16,22 @@ from typing import Any
 from absl import flags
 
 from tff_agnostic.files import make_folder, write_json, write_text
-from tff_agnostic.privacy.options import PRIVACIES, AccountingOptions, AuditOptions
+from tff_agnostic.privacy.options import AccountingOptions, AuditOptions
 from tff_agnostic.reports.figures import save
 from tff_agnostic.run.process import run_app
-from tff_agnostic.settings import (
-    Setting,
-    check_effective,
-    define,
-    given_values,
-    path_flag,
-    settings_in,
-)
+from tff_agnostic.settings import OptionTable, check_effective, path_flag
 from tff_agnostic.studies.privacy_planning import Answer, answer, figure
 
+_ACCOUNTING = OptionTable.of("flag", [("", "", AccountingOptions)])
+_AUDIT = OptionTable.of("flag", [("", "", AuditOptions)])
 # Other answers need no TensorFlow, which takes seconds to import.
 _MAY_AUDIT = re.compile("--?(audit|flagfile)")
 
 
 def define_flags() -> None:
     """Defines the flags of this binary."""
-    for setting in [*settings_in(AccountingOptions), *settings_in(AuditOptions)]:
-        define(setting, _help(setting))
+    _ACCOUNTING.define()
+    _AUDIT.define()
     flags.DEFINE_string(
         "output_dir",
         None,
@@ -50,10 +45,10 @@ def main(argv: Sequence[str]) -> None:
     An audit that refutes the claim ends with status 1.
     """
     del argv
-    given = given_values(settings_in(AccountingOptions))
+    given = _ACCOUNTING.from_flags()
     options = AccountingOptions(**given)
     check_effective(options, given)
-    of_audit = given_values(settings_in(AuditOptions))
+    of_audit = _AUDIT.from_flags()
     auditing = AuditOptions(**of_audit)
     check_effective(auditing, of_audit)
     found = answer(options)
@@ -88,17 +83,6 @@ def _write(folder: Path, found: Answer, facts: Mapping[str, Any]) -> None:
     write_text(csv_file, curves.to_csv())
     save(figure(curves, found.statement), image)
     print(f"\nfiles: {', '.join(map(str, files))}")
-
-
-def _help(setting: Setting) -> str:
-    metadata, default = setting.field.metadata, setting.field.default
-    text = metadata["help"]
-    choices = PRIVACIES if setting.flag == "privacy" else metadata.get("choices")
-    if choices is not None:
-        text += f" One of: {', '.join(choices)}."
-    if default is None:
-        return text
-    return f"{text} [{','.join(default) if isinstance(default, tuple) else default}]"
 
 
 def entry_point() -> None:

@@ -52,9 +52,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _train(folder: RunFolder, resume: bool) -> None:
-    goes_on = resume and folder.config.exists()
-    spec = run_spec_that_goes_on(folder) if goes_on else run_spec_from_flags()
-    options = runtime_options(spec.config.runtime, folder.execution() if goes_on else {})
+    saved = folder.read() if resume else None
+    spec = run_spec_from_flags() if saved is None else run_spec_that_goes_on(saved)
+    options = runtime_options(spec.config.runtime, {} if saved is None else saved.execution)
     try:
         run = run_training(spec, folder, options, resume)
     except Interrupted as e:

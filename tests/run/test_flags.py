@@ -114,7 +114,7 @@ def test_help_names_choices_and_defaults():
     rounds = TASKS["digits"].defaults["rounds"]
     assert f"[digits: {rounds};" in text("rounds")
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
-    assert text("shuffle").endswith("[True]")
+    assert text("shuffle").endswith("[true]")
     assert text("q").endswith("Of: q_ffl. [1.0]")
     with_optimizer = [
         name

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from tff_agnostic.api.arguments import (
     PathName,
-    checked,
     known_settings,
     path_of,
     sorted_arguments,
@@ -193,5 +192,5 @@ def _runtime_of(specs: Mapping[str, Sequence[RunSpec]]) -> str:
 
 def _arms(by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, Arm]:
     algorithms = [str(s["algorithm"]) for s in by_name.values() if "algorithm" in s]
-    known = Registry("setting", known_settings(algorithms))
-    return arms_of_settings(by_name, lambda flag, value: checked(known[flag], value))
+    known = known_settings(algorithms)
+    return arms_of_settings(by_name, lambda flag, value: known[flag].checked(value))

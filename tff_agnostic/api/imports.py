@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from tff_agnostic.api.arguments import checked
 from tff_agnostic.importing.importer import run_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport
-from tff_agnostic.registry import Registry
 from tff_agnostic.run.process import is_shown
-from tff_agnostic.settings import settings_in
+from tff_agnostic.settings import OptionTable
 
 
 def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
@@ -28,8 +26,6 @@ def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
         UserError: If an option is unknown, out of range or without effect, or the input is not as
             it has to be; there is no store then.
     """
-    known = Registry("option of imports", {s.flag: s for s in settings_in(ImportOptions)})
-    given = {
-        name: checked(known[name], value) for name, value in options.items() if value is not None
-    }
+    known = OptionTable.of("option of imports", [("", "", ImportOptions)])
+    given = known.from_arguments(options)
     return run_import(ImportOptions(**given), list(given), show_progress and is_shown())

@@ -56,19 +56,19 @@ def save_model(
         raise UserError(f"formats: expected a list of formats, found the text {formats!r}")
     check_request(formats, quantize)
     check_free(folder_path, "--output_dir")
-    folder, found = find_checkpoint(checkpoint_path)
-    trained = folder.spec()
+    saved_run, found = find_checkpoint(checkpoint_path)
+    trained = saved_run.spec()
     options = task_arguments(trained.task, task_options)
     spec = inheriting(trained, {"trust": trust}, options, path_of(data_dir), path_of(data))
     task = spec.load_task()
     # As in evaluations: neither the examples nor the code that trains need be those of the run.
     parts = (trained.config, trained.algorithm)
     of_training = [field.name for part in parts for field in path_fields(part)]
-    folder.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
+    saved_run.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
     models = found.models(task.model.initial_weights, str(checkpoint_path), task.model.frozen)
     round_num = found.round_num
     with new_folder(folder_path, "--output_dir") as path:
         saved = save_models(path, task, models, formats, quantize)
-        result = result_after(folder, round_num)
-        write_json(path / CARD, model_card(folder, spec, task, round_num, result, saved))
+        result = result_after(saved_run.folder, round_num)
+        write_json(path / CARD, model_card(saved_run.folder, spec, task, round_num, result, saved))
     return saved

@@ -17,7 +17,7 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report
 from tff_agnostic.run.command_line import train_command
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.folder import RunFolder, SavedRun
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.process import Interrupted, StopRequest
 from tff_agnostic.run.spec import RunSpec, inheriting, resolve
@@ -124,7 +124,7 @@ def train(
         spec = inheriting(earlier, given.settings, given.task_options, *paths)
     else:
         spec = resolve(name, given.settings, given.task_options, *paths)
-    before = there.execution() if there else {}
+    before = there.execution if there else {}
     options = options_of(spec.config.runtime, given.runtime, before)
     with output_folder(given_folder, RUNS, run_name(spec), resume) as path:
         try:
@@ -137,9 +137,8 @@ def train(
     return run
 
 
-def _run_there(path: Optional[Path]) -> Optional[RunFolder]:
-    folder = None if path is None else RunFolder(path)
-    return folder if folder is not None and folder.config.exists() else None
+def _run_there(path: Optional[Path]) -> Optional[SavedRun]:
+    return None if path is None else RunFolder(path).read()
 
 
 def run_name(spec: RunSpec) -> str:

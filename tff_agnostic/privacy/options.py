@@ -40,7 +40,8 @@ class AccountingOptions(Settings):
     privacy: str = setting(
         "central",
         "Who adds noise: central, a trusted server; distributed, clients before a secure sum; "
-        "tree, a trusted server to a tree of sums over the rounds, for cohorts nobody samples.",
+        "tree, a trusted server to a tree of sums over the rounds, for cohorts nobody samples. One "
+        "of: central, distributed, tree.",
     )
     noise_multiplier: Optional[float] = setting(
         None,

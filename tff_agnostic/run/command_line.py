@@ -5,40 +5,41 @@ defined once, where its dataclass is, and what algorithms share is one flag. A u
 brings settings of its own: the command line is searched for such files before flags are defined.
 """
 
-import dataclasses
 import sys
 import types
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from absl import flags
 
-from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import (
     algorithm_label,
     is_user_file,
     load_user_algorithm,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
 from tff_agnostic.run.arms import OF_ALL_ROWS, algorithms_in
-from tff_agnostic.run.folder import RunFolder, algorithm_of_checkpoint, algorithm_of_run
-from tff_agnostic.run.options import RunConfig, path_of, settings_of_runs
+from tff_agnostic.run.folder import RunFolder, SavedRun, algorithm_of_run, folder_of_checkpoint
+from tff_agnostic.run.options import (
+    options_of_runs,
+    options_of_runtimes,
+    options_of_task,
+    options_of_tasks,
+    path_of,
+)
 from tff_agnostic.run.process import with_flag_files
 from tff_agnostic.run.spec import (
     PLACES_OF_DATA,
     RunSpec,
     check_given,
-    flag_text,
     inheriting,
     path_flags,
     resolve,
 )
 from tff_agnostic.runtimes.options import RuntimeOptions, options_of
-from tff_agnostic.settings import Setting, define, given_values, parsed, path_flag, settings_in
+from tff_agnostic.settings import Option, OptionTable, flag_text, path_flag, settings_in
 from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import option_flag
 
 _DEFAULT_TASK = "digits"
 # What decides which other settings there are, and what their defaults are.
@@ -74,11 +75,7 @@ def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
 
 def define_task_option_flags() -> None:
     """Defines every option of every task."""
-    for task, spec in TASKS.items():
-        for setting in settings_in(spec.options):
-            field = setting.field
-            help_ = f"{field.metadata['help']} [{field.default}]"
-            define(dataclasses.replace(setting, flag=option_flag(task, field)), help_)
+    options_of_tasks().define()
 
 
 def define_data_flags() -> None:
@@ -128,21 +125,12 @@ def define_run_flags(names: Optional[Container[str]] = None, without: Container[
     Raises:
         UserError: If a user's algorithm on the command line cannot be loaded.
     """
-    for name, setting in run_settings().items():
-        if (names is None or name in names) and name not in without:
-            if name in flags.FLAGS:
-                # One of absl's own: no other is taken.
-                whose = ", ".join(setting.owners)
-                raise UserError(
-                    f"{whose}: options: expected names that no other flag has, found {name}"
-                )
-            define(setting, _help(setting))
+    run_settings().define(names, without, _default_text)
 
 
 def define_runtime_flags() -> None:
     """Defines the fields of `RuntimeOptions` as flags."""
-    for setting in settings_in(RuntimeOptions):
-        define(setting, _help(setting))
+    options_of_runtimes().define()
 
 
 def runtime_options(
@@ -157,7 +145,7 @@ def runtime_options(
     Raises:
         UserError: If a value is unknown, out of range, or without effect in this runtime.
     """
-    return options_of(runtime, given_values(settings_in(RuntimeOptions)), before)
+    return options_of(runtime, options_of_runtimes().from_flags(), before)
 
 
 def run_spec_from_flags() -> RunSpec:
@@ -170,13 +158,13 @@ def run_spec_from_flags() -> RunSpec:
     return resolve(task, given_settings(), given_task_options(task), data_dir(), data())
 
 
-def run_spec_that_goes_on(folder: RunFolder) -> RunSpec:
+def run_spec_that_goes_on(saved: SavedRun) -> RunSpec:
     """Returns the run of a folder with what the parsed flags say otherwise.
 
     Whether it may be otherwise is `RunFolder.check`'s to say.
 
     Args:
-        folder: The folder of a run.
+        saved: The folder's run.
 
     Raises:
         UserError: If the folder's run cannot be read, or a value is unknown, out of range, or
@@ -184,7 +172,7 @@ def run_spec_that_goes_on(folder: RunFolder) -> RunSpec:
     """
     given = given_settings()
     algorithm = given.get("algorithm")
-    earlier = folder.spec(algorithm and str(Path(algorithm).resolve()))
+    earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
     if flags.FLAGS["task"].present and flags.FLAGS.task != earlier.task:
         return run_spec_from_flags()
     return inheriting(earlier, given, given_task_options(earlier.task), data_dir(), data())
@@ -192,7 +180,7 @@ def run_spec_that_goes_on(folder: RunFolder) -> RunSpec:
 
 def given_settings() -> dict[str, Any]:
     """Returns the settings of runs that were given as flags."""
-    return given_values(run_settings().values())
+    return run_settings().from_flags()
 
 
 def data_dir() -> Optional[Path]:
@@ -211,68 +199,34 @@ def parsed_value(name: str, value: Any) -> Any:
     Raises:
         UserError: If there is no such setting, or the text is not of its type.
     """
-    return parsed(Registry("flag", run_settings())[name], value)
+    return run_settings()[name].parsed(value)
 
 
 def given_task_flags() -> dict[str, Any]:
     """Returns the options of tasks that were given as flags, by flag."""
-    values = flags.FLAGS.flag_values_dict()
-    names = (
-        option_flag(task, field)
-        for task, spec in TASKS.items()
-        for field in dataclasses.fields(spec.options)
-    )
-    return {name: values[name] for name in names if values[name] is not None}
+    return options_of_tasks().from_flags()
 
 
 def given_task_options(task: str) -> dict[str, Any]:
-    """Returns the options of a task that were given as flags.
+    """Returns the options of a task that were given as flags, by field.
 
     Raises:
         UserError: If the task is unknown, or options of another task were given.
     """
-    values = flags.FLAGS.flag_values_dict()
-    _ = TASKS[task]
-    options = {}
-    for name, spec in TASKS.items():
-        for field in dataclasses.fields(spec.options):
-            flag = option_flag(name, field)
-            value = values[flag]
-            if value is None:
-                continue
-            if name != task:
-                raise UserError(f"--{flag} has no effect with --task={task}")
-            options[field.name] = value
-    return options
+    return options_of_task(task, given_task_flags())
 
 
-def _help(setting: Setting) -> str:
-    field = setting.field
-    text = field.metadata["help"]
-    if "choices" in field.metadata:
-        text += f" One of: {', '.join(field.metadata['choices'])}."
-    if setting.flag == "algorithm":
-        text += f" Names: {', '.join(ALGORITHMS)}."
-    if setting.owners:
-        text += f" Of: {', '.join(setting.owners)}."
-    return f"{text} [{'; '.join(_defaults(setting))}]"
-
-
-def _defaults(setting: Setting) -> Iterator[str]:
-    is_of_a_task = False
+def _default_text(option: Option) -> str:
+    """Returns the default of an option of runs, with those of tasks and algorithms."""
+    texts = []
     for task, spec in TASKS.items():
-        if setting.flag in spec.defaults:
-            is_of_a_task = True
-            yield f"{task}: {_shown(spec.defaults[setting.flag])}"
+        if option.flag in spec.defaults:
+            texts.append(f"{task}: {flag_text(spec.defaults[option.flag])}")
         for algorithm, own in spec.algorithm_defaults.items():
-            if setting.flag in own:
-                yield f"{task} with {algorithm}: {_shown(own[setting.flag])}"
-    default = _shown(setting.field.default)
-    yield f"otherwise {default}" if is_of_a_task else default
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            if option.flag in own:
+                texts.append(f"{task} with {algorithm}: {flag_text(own[option.flag])}")
+    default = option.default_text()
+    return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
 
 
 def train_command(spec: RunSpec) -> list[str]:
@@ -380,46 +334,26 @@ def _arm(row: str, algorithm: str, flags: Sequence[str]) -> str:
     return f"{label}{algorithm}{':' if settings else ''}{settings}"
 
 
-def run_settings() -> dict[str, Setting]:
+def run_settings() -> OptionTable:
     """Returns every setting of runs by its flag: what is registered, and what users bring.
 
     Raises:
         UserError: If a user's algorithm or a flag file on the command line cannot be loaded, or an
             algorithm has a setting whose name is taken.
     """
-    settings = {setting.flag: setting for setting in settings_in(RunConfig)}
-    taken = {*settings, *_flags_beside_settings()}
-    for kind, name, options in settings_of_runs():
-        _add(settings, name, options)
-        if kind != "algorithm":
-            taken.update(setting.flag for setting in settings_in(options))
-    for path in _user_files(sys.argv):
-        options = load_user_algorithm(Path(path)).options
-        for setting in settings_in(options):
-            if setting.flag in taken:
+    registered, files = options_of_runs(), _user_files(sys.argv)
+    if not files:
+        return registered
+    # What algorithms have may be a user's algorithm's, too.
+    shared = {f for f, o in registered.items() if {part for part, _ in o.owners} == {"algorithm"}}
+    taken = {*registered, *FLAGS_OF_BINARIES, *options_of_runtimes(), *options_of_tasks()} - shared
+    for path in files:
+        for option in settings_in(load_user_algorithm(Path(path)).options):
+            if option.flag in taken:
                 raise UserError(
-                    f"{path}: options: expected names that no other flag has, found {setting.flag}"
+                    f"{path}: options: expected names that no other flag has, found {option.flag}"
                 )
-        _add(settings, path, options)
-    return settings
-
-
-def _flags_beside_settings() -> Iterator[str]:
-    yield from FLAGS_OF_BINARIES
-    yield from (setting.flag for setting in settings_in(RuntimeOptions))
-    for task, spec in TASKS.items():
-        yield from (option_flag(task, field) for field in dataclasses.fields(spec.options))
-
-
-def _add(settings: dict[str, Setting], owner: str, options: type) -> None:
-    for setting in settings_in(options):
-        known = settings.get(setting.flag, setting)
-        if (known.kind, known.item) != (setting.kind, setting.item):
-            raise UserError(
-                f"{owner}: options: expected {setting.flag} to be {known.item.__name__}, as that "
-                f"of {', '.join(known.owners)}, found {setting.item.__name__}"
-            )
-        settings[setting.flag] = dataclasses.replace(known, owners=(*known.owners, owner))
+    return options_of_runs(files)
 
 
 def _user_files(argv: Sequence[str]) -> list[str]:
@@ -439,7 +373,7 @@ def _user_files(argv: Sequence[str]) -> list[str]:
         return []
     names = [scanned.algorithm, *scanned.algorithms, *algorithms_in(scanned.arms or "")]
     if scanned.checkpoint:
-        names.append(algorithm_of_checkpoint(Path(scanned.checkpoint)))
+        names.append(algorithm_of_run(folder_of_checkpoint(Path(scanned.checkpoint))))
     if scanned.resume and scanned.output_dir and scanned.algorithm is None:
         # A run that goes on has its folder's algorithm.
         names.append(algorithm_of_run(RunFolder(Path(scanned.output_dir))))

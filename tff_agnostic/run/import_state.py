@@ -26,10 +26,11 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
 from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.options import RunConfig, by_flag, made_of
+from tff_agnostic.run.options import RunConfig, by_flag
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.run.trained_with import trained_with
 from tff_agnostic.saving.checkpoints import CheckpointFolder
+from tff_agnostic.settings import make
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import DATA, Task, option_flag
 
@@ -75,7 +76,7 @@ def run_of_export(
         )
     task = manifest["task"]
     spec = TASKS[task]
-    settings = by_flag(made_of(RunConfig, spec.defaults))
+    settings = by_flag(make(RunConfig, spec.defaults))
     options = {f.name: f.default for f in dataclasses.fields(spec.options)}
     options.update(manifest.get(OPTIONS, {}))
     flags = {

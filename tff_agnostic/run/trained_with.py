@@ -13,8 +13,9 @@ from typing import Any
 
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.spec import CHANGEABLE, RunSpec, flag_text, path_flags
+from tff_agnostic.run.spec import CHANGEABLE, RunSpec, path_flags
 from tff_agnostic.saving.checkpoints import Checkpoint
+from tff_agnostic.settings import flag_text
 
 # Parts of what a checkpoint was trained with.
 _SETTINGS, _MADE_OF = "settings", "made_of"

@@ -14,7 +14,7 @@ from tff_agnostic.models.model import Examples
 from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import run_parts
 from tff_agnostic.run.evaluation import Reports, diverged, skipped_rounds
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.folder import RunFolder, adopted, changes
 from tff_agnostic.run.live import Progress, TensorBoardSink
 from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
@@ -44,7 +44,7 @@ class TrainingRun:
         load_task: Returns the task of a run.
 
     Attributes:
-        spec: The run as it goes on in the folder; see `RunFolder.adopted`.
+        spec: The run as it goes on in the folder; see `folder.adopted`.
         task: The task, loaded.
         security: What reaches the server, where secure sums were asked for.
         left_out: A line for each model of which the run, at its end, has left no Keras file.
@@ -60,13 +60,13 @@ class TrainingRun:
         load_task: Callable[[RunSpec], Task] = RunSpec.load_task,
     ) -> None:
         # Before the rest, which takes a while.
-        folder.check(spec, resume)
-        self.spec = spec = folder.adopted(spec)
+        self._saved = folder.check(spec, resume)
+        self.spec = spec = adopted(self._saved, spec)
         self._folder = folder
         self._resume = resume
         self._runtime = runtime
         self.left_out: list[str] = []
-        self._parts = parts = run_parts(spec, folder, runtime, resume, load_task)
+        self._parts = parts = run_parts(spec, folder, self._saved, runtime, load_task)
         self.task, self.remarks = parts.task, parts.remarks
         self.security = parts.training.security
         self._algorithm, self._privacy = parts.algorithm, parts.privacy
@@ -104,12 +104,12 @@ class TrainingRun:
         """
         with self._folder.locked():
             # Again: another process may have been faster.
-            self._folder.check(self.spec, self._resume)
+            self._saved = self._folder.check(self.spec, self._resume)
             state, reports = self._start()
             if self._history.rows:
                 # Before the config, which says that rows of a shorter run fit this one by now.
                 self._history.write()
-            for line in self._folder.changes(self.spec, self._runtime.execution()):
+            for line in changes(self._saved, self.spec, self._runtime.execution()):
                 print(line)
             self._folder.write_config(self.spec, self._parts.fingerprint, self._runtime.execution())
             if self._privacy is not None:
@@ -188,13 +188,14 @@ class TrainingRun:
         if self._privacy is not None:
             self._check_same_releases(checkpoint)
         if checkpoint is not None:
-            self._folder.check_own(checkpoint)
+            if self._saved is not None:
+                self._saved.check_own(checkpoint)
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             print(f"going on after round {checkpoint.round_num}")
         self._history.load(completed_rounds=int(state.round_num))
         if self._privacy is not None:
             self._account_from(self._privacy, state)
-            if self._folder.has_too_small_epsilon():
+            if self._saved is not None and self._saved.has_too_small_epsilon:
                 print(
                     "an earlier release claimed too small an epsilon of this run: everybody learns "
                     "how many clients a round has where they add the noise. metrics.csv and "
@@ -240,7 +241,7 @@ class TrainingRun:
         if ledger is not None:
             ledger.load(int(state.round_num), int(self._history.largest_in_file("evaluations")))
         privacy.go_on_from(state, self._evaluations)
-        privacy.check_plan(self._folder.last_evaluation())
+        privacy.check_plan(None if self._saved is None else self._saved.last_evaluation)
         if ledger is not None:
             # Before metrics.csv forgets rows.
             ledger.write()
@@ -252,7 +253,7 @@ class TrainingRun:
         may not be, or on some of them. Other evaluations stay, whenever they were due.
         """
         config, completed = self.spec.config, int(state.round_num)
-        last, every = self._folder.last_evaluation() or (0, 1)
+        last, every = (0, 1) if self._saved is None else self._saved.last_evaluation
         if 0 < last <= completed and last % every and not self._evaluations.are_due(last):
             self._rows.change_evaluation(last, None)
         is_last = completed == config.rounds

@@ -13,6 +13,7 @@ from tff_agnostic.run.command_line import (
     given_settings,
     given_task_options,
     overrides,
+    run_settings,
 )
 from tff_agnostic.run.spec import check_given_somewhere
 from tff_agnostic.studies.comparison import check_trials
@@ -111,7 +112,7 @@ def searched_arms() -> dict[str, SearchedArm]:
             "--search: expected what to vary, such as client_learning_rate=log:0.01..1, found "
             "nothing"
         )
-    search = parse_search(flags.FLAGS.search, searchable(task), list(arms))
+    search = parse_search(flags.FLAGS.search, searchable(task, run_settings()), list(arms))
     of_any = {flag for spec in specs.values() for flag in spec.flags()}
     useless = next((flag for flag in search.shared if flag not in of_any), None)
     if useless is not None:
