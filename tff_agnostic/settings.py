@@ -38,6 +38,8 @@ _EXPECTED: dict[type, str] = {
 }
 _ITEMS: dict[type, str] = {float: "numbers", int: "whole numbers", str: "texts"}
 _TYPES: dict[type, Any] = {bool: bool, float: (int, float), int: int, str: str, Path: str}
+# A part whose name the flags have in them.
+_TASK = "task"
 _DEFINE: dict[type, Any] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
@@ -274,7 +276,7 @@ class Option:
             define = _DEFINE[self.kind]
         if self.field.metadata.get("of_command"):
             known = self.field.default
-            define(self.flag, list(known) if self.kind is tuple and known else known, self.help(""))
+            define(self.flag, list(known) if isinstance(known, tuple) else known, self.help(""))
         else:
             define(self.flag, None, self.help(default))
 
@@ -285,7 +287,7 @@ class Option:
             text = text()
         if choices is not None:
             text += f" One of: {_listed(choices)}."
-        if self.owners:
+        if self.owners and self.owners[0][0] != _TASK:
             text += f" Of: {self.owner_names}."
         if self.needs is not None:
             other, values = self.needs
@@ -303,14 +305,14 @@ class Option:
         Raises:
             UserError: If the text is not of that type.
         """
+        if self.kind is Path:
+            return named_path(f"--{self.flag}", value)
         try:
             if self.kind is tuple:
                 items = value.split(",") if isinstance(value, str) else value
                 return tuple(self.item(item) for item in items)
             if self.kind is bool and isinstance(value, str):
                 return {"true": True, "false": False}[value.lower()]
-            if self.kind is Path:
-                return named_path(f"--{self.flag}", value)
             return self.kind(value)
         except (ValueError, KeyError):
             found = ",".join(value) if isinstance(value, list) else value

@@ -275,7 +275,8 @@ def test_a_signal_leaves_no_store(folder, number, status):
 def test_tensorflow_federated_is_not_loaded(folder):
     # It takes many seconds, and an import needs none of it.
     code = (
-        "import sys; from binaries import import_data; import_data.define_flags();"
+        "import sys; from tff_agnostic.run.import_data import IMPORT_DATA;"
+        "IMPORT_DATA.define_flags();"
         "print([m for m in ('tensorflow', 'tensorflow_federated', 'pyarrow') if m in sys.modules])"
     )
     with Process([sys.executable, "-c", code], folder) as process:

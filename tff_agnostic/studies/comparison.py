@@ -283,14 +283,6 @@ def _mixed(spec: RunSpec) -> Any:
     return options.base_predictors, options.ensemble_loss
 
 
-def check_trials(trials: int) -> None:
-    """Raises a `UserError` if --trials is a number of trials that cannot be made."""
-    if trials < 1:
-        raise UserError(f"--trials: expected at least 1, found {trials}")
-    if trials > MAX_TRIALS:
-        raise UserError(f"--trials: expected at most {MAX_TRIALS}, found {trials}")
-
-
 def check_folder(
     specs: Mapping[str, Sequence[RunSpec]],
     folder: Path,

@@ -22,8 +22,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, shown, with_percent
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, save, scale_axis
-from tff_agnostic.run.arms import OF_ALL_ROWS
 from tff_agnostic.settings import flag_text
+from tff_agnostic.studies.arms import OF_ALL_ROWS
 from tff_agnostic.studies.optuna_studies import ENDED, FINISHED, SECONDS
 from tff_agnostic.studies.search import Search, best
 from tff_agnostic.studies.search_space import DECIMALS, Dimension, Objective

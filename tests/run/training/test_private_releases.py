@@ -222,12 +222,12 @@ def test_a_last_evaluation_counts_that_is_none_of_the_longer_run(cohort_runtime,
 
 _KILLED = """
 import os
-from binaries import train
+from tff_agnostic.run.train import TRAIN
 from tff_agnostic.run.training import TrainingRun
 
 # Where round 6 would be saved.
 TrainingRun._save = lambda self, state: os._exit(9)
-train.entry_point()
+TRAIN.main(None)
 """
 
 
