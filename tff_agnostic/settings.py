@@ -387,16 +387,6 @@ def settings_in(options: type) -> list[Option]:
     ]
 
 
-def path_flag(name: str) -> Optional[Path]:
-    """Returns the path that a flag gives, None if it was not given.
-
-    Raises:
-        UserError: As `named_path` does.
-    """
-    text = flags.FLAGS[name].value
-    return None if text is None else named_path(f"--{name}", text)
-
-
 class OptionTable(Registry[Option]):
     """Options by flag: defined as absl's flags, and read from flags or from Python."""
 

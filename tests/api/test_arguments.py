@@ -1,10 +1,13 @@
 """Arguments of functions are the flags of commands: whose they are, and of which type."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Optional
 
 import pytest
 
+from tests.binaries.harness import ROOT
 from tff_agnostic.errors import UserError
 from tff_agnostic.run.command_line import GivenRun
 from tff_agnostic.run.save_model import SAVE_MODEL
@@ -81,3 +84,10 @@ def test_bad_arguments_are_one_line(arguments, message):
 def test_settings_are_no_options_of_a_command_that_trains_nothing():
     with pytest.raises(UserError, match="unknown argument 'rounds'"):
         SAVE_MODEL(checkpoint="run", output_dir="saved", rounds=5)
+
+
+def test_the_package_imports_what_a_call_needs_and_no_more():
+    code = "import sys; from tff_agnostic.api import train; print('tensorflow' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ended.stdout == "False\n"

@@ -5,10 +5,12 @@ Imports say them of stores, with `importing.report`, and runs of what they train
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
+
+from tff_agnostic.errors import some_of
 
 # With fewer test examples than these, an accuracy is known to five points at best (one standard
 # deviation).
@@ -163,7 +165,7 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
         Remark(
             "domains_without_examples",
             f"{len(names)} of {len(examples)} domains have no client in {split}: "
-            f"{_some(names)}; {means.get(split, 'nothing can be said of them.')}",
+            f"{some_of(names, _MAX_NAMES)}; {means.get(split, 'nothing can be said of them.')}",
             {"split": split, "domains": names},
         )
     ]
@@ -189,7 +191,8 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
         Remark(
             "small_domains",
             f"{len(names)} of {len(examples)} domains have fewer than {fewest} examples in "
-            f"{split}: {_some(listed)}; {means.get(split, 'their figures are uncertain.')}",
+            f"{split}: {some_of(listed, _MAX_NAMES)}; "
+            f"{means.get(split, 'their figures are uncertain.')}",
             {
                 "split": split,
                 "fewest": fewest,
@@ -202,8 +205,3 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
 def share(part: int, whole: int) -> str:
     """Returns a share in percent."""
     return f"{part / max(1, whole):.1%}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -116,9 +116,9 @@ def _train(given: GivenRun, at: Session) -> TrainedRun:
         algorithm = algorithm_label(config.algorithm)
         print(f"{algorithm} on {spec.task}, {config.rounds} rounds: {folder.path}")
         run = TrainingRun(spec, folder, runtime, given.own.resume)
-        if run.security is not None:
-            print(f"secure aggregation: {run.security.summary()}")
-        for remark in run.remarks:
+        if run.parts.training.security is not None:
+            print(f"secure aggregation: {run.parts.training.security.summary()}")
+        for remark in run.parts.remarks:
             print(f"note: {remark.text}")
         report = run.run(stop, given.show_progress)
         for line in run.left_out:

@@ -1,9 +1,7 @@
 """Epsilon, noise or rounds before any training."""
 
-import csv
 import dataclasses
 import importlib
-import io
 import math
 import re
 import sys
@@ -17,6 +15,7 @@ from tabulate import tabulate
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_json, write_text
+from tff_agnostic.metrics.formatting import csv_text
 from tff_agnostic.privacy import (
     PrivacyAccountant,
     PrivacyStatement,
@@ -69,12 +68,9 @@ class Curves:
 
     def to_csv(self) -> str:
         """Returns the same for programs; lines end as RFC 4180 has it."""
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(["rounds", *(f"epsilon/{z}" for z in self.epsilons)])
-        for i, n in enumerate(self.rounds):
-            writer.writerow([n, *(of[i] for of in self.epsilons.values())])
-        return text.getvalue()
+        rows: list[list[Any]] = [["rounds", *(f"epsilon/{z}" for z in self.epsilons)]]
+        rows += [[n, *(of[i] for of in self.epsilons.values())] for i, n in enumerate(self.rounds)]
+        return csv_text(rows, "\r\n")
 
 
 @dataclasses.dataclass(frozen=True)
