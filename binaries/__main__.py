@@ -10,16 +10,19 @@ import ctypes
 import gc
 import importlib
 import os
-import pkgutil
 import resource
-import runpy
 import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Optional
 
-_SCRIPTS = "tff-agnostic-"
+from tff_agnostic.commands import COMMANDS, PROGRAM, command
+
+# It knows nothing of this package.
+_RUN_PLAN = "run_plan"
+_HELP = ("--help", "-h", "help")
+_QUOTES = '"' * 3
 # Importing and tracing make millions of objects that stay: to look through them as often as Python
 # does by default is a fifth of the seconds before a command begins.
 _GC_THRESHOLDS = (50_000, 20, 50)
@@ -39,29 +42,56 @@ _PR_SET_PDEATHSIG = 1
 
 
 def module_command() -> None:
-    """Runs the module of this package that the first argument names, as if it had been run."""
+    """Runs the command that the first argument names, as if its module had been run."""
     with watched():
         _prepare()
-        names = sorted(
-            m.name
-            for m in pkgutil.iter_modules([os.path.dirname(__file__)])
-            if not m.name.startswith("_")
-        )
-        name = sys.argv.pop(1) if len(sys.argv) > 1 else "none"
-        if name not in names:
-            sys.exit(f"error: expected a command, one of {', '.join(names)}, found {name}")
-        runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
+        name = _named(sys.argv.pop(1) if len(sys.argv) > 1 else "none")
+        sys.argv[0] = os.path.join(os.path.dirname(__file__), f"{name}.py")
+        _start(name)
 
 
 def console_script() -> None:
-    """Runs the module that the installed script is called after, as tff-agnostic-import-data is."""
+    """Runs the command that the installed program is called after, or that is its first argument.
+
+    They are tff-agnostic COMMAND, and tff-agnostic-import-data and others like it.
+    """
     with watched():
         _prepare()
-        name = os.path.basename(sys.argv[0]).replace(_SCRIPTS, "", 1).replace("-", "_")
-        module = importlib.import_module(f"{__package__}.{name}")
-        # What --help begins with.
-        sys.modules["__main__"].__doc__ = module.__doc__
-        module.entry_point()
+        name = os.path.basename(sys.argv[0])
+        if name == PROGRAM:
+            first = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
+            if first in _HELP:
+                print(_usage())
+                return
+            _start(_named(first))
+        else:
+            _start(_named(name.replace(f"{PROGRAM}-", "", 1)))
+
+
+def _named(text: str) -> str:
+    name = text.replace("-", "_")
+    if name not in (*COMMANDS, _RUN_PLAN):
+        known = ", ".join(sorted((*COMMANDS, _RUN_PLAN)))
+        sys.exit(f"error: expected a command, one of {known}, found {text}")
+    return name
+
+
+def _start(name: str) -> None:
+    """Starts a command; its help begins with the docstring of its module."""
+    module = importlib.import_module(f"{__package__}.{name}")
+    if name in COMMANDS:
+        command(name).main(module.__doc__)
+    sys.modules["__main__"].__doc__ = module.__doc__
+    module.run_app()
+
+
+def _usage() -> str:
+    lines = [f"usage: {PROGRAM} COMMAND [--FLAG=VALUE ...]", ""]
+    for name in sorted((*COMMANDS, _RUN_PLAN)):
+        with open(os.path.join(os.path.dirname(__file__), f"{name}.py")) as module:
+            summary = module.readline().strip().removeprefix(_QUOTES).removesuffix(".")
+        lines.append(f"  {name:<16} {summary}")
+    return "\n".join([*lines, "", f"{PROGRAM} COMMAND --help lists the flags of a command."])
 
 
 @contextlib.contextmanager

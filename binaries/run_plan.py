@@ -7,11 +7,5 @@ Example: ./run run_plan --plan=export --verify
 
 from plan_runner.cli import run_app
 
-
-def entry_point() -> None:
-    """Runs this binary."""
-    run_app()
-
-
 if __name__ == "__main__":
-    entry_point()
+    run_app()

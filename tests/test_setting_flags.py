@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Optional
 
 import pytest
@@ -9,15 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.settings import (
-    Setting,
-    Settings,
-    define,
-    given_values,
-    parsed,
-    setting,
-    settings_in,
-)
+from tff_agnostic.settings import OptionTable, Settings, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +24,26 @@ class _Oven(Settings):
     turns: tuple[int, ...] = setting((), "Minutes at which it is turned.")
 
 
-_SETTINGS = {s.field.name: s for s in settings_in(_Oven)}
+@dataclasses.dataclass(frozen=True)
+class _Other(Settings):
+    fan: int = setting(0, "How fast it turns.")
+
+
+_TABLE = OptionTable.of("flag", [("", "", _Oven)])
+_SETTINGS = {option.field.name: option for option in _TABLE.values()}
 
 
 @pytest.fixture(autouse=True)
 def defined() -> Iterator[None]:
     """The settings as flags, for one test."""
     with flagsaver.flagsaver():
-        for one in _SETTINGS.values():
-            define(one, one.field.metadata["help"])
+        _TABLE.define()
         yield
 
 
 def _given(*arguments: str) -> dict[str, Any]:
     flags.FLAGS(["bake", *arguments])
-    return given_values(_SETTINGS.values())
+    return _TABLE.from_flags()
 
 
 def test_a_setting_has_a_flag_and_types():
@@ -92,7 +90,7 @@ def test_given_values_have_their_types():
     ],
 )
 def test_values_from_text(name, text, value):
-    found = parsed(_SETTINGS[name], text)
+    found = _SETTINGS[name].parsed(text)
     assert (found, type(found)) == (value, type(value))
 
 
@@ -109,7 +107,7 @@ def test_values_from_text(name, text, value):
 )
 def test_text_of_another_type(name, text, message):
     with pytest.raises(UserError) as error:
-        parsed(_SETTINGS[name], text)
+        _SETTINGS[name].parsed(text)
     assert str(error.value) == message
 
 
@@ -119,7 +117,32 @@ def test_a_list_of_another_type_on_the_command_line():
     assert str(error.value) == "--levels: expected numbers separated by commas, found '1,x'"
 
 
-def test_a_setting_belongs_to_everything_unless_it_is_said():
-    assert all(s.owners == () for s in _SETTINGS.values())
-    assert dataclasses.replace(_SETTINGS["fan"], owners=("oven",)).owners == ("oven",)
-    assert isinstance(_SETTINGS["fan"], Setting)
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [("oven_heat", 1, 1.0), ("turns", [1, 2], (1, 2)), ("dish", Path("a/b"), "a/b")],
+)
+def test_values_of_python_have_the_type_of_their_option(flag, value, expected):
+    found = _TABLE.from_arguments({flag: value, "fan": None})
+    assert found == {flag: expected}
+    assert type(found[flag]) is type(expected)
+
+
+@pytest.mark.parametrize("value", ["many", 2.5, True, (1,)])
+def test_values_of_python_of_another_type(value):
+    with pytest.raises(UserError, match=r"^--minutes: expected a whole number, found "):
+        _TABLE.from_arguments({"minutes": value})
+
+
+def test_what_several_have_is_one_option_that_names_them():
+    table = OptionTable.of("flag", [("meal", "lunch", _Oven), ("meal", "supper", _Oven)])
+    assert table["fan"].owners == (("meal", "lunch"), ("meal", "supper"))
+    assert flags.FLAGS["fan"].help == "Whether it blows. [false]"
+    assert table["fan"].help("true") == "Whether it blows. Of: lunch, supper. [true]"
+    with pytest.raises(UserError, match=r"supper: options: expected fan to be bool, as that of l"):
+        OptionTable.of("flag", [("meal", "lunch", _Oven), ("meal", "supper", _Other)])
+
+
+def test_a_flag_that_is_there_already():
+    table = OptionTable.of("flag", [("meal", "lunch", _Oven)])
+    with pytest.raises(UserError, match=r"^lunch: options: expected names that no other flag has"):
+        table.define()

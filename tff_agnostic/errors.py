@@ -1,5 +1,7 @@
 """The exceptions that end in one line instead of a traceback."""
 
+from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """A value, file or flag is not what it has to be.
@@ -15,3 +17,9 @@ class ExecutionError(RuntimeError):
     Not the user's mistake, and not one of the code: a worker may be killed for want of memory. What
     a run has saved is whole, and the run can go on. The message is one line.
     """
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Returns names in a line: `most` of them, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -7,11 +7,12 @@ exists because a field does, and has an effect where the chosen dataclass has th
 import dataclasses
 import functools
 import math
+import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 from absl import flags
@@ -33,14 +34,18 @@ _EXPECTED: dict[type, str] = {
     float: "a number",
     int: "a whole number",
     str: "a text",
+    Path: "a path",
 }
 _ITEMS: dict[type, str] = {float: "numbers", int: "whole numbers", str: "texts"}
-_TYPES: dict[type, Any] = {bool: bool, float: (int, float), int: int, str: str}
+_TYPES: dict[type, Any] = {bool: bool, float: (int, float), int: int, str: str, Path: str}
+# A part whose name the flags have in them.
+_TASK = "task"
 _DEFINE: dict[type, Any] = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
+    Path: flags.DEFINE_string,
     tuple: flags.DEFINE_list,
 }
 
@@ -55,13 +60,17 @@ class Settings:
 
 
 def setting(
-    default: Any, help_: str, flag: Optional[str] = None, is_path: bool = False, **metadata: Any
+    default: Any,
+    help_: Union[str, Callable[[], str]],
+    flag: Optional[str] = None,
+    is_path: bool = False,
+    **metadata: Any,
 ) -> Any:
     """Declares a field.
 
     Args:
         default: The default.
-        help_: The flag's help text.
+        help_: The flag's help text, or what returns it.
         flag: The flag's name, if it is not the field's.
         is_path: Whether it names a file, which is the same file however it is named.
         **metadata: `choices` (a registry), `at_least`, `at_most`, `positive`, `below` (an exclusive
@@ -69,12 +78,18 @@ def setting(
             this one has an effect), `runtimes` (the same of runtimes), `may_change` (that a run
             that goes on may have another value, and what is then told of its earlier rounds, if
             anything is), `as_before` (what runs mean that were written before the setting existed,
-            if it is not the default), and `is_stored` (False of what no folder keeps: it is given
-            each time).
+            if it is not the default), `is_stored` (False of what no folder keeps: it is given
+            each time), `required` (what has to be given), `repeated` (of texts: the flag may be
+            given several times), and `also` (types that callers in Python may give instead).
     """
     return dataclasses.field(
         default=default, metadata={"help": help_, "flag": flag, "is_path": is_path, **metadata}
     )
+
+
+def command_setting(default: Any, help_: Union[str, Callable[[], str]], **metadata: Any) -> Any:
+    """Declares a field of a command's own, whose default nothing else decides; see `setting`."""
+    return setting(default, help_, of_command=True, **metadata)
 
 
 def flag_of(field: dataclasses.Field) -> str:
@@ -127,6 +142,10 @@ def check_values(settings: Any, name_of: Callable[[dataclasses.Field], str] = fl
         value = getattr(settings, field.name)
         if value is not None:
             _check_value(f"--{name_of(field)}", value, field.metadata)
+        elif "required" in field.metadata:
+            raise UserError(
+                f"--{name_of(field)}: expected {field.metadata['required']}, found none"
+            )
 
 
 def part_of(settings: Any, part: type) -> Any:
@@ -208,105 +227,258 @@ def _check_number(flag: str, value: Any) -> None:
         )
 
 
+def flag_text(value: Any) -> str:
+    """Returns a value as a flag has it."""
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class Option:
     """A field of a dataclass of settings, as a flag.
 
     Attributes:
         flag: Name of the flag.
         field: The field.
-        kind: bool, int, float, str or tuple.
+        kind: bool, int, float, str, Path or tuple.
         item: What a tuple is made of; the kind itself of others.
-        owners: Names of what has this setting, where not everything does.
+        needs: Another flag and the values with which this one has an effect, if there is one.
+        owners: Part and name of what has this option, where not everything does.
     """
 
     flag: str
     field: dataclasses.Field
     kind: type
     item: type
-    owners: tuple[str, ...] = ()
+    needs: Optional[tuple[str, tuple[Any, ...]]] = None
+    owners: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def owner_names(self) -> str:
+        """Names of what has this option, in a text."""
+        return ", ".join(name for _, name in self.owners)
+
+    def define(self, default: str) -> None:
+        """Defines the flag.
+
+        Its own default is None, so that what was given can be told from the rest, unless it is of a
+        command: nothing else has a default for those.
+
+        Args:
+            default: The default, for the help text; "" if there is none.
+        """
+        if self.field.metadata.get("repeated"):
+            define: Any = flags.DEFINE_multi_string
+        else:
+            define = _DEFINE[self.kind]
+        if self.field.metadata.get("of_command"):
+            known = self.field.default
+            define(self.flag, list(known) if isinstance(known, tuple) else known, self.help(""))
+        else:
+            define(self.flag, None, self.help(default))
+
+    def help(self, default: str) -> str:
+        """Returns the help text: meaning, choices, whose it is, what it needs, and the default."""
+        text, choices = self.field.metadata["help"], self.field.metadata.get("choices")
+        if callable(text):
+            text = text()
+        if choices is not None:
+            text += f" One of: {_listed(choices)}."
+        if self.owners and self.owners[0][0] != _TASK:
+            text += f" Of: {self.owner_names}."
+        if self.needs is not None:
+            other, values = self.needs
+            text += f" Only with --{other}={' or '.join(map(flag_text, values))}."
+        return f"{text} [{default}]" if default else text
+
+    def default_text(self) -> str:
+        """Returns the default as a flag has it; "" if there is none."""
+        default = self.field.default
+        return "" if default in (None, "", ()) else flag_text(default)
+
+    def parsed(self, value: Any) -> Any:
+        """Returns a value of the option's type from a flag's value or from text.
+
+        Raises:
+            UserError: If the text is not of that type.
+        """
+        if self.kind is Path:
+            return named_path(f"--{self.flag}", value)
+        try:
+            if self.kind is tuple:
+                items = value.split(",") if isinstance(value, str) else value
+                return tuple(self.item(item) for item in items)
+            if self.kind is bool and isinstance(value, str):
+                return {"true": True, "false": False}[value.lower()]
+            return self.kind(value)
+        except (ValueError, KeyError):
+            found = ",".join(value) if isinstance(value, list) else value
+            raise UserError(
+                f"--{self.flag}: expected {self._expected()}, found {found!r}"
+            ) from None
+
+    def check_type(self, value: Any) -> None:
+        """Checks that a value, read from a file, is of the option's type.
+
+        Raises:
+            UserError: If it is not; None is right where it is the default.
+        """
+        if value is None and self.field.default is None:
+            return
+        is_tuple = isinstance(value, tuple)
+        items = value if is_tuple else (value,)
+        are_right = is_tuple == (self.kind is tuple) and all(
+            # Python takes True for a number.
+            isinstance(item, _TYPES[self.item]) and isinstance(item, bool) == (self.item is bool)
+            for item in items
+        )
+        if not are_right:
+            raise UserError(f"--{self.flag}: expected {self._expected()}, found {value!r:.100}")
+
+    def checked(self, value: Any) -> Any:
+        """Returns a value of Python in the option's own type: a list may stand for a tuple.
+
+        Raises:
+            UserError: If it is of another type.
+        """
+        also = self.field.metadata.get("also")
+        if also is not None and isinstance(value, also):
+            return value
+        if isinstance(value, (list, tuple)):
+            value = tuple(map(_plain, value))
+        value = _plain(value)
+        self.check_type(value)
+        return self.parsed(value)
+
+    def _expected(self) -> str:
+        if self.kind is tuple:
+            return f"{_ITEMS[self.item]} separated by commas"
+        return _EXPECTED[self.kind]
 
 
-def settings_in(options: type) -> list[Setting]:
-    """Returns the settings that a dataclass declares, in their order."""
+def _listed(choices: Registry) -> str:
+    if all(isinstance(text, str) and text != name for name, text in choices.items()):
+        return "; ".join(f"{name}: {meaning}" for name, meaning in choices.items())
+    return ", ".join(choices)
+
+
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def settings_in(options: type) -> list[Option]:
+    """Returns the settings that a dataclass declares as options, in their order."""
+    flags_ = {field.name: flag_of(field) for field in dataclasses.fields(options)}
+
+    def needs(field: dataclasses.Field) -> Optional[tuple[str, tuple[Any, ...]]]:
+        if field.metadata.get("only_with") is None:
+            return None
+        other, values = field.metadata["only_with"]
+        return flags_[other], tuple(values)
+
     return [
-        Setting(flag_of(field), field, kind_of(options, field), _item_of(options, field))
-        for field in dataclasses.fields(options)
+        Option(
+            f.metadata.get("flag") or f.name, f, kind_of(options, f), _item_of(options, f), needs(f)
+        )
+        for f in dataclasses.fields(options)
     ]
 
 
-def define(setting: Setting, help_: str) -> None:
-    """Defines a flag whose default is None, so that what was given can be told from the rest."""
-    _DEFINE[setting.kind](setting.flag, None, help_)
+class OptionTable(Registry[Option]):
+    """Options by flag: defined as absl's flags, and read from flags or from Python."""
+
+    @classmethod
+    def of(cls, kind: str, parts: Iterable[tuple[str, str, type]]) -> "OptionTable":
+        """Joins the options of several dataclasses; what several have is one option.
+
+        Args:
+            kind: What an option is, for messages.
+            parts: Part, name and dataclass of whoever has options; without a name everybody has
+                them.
+
+        Raises:
+            UserError: If options of one name have different types.
+        """
+        options: dict[str, Option] = {}
+        for part, name, dataclass in parts:
+            for option in settings_in(dataclass):
+                known = options.get(option.flag, option)
+                if (known.kind, known.item) != (option.kind, option.item):
+                    raise UserError(
+                        f"{name}: options: expected {option.flag} to be {known.item.__name__}, as "
+                        f"that of {known.owner_names}, found {option.item.__name__}"
+                    )
+                owner = ((part, name),) if name else ()
+                options[option.flag] = dataclasses.replace(known, owners=(*known.owners, *owner))
+        return cls(kind, options)
+
+    def define(
+        self,
+        names: Optional[Container[str]] = None,
+        without: Container[str] = (),
+        default_text: Callable[[Option], str] = Option.default_text,
+    ) -> None:
+        """Defines options as flags.
+
+        Args:
+            names: Which ones; all if None.
+            without: Which of them not.
+            default_text: Returns the default of an option for its help text.
+
+        Raises:
+            UserError: If a flag is there already, as one of absl's own is.
+        """
+        for flag, option in self.items():
+            if (names is not None and flag not in names) or flag in without:
+                continue
+            if flag in flags.FLAGS:
+                raise UserError(
+                    f"{option.owner_names}: options: expected names that no other flag has, found "
+                    f"{flag}"
+                )
+            option.define(default_text(option))
+
+    def from_flags(self) -> dict[str, Any]:
+        """Returns what was given on the command line, by flag.
+
+        Raises:
+            UserError: If a value is not of its type.
+        """
+        known = flags.FLAGS
+        return {
+            flag: option.parsed(known[flag].value)
+            for flag, option in self.items()
+            if flag in known and known[flag].present
+        }
+
+    def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what a caller in Python gives, by flag; None is as if it were not given.
+
+        Raises:
+            UserError: If a value is not of its type.
+        """
+        return {
+            flag: self[flag].checked(value)
+            for flag, value in arguments.items()
+            if value is not None
+        }
 
 
-def given_values(settings: Iterable[Setting]) -> dict[str, Any]:
-    """Returns the settings that were given on the command line, by flag.
+def make(kind: type, values: Mapping[str, Any]) -> Any:
+    """Returns an instance of a dataclass of settings.
+
+    Args:
+        kind: The dataclass.
+        values: Values by flag; others than its own are left alone.
 
     Raises:
-        UserError: If a value is not of its type.
+        UserError: If one is out of range.
     """
-    values = flags.FLAGS.flag_values_dict()
-    return {
-        setting.flag: parsed(setting, values[setting.flag])
-        for setting in settings
-        if values.get(setting.flag) is not None
-    }
-
-
-def path_flag(name: str) -> Optional[Path]:
-    """Returns the path that a flag gives, None if it was not given.
-
-    Raises:
-        UserError: As `named_path` does.
-    """
-    text = flags.FLAGS[name].value
-    return None if text is None else named_path(f"--{name}", text)
-
-
-def parsed(setting: Setting, value: Any) -> Any:
-    """Returns a value of a setting's type from a flag's value or from text.
-
-    Raises:
-        UserError: If the text is not of that type.
-    """
-    try:
-        if setting.kind is tuple:
-            items = value.split(",") if isinstance(value, str) else value
-            return tuple(setting.item(item) for item in items)
-        if setting.kind is bool and isinstance(value, str):
-            return {"true": True, "false": False}[value.lower()]
-        return setting.kind(value)
-    except (ValueError, KeyError):
-        found = ",".join(value) if isinstance(value, list) else value
-        raise UserError(
-            f"--{setting.flag}: expected {_expected(setting)}, found {found!r}"
-        ) from None
-
-
-def check_type(setting: Setting, value: Any) -> None:
-    """Checks that a value, read from a file, is of a setting's type.
-
-    Raises:
-        UserError: If it is not; None is right where it is the default.
-    """
-    if value is None and setting.field.default is None:
-        return
-    is_tuple = isinstance(value, tuple)
-    items = value if is_tuple else (value,)
-    are_right = is_tuple == (setting.kind is tuple) and all(
-        # Python takes True for a number.
-        isinstance(item, _TYPES[setting.item]) and isinstance(item, bool) == (setting.item is bool)
-        for item in items
-    )
-    if not are_right:
-        raise UserError(f"--{setting.flag}: expected {_expected(setting)}, found {value!r:.100}")
-
-
-def _expected(setting: Setting) -> str:
-    if setting.kind is tuple:
-        return f"{_ITEMS[setting.item]} separated by commas"
-    return _EXPECTED[setting.kind]
+    fields = {flag_of(field): field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: values[flag] for flag, name in fields.items() if flag in values})
 
 
 def _item_of(options: type, field: dataclasses.Field) -> type:

@@ -1,12 +1,17 @@
 """Arguments of functions are the flags of commands: whose they are, and of which type."""
 
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
-from tff_agnostic.api.arguments import checked, known_settings, sorted_arguments, task_arguments
+from tests.binaries.harness import ROOT
 from tff_agnostic.errors import UserError
+from tff_agnostic.run.command_line import GivenRun
+from tff_agnostic.run.save_model import SAVE_MODEL
+from tff_agnostic.run.train import TRAIN
 
 _USERS = """
 import dataclasses
@@ -24,75 +29,65 @@ ALGORITHM = dataclasses.replace(fed_avg.ALGORITHM, options=Options)
 """
 
 
+def _given(task: Optional[str] = None, **arguments: Any) -> GivenRun:
+    return TRAIN.given_by({"task": task, **arguments}, show_progress=False)
+
+
 def test_arguments_are_sorted_by_whom_they_are_for():
-    found = sorted_arguments(
-        "digits",
-        ["agnostic_fed_avg"],
-        {
-            "rounds": 5,
-            "window": 3,
-            "secure_bits": 20,
-            "device": "cpu",
-            "digits_num_clients": 7,
-            "seed": None,
-        },
+    found = _given(
+        rounds=5,
+        window=3,
+        secure_bits=20,
+        device="cpu",
+        digits_num_clients=7,
+        q=None,
+        resume=True,
     )
     assert found.settings == {"rounds": 5, "window": 3, "secure_bits": 20}
-    assert found.runtime == {"device": "cpu"}
-    assert found.task_options == {"num_clients": 7}
+    assert found.of_runtime == {"device": "cpu"}
+    assert found.task_options("digits") == {"num_clients": 7}
+    assert found.own.resume and found.names == {"resume"}
+    assert found.again(Path("mine")) == "train(..., output_dir='mine', resume=True)"
 
 
 def test_a_flag_of_the_custom_task_without_its_name_before_it():
-    assert sorted_arguments("custom", [], {"model": Path("my.py")}).task_options == {
-        "model": "my.py"
-    }
+    assert _given("custom", model=Path("my.py")).task_options("custom") == {"model": "my.py"}
 
 
 def test_a_users_algorithm_brings_settings_of_its_own(tmp_path):
     path = tmp_path / "shy.py"
     path.write_text(_USERS)
-    found = sorted_arguments("digits", [str(path)], {"algorithm": path, "shyness": 1})
+    found = _given(algorithm=path, shyness=1)
     assert found.settings == {"algorithm": str(path), "shyness": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "expected"),
-    [
-        ("client_learning_rate", 1, 1.0),
-        ("conformity", [0.3, 1], (0.3, 1.0)),
-        ("frozen_layers", ["a"], ("a",)),
-        ("initial_model", Path("runs/mine"), "runs/mine"),
-    ],
-)
-def test_values_have_the_type_of_their_setting(flag, value, expected):
-    found = checked(known_settings([])[flag], value)
-    assert found == expected
-    assert type(found) is type(expected)
-
-
-_BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("digits", {"roundz": 5}, "unknown argument 'roundz': did you mean rounds"),
-    ("digits", {"xyzzy": 5}, "unknown argument 'xyzzy': `./run train --help` lists them"),
-    ("digits", {"rounds": "many"}, "--rounds: expected a whole number, found 'many'"),
-    ("digits", {"rounds": 2.5}, "--rounds: expected a whole number, found 2.5"),
-    ("digits", {"rounds": True}, "--rounds: expected a whole number, found True"),
-    ("digits", {"frozen_layers": "dense"}, "--frozen_layers: expected "),
-    ("digits", {"model": "my.py"}, "--model has no effect with --task=digits"),
-    ("digitz", {}, "unknown task 'digitz': did you mean digits?"),
+_BAD: list[tuple[dict[str, Any], str]] = [
+    ({"roundz": 5}, "unknown argument 'roundz': did you mean rounds"),
+    ({"xyzzy": 5}, "unknown argument 'xyzzy': `./run train --help` lists them"),
+    ({"rounds": "many"}, "--rounds: expected a whole number, found 'many'"),
+    ({"frozen_layers": "dense"}, "--frozen_layers: expected "),
+    ({"model": "my.py"}, "--model has no effect with --task=digits"),
+    ({"task": "digitz"}, "unknown task 'digitz': did you mean digits?"),
+    ({"lanes": 0}, "--lanes: expected at least 1, found 0"),
 ]
 
 
-@pytest.mark.parametrize(("task", "arguments", "message"), _BAD)
-def test_bad_arguments_are_one_line(task, arguments, message):
+@pytest.mark.parametrize(("arguments", "message"), _BAD)
+def test_bad_arguments_are_one_line(arguments, message):
     with pytest.raises(UserError) as error:
-        sorted_arguments(task, [], arguments)
+        found = _given(**arguments)
+        found.runtime_options(found.spec().config.runtime)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_settings_are_no_options_of_a_task():
-    assert task_arguments("digits", {"digits_num_clients": 3}) == {"num_clients": 3}
-    with pytest.raises(UserError, match="--adult_ridge has no effect with --task=digits"):
-        task_arguments("digits", {"adult_ridge": 0.5})
+def test_settings_are_no_options_of_a_command_that_trains_nothing():
     with pytest.raises(UserError, match="unknown argument 'rounds'"):
-        task_arguments("digits", {"rounds": 5})
+        SAVE_MODEL(checkpoint="run", output_dir="saved", rounds=5)
+
+
+def test_the_package_imports_what_a_call_needs_and_no_more():
+    code = "import sys; from tff_agnostic.api import train; print('tensorflow' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ended.stdout == "False\n"

@@ -10,9 +10,9 @@ from binaries import compare as compare_binary
 from binaries import train as train_binary
 from tests.binaries.harness import TOY, Caller, draw_nothing
 from tff_agnostic import api
-from tff_agnostic.api import comparisons, runs
 from tff_agnostic.errors import UserError
 from tff_agnostic.reports import run_figures
+from tff_agnostic.run import command_line
 
 _TOY: dict[str, Any] = {"toy_regression_num_clients": 8, "clients_per_round": 3}
 
@@ -22,9 +22,8 @@ def in_a_folder(cohort_runtime, tmp_path, monkeypatch) -> None:
     """The current folder is empty, and the session's runtime runs; nothing is drawn of runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_figures, "draw_run", draw_nothing)
-    for module in (runs, comparisons):
-        running = {"cohort": lambda options: contextlib.nullcontext(cohort_runtime)}
-        monkeypatch.setattr(module, "RUNTIMES", running)
+    running = {"cohort": lambda options: contextlib.nullcontext(cohort_runtime)}
+    monkeypatch.setattr(command_line, "RUNTIMES", running)
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_train_is_the_command(call, tmp_path):
     (file,) = api.save_model(run.path, "saved")
     assert file.check is not None and file.check.is_same
     _same(Path("saved"), run.path / "model", "model.keras")
-    with pytest.raises(UserError, match="formats: expected a list of formats, found the text"):
+    with pytest.raises(UserError, match=r"^--format: expected texts separated by commas, "):
         api.save_model(run.path, "again", "keras")
     assert not Path("again").exists()
 
@@ -109,7 +108,7 @@ def test_compare_is_the_command(call, tmp_path):
         ({"algorithms": ["fed_avg", "fed_avg"]}, "--algorithms: expected different names"),
         (
             {"algorithms": ["fed_avg"], "arms": {"a": {"algorithm": "fed_avg"}}},
-            "arms and algorithms: expected one of them, found both",
+            "--arms and --algorithms: expected one of them, found both",
         ),
         ({"trials": 0}, "--trials: expected at least 1, found 0"),
         ({"lanes": 0}, "--lanes: expected at least 1, found 0"),

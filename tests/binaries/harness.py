@@ -16,14 +16,18 @@ from unittest import mock
 from absl import flags, logging
 from absl.testing import flagsaver
 
+from binaries import compare
 from tests.processes import children_of, default_signals, wait_until
-from tff_agnostic.api import comparisons, runs
+from tff_agnostic.commands import command
 from tff_agnostic.files import make_folder
 from tff_agnostic.reports import page, run_figures
+from tff_agnostic.run import command_line
 from tff_agnostic.run.process import define, exit_status, parse_flags
+from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.studies import comparison_report
+from tff_agnostic.studies.methods import given_arms, trial_specs
 
 ROOT = Path(__file__).parents[2]
 # Two rounds of the smallest task.
@@ -76,9 +80,7 @@ class Caller:
             # Takes away the flags that the binary defines, too.
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
-            mock.patch.object(binary, "RUNTIMES", self._runtimes(), create=True),
-            mock.patch.object(runs, "RUNTIMES", self._runtimes()),
-            mock.patch.object(comparisons, "RUNTIMES", self._runtimes()),
+            mock.patch.object(command_line, "RUNTIMES", self._runtimes()),
             mock.patch.object(run_figures, "draw_run", self._draw_run),
             mock.patch.object(comparison_report, "draw_comparison", self._draw_comparison),
             mock.patch.object(page, "image_address", self._image),
@@ -87,8 +89,11 @@ class Caller:
             _absl_log(err),
         ):
             try:
-                define(binary.define_flags)
-                status = exit_status(binary.main, parse_flags(argv))
+                is_ours = binary.__name__.startswith("binaries.")
+                one = command_of(binary) if is_ours else binary
+                define(one.define_flags)
+                main = one.start if is_ours else binary.main
+                status = exit_status(main, parse_flags(argv))
             except SystemExit as e:
                 status = int(e.code or 0)
         return Outcome(status, out.getvalue(), err.getvalue())
@@ -108,6 +113,26 @@ class Caller:
         if name in self._running and options == RuntimeOptions():
             return contextlib.nullcontext(self._running[name])
         return RUNTIMES[name](options)
+
+
+def command_of(binary: ModuleType) -> Any:
+    """Returns the command that a module of `binaries` starts."""
+    return command(binary.__name__.rpartition(".")[2])
+
+
+def given(binary: ModuleType, *arguments: str) -> Any:
+    """Returns what the flags of a command give."""
+    one = command_of(binary)
+    with flagsaver.flagsaver():
+        define(one.define_flags)
+        assert parse_flags([one.name, *arguments]) == [one.name]
+        return one.given()
+
+
+def compared_specs(*arguments: str) -> dict[str, list[RunSpec]]:
+    """Returns the runs of each row of `compare`."""
+    found = given(compare, *arguments)
+    return trial_specs(found, given_arms(found))
 
 
 def draw_nothing(folder: Path, *what: Any) -> None:
@@ -145,7 +170,7 @@ def defined_flags(binary: ModuleType) -> set[str]:
     """Returns the names of the flags that a binary defines."""
     with flagsaver.flagsaver():
         before = set(flags.FLAGS)
-        binary.define_flags()
+        command_of(binary).define_flags()
         return set(flags.FLAGS) - before
 
 

@@ -8,7 +8,7 @@ import pytest
 from binaries import compare
 from tests.binaries.harness import TOY, Caller, tree
 from tff_agnostic.experiments import EXPERIMENTS
-from tff_agnostic.run.arms import Arm
+from tff_agnostic.studies.arms import Arm
 
 _SHORT = (*TOY, "--rounds=2", "--trials=1", "--evaluate_every=1")
 _ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5;agnostic_fed_avg"

@@ -26,27 +26,6 @@ _UNKNOWN = [
         "--algorithm: unknown algorithm 'agnostic_fedavg': did you mean agnostic_fed_avg or "
         "fed_avg? valid names: afl_boost, agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, ",
     ),
-    (
-        ["--runtime=tf"],
-        "--runtime: unknown runtime 'tf': did you mean tff? valid names: cohort, ",
-    ),
-    (
-        ["--aggregation=secured"],
-        "--aggregation: unknown aggregation 'secured': did you mean secure? valid names: plain, "
-        "secure",
-    ),
-    (["--server_optimizer=adamm"], "--server_optimizer: unknown server optimizer 'adamm': did you"),
-    (
-        ["--domain_weight_update=fixd"],
-        "--domain_weight_update: unknown domain weight update 'fixd'",
-    ),
-    (["--cohort_sampling=stratify"], "--cohort_sampling: unknown cohort sampling 'stratify': did "),
-    (["--batch_normalizer=btch"], "--batch_normalizer: unknown batch normalizer 'btch': did you"),
-    (["--device=gpus"], "--device: unknown device 'gpus': did you mean gpu or tpu? valid names: "),
-    (
-        ["--client_mode=stream"],
-        "--client_mode: unknown client mode 'stream': did you mean streamed? valid names: auto, ",
-    ),
     (["--windw=3"], "Unknown command line flag 'windw'. Did you mean: window ?"),
     (["--digits_num_client=3"], "Unknown command line flag 'digits_num_client'. Did you mean: "),
     (["--nothing_like_it"], "Unknown command line flag 'nothing_like_it'"),
@@ -64,15 +43,7 @@ def test_what_is_unknown_is_told_with_the_nearest_names(call, folder, arguments,
 
 _VALUES = [
     (["--rounds=0"], "--rounds: expected at least 1, found 0"),
-    (["--rounds=-5"], "--rounds: expected at least 1, found -5"),
     (["--rounds=99999999999"], "--rounds: expected at most 2147483647, found 99999999999"),
-    (["--clients_per_round=0"], "--clients_per_round: expected at least 1, found 0"),
-    (["--batch_size=0"], "--batch_size: expected at least 1, found 0"),
-    (["--batch_size=-1"], "--batch_size: expected at least 1, found -1"),
-    (["--client_epochs=0"], "--client_epochs: expected at least 1, found 0"),
-    (["--window=0"], "--window: expected at least 1, found 0"),
-    (["--window=-3"], "--window: expected at least 1, found -3"),
-    (["--max_examples=0"], "--max_examples: expected at least 1, found 0"),
     (
         ["--client_percentiles=50,100"],
         "--client_percentiles: expected numbers between 0 and 100, found 100",
@@ -94,9 +65,7 @@ _VALUES = [
         ["--client_percentiles="],
         "--client_percentiles: expected numbers between 0 and 100, found none",
     ),
-    (["--evaluation_clients=0"], "--evaluation_clients: expected at least 1, found 0"),
     (["--lanes=100000"], "--lanes: expected at most 1024, found 100000"),
-    (["--lanes=0"], "--lanes: expected at least 1, found 0"),
     (["--lanes=two"], "flag --lanes=two: invalid literal for int() with base 10: 'two'"),
     (
         ["--max_clients_in_step=2", "--client_mode=streamed"],
@@ -108,21 +77,7 @@ _VALUES = [
         "--client_mode=vectorised: XLA compiles streamed clients only",
     ),
     (["--device=tpu"], "--device=tpu: expected --xla with it, without which no TPU runs"),
-    (["--max_clients_in_step=0"], "--max_clients_in_step: expected at least 1, found 0"),
-    (["--seed=-1"], "--seed: expected at least 0, found -1"),
-    (["--evaluate_every=0"], "--evaluate_every: expected at least 1, found 0"),
-    (["--checkpoint_every=0"], "--checkpoint_every: expected at least 1, found 0"),
-    (["--keep_checkpoints=0"], "--keep_checkpoints: expected at least 1, found 0"),
     (["--client_learning_rate=0"], "--client_learning_rate: expected a positive number, found 0.0"),
-    (["--client_learning_rate=-1"], "--client_learning_rate: expected a positive number, found -1"),
-    (["--client_learning_rate=nan"], "--client_learning_rate: expected a finite number, found nan"),
-    (
-        ["--algorithm=q_ffl", "--q=1e30"],
-        "--q: expected at most 100.0, found 1e+30",
-    ),
-    (["--client_learning_rate=inf"], "--client_learning_rate: expected a finite number, found inf"),
-    (["--server_learning_rate=0"], "--server_learning_rate: expected a positive number, found 0.0"),
-    (["--domain_learning_rate=-0.1"], "--domain_learning_rate: expected a positive number, found"),
     (
         ["--domain_learning_rate=1e308"],
         "--domain_learning_rate: expected at most 3.4028235e+38 in size, as float32 has it, in wh",
@@ -130,10 +85,6 @@ _VALUES = [
     (
         ["--server_learning_rate=1e-320"],
         "--server_learning_rate: expected 0 or at least 1.1754944e-38 in size, as float32 has it",
-    ),
-    (
-        ["--domain_weight_update=cvar", "--domain_conformity=1.5"],
-        "--domain_conformity: expected at most 1.0, found 1.5",
     ),
     (
         ["--domain_conformity=0.5"],
@@ -151,27 +102,13 @@ _VALUES = [
         ["--domain_weight_update=cvar", "--lambda_set=ball"],
         "--lambda_set: expected simplex with --domain_weight_update=cvar, whose --domain_conformi",
     ),
-    (["--domain_learning_rate=nan"], "--domain_learning_rate: expected a finite number, found nan"),
     (
         ["--server_optimizer=momentum", "--server_momentum=1"],
         "--server_momentum: expected less than 1.0, found 1.0",
     ),
     (
-        ["--aggregation=secure", "--secure_max_loss=0"],
-        "--secure_max_loss: expected a positive number, found 0.0",
-    ),
-    (
-        ["--aggregation=secure", "--secure_bits=64"],
-        "--secure_bits: expected at most 40, found 64",
-    ),
-    (["--algorithm=q_ffl", "--q=-1"], "--q: expected at least 0.0, found -1.0"),
-    (
         ["--algorithm=delta_fl", "--conformity=0.5,0"],
         "--conformity: expected levels in (0, 1], found 0",
-    ),
-    (
-        ["--algorithm=delta_fl", "--conformity=0.5,x"],
-        "--conformity: expected numbers separated by commas, found '0.5,x'",
     ),
     (
         ["--algorithm=delta_fl", "--conformity=0.5,0.8,0.5"],
@@ -185,25 +122,9 @@ _VALUES = [
         ["--algorithm=fed_avg", "--conformity=0.5"],
         "--conformity has no effect with --algorithm=fed_avg: it needs --algorithm=delta_fl",
     ),
-    (["--algorithm=q_ffl", "--q=nan"], "--q: expected a finite number, found nan"),
-    (["--algorithm=fed_prox", "--mu=-0.5"], "--mu: expected at least 0.0, found -0.5"),
-    (["--domain_loss_share=1"], "--domain_loss_share: expected less than 1.0, found 1.0"),
-    (["--algorithm=term", "--tilt=inf"], "--tilt: expected a finite number, found inf"),
-    (
-        ["--algorithm=fed_avg_sub", "--cohort_share=0"],
-        "--cohort_share: expected a positive number, found 0.0",
-    ),
-    (
-        ["--algorithm=fed_avg_sub", "--cohort_share=1.5"],
-        "--cohort_share: expected at most 1.0, found 1.5",
-    ),
     (
         ["--algorithm=q_ffl", "--client_weighting=equally"],
         "--client_weighting: unknown client weighting 'equally': did you mean equal? valid names: ",
-    ),
-    (
-        ["--aggregation=secure", "--secure_min_clients=0"],
-        "--secure_min_clients: expected at least 1, found 0",
     ),
     (["--rounds=many"], "flag --rounds=many: invalid literal for int() with base 10: 'many'"),
     (["--rounds=1.5"], "flag --rounds=1.5: invalid literal for int() with base 10: '1.5'"),
@@ -217,18 +138,6 @@ _VALUES = [
     *(
         ([f"--{name}="], f"--{name}: expected a path, found an empty one")
         for name in ("output_dir", "data_dir", "data")
-    ),
-    (
-        ["--initial_domain_weights=a,b"],
-        "--initial_domain_weights: expected numbers separated by commas, found 'a,b'",
-    ),
-    (
-        ["--initial_domain_weights=0.5,,0.5"],
-        "--initial_domain_weights: expected numbers separated by commas, found '0.5,,0.5'",
-    ),
-    (
-        ["--initial_domain_counts=1,x"],
-        "--initial_domain_counts: expected numbers separated by commas, found '1,x'",
     ),
 ]
 

@@ -143,9 +143,9 @@ def test_runs_are_base_predictors_of_the_next(call, there):
         (["--output=p.npz"], "--output: p.npz is there already: it is not overwritten"),
         (
             ["--output=x.npz", "--smoothing_share=2"],
-            "--smoothing_share: expected a number from 0 to 1, found 2",
+            "--smoothing_share: expected at most 1.0, found 2",
         ),
-        (["--output=x.npz", "--group_by=site"], "unknown value of --group_by 'site'"),
+        (["--output=x.npz", "--group_by=site"], "--group_by: unknown grouping of clients 'site'"),
         (
             ["--output=x.npz", "--group_by=client", "--aggregation=secure"],
             "--group_by=client has no sums over clients: expected --aggregation=plain, or "

@@ -9,7 +9,7 @@ import pytest
 from binaries import compare
 from tests.binaries.harness import TOY, Caller, tree
 from tests.run.harness import is_png
-from tff_agnostic.api import comparisons
+from tff_agnostic.run import command_line
 from tff_agnostic.run.process import StopRequest
 
 _SHORT = (*TOY, "--rounds=2", "--trials=2", "--evaluate_every=1")
@@ -174,7 +174,7 @@ def test_a_stopped_comparison_goes_on(call, folder, compared, monkeypatch):
             pass
 
     with monkeypatch.context() as patch:
-        patch.setattr(comparisons, "StopRequest", StopInSecondTrial)
+        patch.setattr(command_line, "StopRequest", StopInSecondTrial)
         outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3")
     assert outcome.status == 143
     (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]

@@ -132,7 +132,7 @@ def test_an_evaluation_reports_what_evaluate_does(call, folder):
 
 _FLAGS = [
     ([], "--output_dir: expected the folder to write, found none"),
-    (["--output_dir="], "--output_dir: expected the folder to write, found none"),
+    (["--output_dir="], "--output_dir: expected a path, found an empty one"),
     (["--output_dir=full"], "--output_dir: expected a new or empty folder, found full"),
     (["--output_dir=full/file"], "--output_dir: expected a new or empty folder, found full/file"),
     ([f"--output_dir={'x' * 300}"], f"{'x' * 300}: cannot write: File name too long"),

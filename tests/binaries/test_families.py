@@ -124,7 +124,7 @@ class TestChoice:
             (["--models="], "--models: expected some of conformity_0.3, conformity_1, found none"),
             (
                 ["--adaptation_share=1"],
-                "--adaptation_share: expected a number in (0, 1), found 1",
+                "--adaptation_share: expected less than 1, found 1",
             ),
             (
                 ["--models=conformity_1", "--adaptation_share=0.5"],

@@ -179,8 +179,8 @@ _BAD = [
     (["--measure=accuracy"], "--measure: expected one of loss, found 'accuracy'"),
     (["--grid_algorithm=fed_avg"], "--grid_algorithm: unknown algorithm with a lambda 'fed_avg'"),
     (["--trials=0"], "--trials: expected at least 1, found 0"),
-    (["--max_hours=0"], "--max_hours: expected a finite positive number, found 0"),
-    (["--max_hours=nan"], "--max_hours: expected a finite positive number, found nan"),
+    (["--max_hours=0"], "--max_hours: expected a positive number, found 0"),
+    (["--max_hours=nan"], "--max_hours: expected a finite number, found nan"),
     (["--arms=only_0=fed_avg"], "--arms: expected labels that no mixture has, nor mixtures, found"),
     (["--arms=mixtures=fed_avg"], "--arms: expected labels that no mixture has, nor mixtures, fou"),
     (

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from binaries import import_data
-from tests.binaries.harness import Caller, Process, python_module
+from tests.binaries.harness import ROOT, Caller, Process, python_module
 from tests.importing.harness import table
 from tests.processes import wait_until
 from tests.selection import usually
@@ -275,18 +275,37 @@ def test_a_signal_leaves_no_store(folder, number, status):
 def test_tensorflow_federated_is_not_loaded(folder):
     # It takes many seconds, and an import needs none of it.
     code = (
-        "import sys; from binaries import import_data; import_data.define_flags();"
+        "import sys; from tff_agnostic.run.import_data import IMPORT_DATA;"
+        "IMPORT_DATA.define_flags();"
         "print([m for m in ('tensorflow', 'tensorflow_federated', 'pyarrow') if m in sys.modules])"
     )
     with Process([sys.executable, "-c", code], folder) as process:
         assert process.outcome().out == "[]\n"
 
 
-def test_an_installed_script_runs_the_command_that_it_is_called_after(folder):
-    (folder / "tff-agnostic-import-data").write_text(
-        "from binaries.__main__ import console_script\nconsole_script()\n"
-    )
-    with Process([sys.executable, "tff-agnostic-import-data", "--help"], folder) as process:
-        outcome = process.outcome()
+def _installed(folder, name, *arguments):
+    """What a program says that is called so."""
+    (folder / name).write_text("from binaries.__main__ import console_script\nconsole_script()\n")
+    with Process([sys.executable, name, *arguments], folder) as process:
+        return process.outcome()
+
+
+@pytest.mark.parametrize(
+    "program", [("tff-agnostic-import-data",), ("tff-agnostic", "import-data")]
+)
+def test_an_installed_program_runs_the_command_that_it_names(folder, program):
+    outcome = _installed(folder, *program, "--help")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Makes a client store from files in a public format.\n")
+
+
+def test_the_installed_program_lists_its_commands(folder):
+    outcome = _installed(folder, "tff-agnostic")
+    assert outcome.status == 0
+    lines = [line.split(maxsplit=1) for line in outcome.out.splitlines() if line[:2] == "  "]
+    there = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
+    assert {name for name, _ in lines} == there
+    assert ["train", "Trains one model with one algorithm on one task"] in lines
+    outcome = _installed(folder, "tff-agnostic", "trane")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert outcome.err.startswith("error: expected a command, one of base_predictors, compare, ")

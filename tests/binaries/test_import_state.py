@@ -169,7 +169,7 @@ _FLAGS = [
     ),
     (
         ["--plan=export", "--server_state=state", "--output_dir=z", "--max_memory_gb=inf"],
-        "--max_memory_gb: expected at most 1e+06, found inf",
+        "--max_memory_gb: expected a finite number, found inf",
     ),
     (
         ["--plan=export", "--server_state=state", "--output_dir=z", "--rounds=5"],

@@ -7,18 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from absl.testing import flagsaver
 
-from binaries import compare, train, tune
-from tests.binaries.harness import Caller, Process, python_module, tree
+from binaries import train, tune
+from tests.binaries.harness import Caller, Process, compared_specs, given, python_module, tree
 from tests.data.stores import image, write_store
 from tests.processes import wait_until
 from tests.run.harness import is_png
 from tests.selection import exhaustive
 from tff_agnostic.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.run.command_line import run_spec_from_flags
-from tff_agnostic.run.process import StopRequest, parse_flags
+from tff_agnostic.run.process import StopRequest
 
 _DATA = ("--task=digits", "--digits_num_clients=4", "--digits_num_test_clients=2")
 # What is searched changes nothing that clients do: they are traced once.
@@ -119,18 +117,12 @@ def test_the_best_trial_and_its_flags(searched, folder):
         "clients_per_round": 2,
     }
     file = f"--flagfile={path / 'fed_avg' / 'best.flags'}"
-    with flagsaver.flagsaver():
-        train.define_flags()
-        assert parse_flags(["train", file]) == ["train"]
-        spec = run_spec_from_flags()
+    spec = given(train, file).spec()
     assert wanted.items() <= spec.settings().items()
     # It is trained for the test: neither its split nor its seed is that of the search.
     assert (spec.task_options["heldout_share"], spec.config.seed) == (0.0, 0)
     assert spec.task_options["num_clients"] == 4
-    with flagsaver.flagsaver():
-        compare.define_flags()
-        assert parse_flags(["compare", file]) == ["compare"]
-        (trials,) = compare.trial_specs(compare.arms_from_flags()).values()
+    (trials,) = compared_specs(file).values()
     assert trials[0].settings() == spec.settings()
 
 
@@ -190,8 +182,8 @@ def test_another_search_does_not_go_on_there(call, folder, searched, further, fo
         (["--objective=worst:f1"], "expected a measure that runs report, one of loss, accuracy"),
         (["--objective=best"], "--objective: unknown objective 'best'"),
         (["--trials=0"], "--trials: expected at least 1"),
-        (["--hours=0"], "--hours: expected a finite positive number"),
-        (["--repeats=0"], "--repeats: expected 1 to"),
+        (["--hours=0"], "--hours: expected a positive number, found 0"),
+        (["--repeats=0"], "--repeats: expected at least 1, found 0"),
         (["--sampler=gird"], "--sampler: unknown sampler 'gird'"),
         (["--pruner=mean"], "--pruner: unknown pruner 'mean'"),
         (["--pruner=none", "--prune_after=9"], "--prune_after has no effect with --pruner=none"),

@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 
-from binaries import reproduce
 from tests.binaries.harness import Caller, Outcome
 from tests.docs.newcomer import ROOT, Session, environment
 from tests.docs.small_data import small_copies
@@ -18,6 +17,7 @@ from tests.docs.small_reproduce import small_experiments
 from tests.plan_runner.harness import call as run_plan
 from tests.plan_runner.harness import isolated_here
 from tests.selection import usually
+from tff_agnostic.experiments import reproduce
 
 DOCS = ROOT / "docs"
 PAGES = sorted(

@@ -17,8 +17,8 @@ from tff_agnostic.experiments.experiment import (
     PaperTable,
     UnigramPredictors,
 )
-from tff_agnostic.run.arms import Arm
 from tff_agnostic.run.spec import resolve
+from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, Comparison, Trials
 
 _EXPERIMENT = Experiment(

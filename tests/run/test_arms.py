@@ -5,12 +5,12 @@ import pytest
 from tests.algorithms.user_files import write_by_size
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.arms import Arm, algorithms_in, arms_of_algorithms, parsed_arms
-from tff_agnostic.run.command_line import parsed_value
+from tff_agnostic.run.options import options_of_runs
+from tff_agnostic.studies.arms import Arm, arms_of_algorithms, parsed_arms
 
 
 def _arms(text: str) -> dict[str, Arm]:
-    return parsed_arms(text, parsed_value)
+    return parsed_arms(text, lambda flag, value: options_of_runs()[flag].parsed(value))
 
 
 def test_an_arm_has_a_label_an_algorithm_and_settings():
@@ -73,11 +73,6 @@ def test_text_of_another_form(text, message, tmp_path, monkeypatch):
         _arms(text)
     assert str(error.value).removeprefix(f"{tmp_path}/").startswith(message)
     assert "\n" not in str(error.value)
-
-
-def test_algorithms_can_be_looked_for_in_any_text():
-    assert algorithms_in("a=x.py:q=1;fed_avg;b=dir/y.py") == ["x.py", "fed_avg", "dir/y.py"]
-    assert algorithms_in("a=") == algorithms_in("") == []
 
 
 def test_algorithms_are_arms_of_their_own_names(tmp_path):

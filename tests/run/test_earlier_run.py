@@ -5,7 +5,14 @@ from typing import Any, Optional
 import pytest
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.spec import CHANGEABLE, RunSpec, changes, differences, inheriting, resolve
+from tff_agnostic.run.spec import (
+    CHANGEABLE,
+    RunSpec,
+    changes_of_settings,
+    differences,
+    inheriting,
+    resolve,
+)
 
 _EARLIER = resolve(
     "digits",
@@ -88,21 +95,21 @@ def test_what_may_change_may_and_is_told_where_rows_stay_as_they_are(flag):
     other = _inheriting({flag: _OTHER[flag]})
     assert other != _EARLIER
     assert differences(_EARLIER, other, {}) == []
-    lines = changes(_EARLIER, other)
+    lines = changes_of_settings(_EARLIER, other)
     assert len(lines) == (flag not in ("rounds", "checkpoint_every", "keep_checkpoints"))
     assert all(line.startswith(f"--{flag} was ") for line in lines)
-    assert changes(_EARLIER, _EARLIER) == []
+    assert changes_of_settings(_EARLIER, _EARLIER) == []
 
 
 def test_a_change_is_told_in_words():
-    assert changes(_EARLIER, _inheriting({"evaluation_clients": 5})) == [
+    assert changes_of_settings(_EARLIER, _inheriting({"evaluation_clients": 5})) == [
         "--evaluation_clients was not given until now and is 5: evaluations of earlier rounds stay "
         "as they are"
     ]
 
 
 def test_a_change_of_several_numbers_is_told_as_flags_have_them():
-    (line,) = changes(_EARLIER, _inheriting({"client_percentiles": (25.0, 75.0)}))
+    (line,) = changes_of_settings(_EARLIER, _inheriting({"client_percentiles": (25.0, 75.0)}))
     assert line.startswith(
         "--client_percentiles was 10.0,50.0,90.0,95.0 until now and is 25.0,75.0: columns of "
     )

@@ -1,49 +1,35 @@
 """Flags made from the settings of a run and the options of every task."""
 
-from collections.abc import Iterator, Sequence
-
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from binaries import train
+from tests.binaries.harness import given
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
 from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.command_line import (
-    define_run_flags,
-    define_task_flags,
-    given_settings,
-    parsed_value,
-    run_spec_from_flags,
-)
-from tff_agnostic.run.options import RunConfig
+from tff_agnostic.run.options import RunConfig, options_of_runs
+from tff_agnostic.run.process import define
 from tff_agnostic.run.spec import RunSpec, resolve
+from tff_agnostic.run.train import TRAIN
 from tff_agnostic.tasks.registry import TASKS
 
 
-@pytest.fixture(autouse=True)
-def defined() -> Iterator[None]:
-    """Flags as `train` has them, for one test."""
-    with flagsaver.flagsaver():
-        define_task_flags()
-        define_run_flags()
-        yield
-
-
-def _parse(arguments: Sequence[str]) -> RunSpec:
-    flags.FLAGS(["train", *arguments])
-    return run_spec_from_flags()
+def _parse(*arguments: str) -> RunSpec:
+    return given(train, *arguments).spec()
 
 
 def test_without_flags_a_run_is_the_default_tasks_own():
-    assert _parse([]) == resolve("digits", {}, {})
-    assert given_settings() == {}
+    assert _parse() == resolve("digits", {}, {})
+    assert given(train).settings == {}
 
 
 def test_what_is_given_is_told_from_what_is_a_default():
     default = AgnosticFedAvgOptions().client_epochs
-    spec = _parse([f"--client_epochs={default}", "--noshuffle"])
-    assert given_settings() == {"client_epochs": default, "shuffle": False}
+    found = given(train, f"--client_epochs={default}", "--noshuffle")
+    assert found.settings == {"client_epochs": default, "shuffle": False}
+    spec = found.spec()
     assert spec == resolve("digits", {"shuffle": False}, {})
 
 
@@ -58,54 +44,27 @@ def test_every_run_can_be_given_by_its_flags(task):
         if value is not None and not is_default:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             arguments.append(f"--{name}={text}")
-    assert _parse(arguments) == spec
+    assert _parse(*arguments) == spec
 
 
 def test_lists_of_numbers():
-    spec = _parse(["--initial_domain_weights=0.5, 0.25,0.25", "--initial_domain_counts=1,2,3"])
+    spec = _parse("--initial_domain_weights=0.5, 0.25,0.25", "--initial_domain_counts=1,2,3")
     assert spec.algorithm.initial_domain_weights == (0.5, 0.25, 0.25)
     assert spec.algorithm.initial_domain_counts == (1.0, 2.0, 3.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("rounds", "7", 7),
-        ("client_learning_rate", "1e-3", 0.001),
-        ("secure_max_beta", "2", 2.0),
-        ("shuffle", "False", False),
-        ("freeze_absent_domains", "true", True),
-        ("initial_domain_weights", "0.5,0.5", (0.5, 0.5)),
-        ("target_domain", "3", "3"),
-    ],
-)
-def test_values_from_text(name, text, value):
-    found = parsed_value(name, text)
-    assert (found, type(found)) == (value, type(value))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("rounds", "7.5", "--rounds: expected a whole number, found '7.5'"),
-        ("client_learning_rate", "fast", "--client_learning_rate: expected a number, found 'fast'"),
-        ("secure_max_beta", "", "--secure_max_beta: expected a number, found ''"),
-        ("shuffle", "1", "--shuffle: expected true or false, found '1'"),
-        (
-            "initial_domain_weights",
-            "1,",
-            "--initial_domain_weights: expected numbers separated by commas, found '1,'",
-        ),
-        ("round", "7", "unknown flag 'round': did you mean rounds"),
-    ],
-)
-def test_text_of_another_type(name, text, message):
-    with pytest.raises(UserError) as error:
-        parsed_value(name, text)
-    assert str(error.value).startswith(message)
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(UserError, match="unknown flag 'round': did you mean rounds"):
+        options_of_runs()["round"]
 
 
 def test_help_names_choices_and_defaults():
+    with flagsaver.flagsaver():
+        define(TRAIN.define_flags)
+        _check_help()
+
+
+def _check_help() -> None:
     def text(name: str) -> str:
         return flags.FLAGS[name].help
 
@@ -114,7 +73,7 @@ def test_help_names_choices_and_defaults():
     rounds = TASKS["digits"].defaults["rounds"]
     assert f"[digits: {rounds};" in text("rounds")
     assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
-    assert text("shuffle").endswith("[True]")
+    assert text("shuffle").endswith("[true]")
     assert text("q").endswith("Of: q_ffl. [1.0]")
     with_optimizer = [
         name

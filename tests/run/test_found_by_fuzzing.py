@@ -63,7 +63,7 @@ def test_a_fingerprint_that_is_none(folder, there):
     config = json.loads(folder.config.read_text())
     folder.config.write_text(json.dumps({**config, "format": FORMAT}))
     folder.fingerprint.write_text(json.dumps(there))
-    message = _error(lambda: folder.check_fingerprint({"vocabulary": "624a37377f06b5af"}))
+    message = _error(lambda: folder.saved().check_fingerprint({"vocabulary": "624a37377f06b5af"}))
     assert message.startswith(f"{folder.fingerprint}: expected a JSON object, found ")
 
 

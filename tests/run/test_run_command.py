@@ -1,19 +1,15 @@
 """Commands that make runs and comparisons again."""
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from binaries import compare, train
+from tests.binaries.harness import compared_specs, given
 from tff_agnostic.run.command_line import (
     compare_command,
     own_flags,
-    run_spec_from_flags,
     train_command,
 )
-from tff_agnostic.run.process import define, parse_flags
 from tff_agnostic.run.spec import resolve
-from tff_agnostic.studies.methods import arms_from_flags, trial_specs
 
 _RUNS = [
     (),
@@ -25,10 +21,7 @@ _RUNS = [
 
 
 def _spec(*arguments):
-    with flagsaver.flagsaver():
-        define(train.define_flags)
-        parse_flags(["train", *arguments])
-        return run_spec_from_flags()
+    return given(train, *arguments).spec()
 
 
 @pytest.mark.parametrize("arguments", _RUNS)
@@ -75,8 +68,5 @@ def test_the_command_of_a_comparison_makes_its_trials_again(arguments, expected)
 
 
 def _trials(*arguments):
-    with flagsaver.flagsaver():
-        define(compare.define_flags)
-        parse_flags(["compare", *arguments])
-        assert flags.FLAGS.trials == 2
-        return trial_specs(arms_from_flags())
+    assert given(compare, *arguments).own.trials == 2
+    return compared_specs(*arguments)

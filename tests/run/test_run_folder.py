@@ -13,7 +13,14 @@ from tests.run.harness import as_nobody
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest, file_digest
 from tff_agnostic.folders import claimed_folder
-from tff_agnostic.run.folder import RunFolder, algorithm_of_checkpoint
+from tff_agnostic.run.folder import (
+    RunFolder,
+    adopted,
+    algorithm_of_run,
+    changes,
+    folder_of_checkpoint,
+    with_kept_model,
+)
 from tff_agnostic.run.spec import FORMAT, RunSpec, resolve
 
 _EXECUTION = {"client_mode": "auto", "xla": False}
@@ -128,18 +135,18 @@ def test_a_run_of_the_first_release_goes_on_as_it_was(tmp_path):
     folder = _claimed(tmp_path / "old", **_SECURE)
     _change(folder, ["format", "execution", "secure_min_clients"], window=10, target_domain=None)
     folder.check(_spec(**_SECURE), resume=True)
-    assert folder.adopted(_spec(**_SECURE)) == _spec(**_SECURE, secure_min_clients=1)
+    assert adopted(folder.read(), _spec(**_SECURE)) == _spec(**_SECURE, secure_min_clients=1)
     assert "--rounds" in _error(folder, **_SECURE, rounds=3)
     assert "--seed is 0 there and 1 here" in _error(folder, **_SECURE, seed=1)
 
     # What was given is not put in the place of what was done then, nor the other way round.
     given = _spec(**_SECURE, worst_min_examples=3)
-    assert folder.adopted(given).config.worst_min_examples == 3
+    assert adopted(folder.read(), given).config.worst_min_examples == 3
     more = {**_SECURE, "secure_min_clients": 2, "clients_per_round": 2}
     assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **more)
 
     # Once it has gone on, the folder says so itself.
-    folder.write_config(folder.adopted(_spec(**_SECURE)), {}, _EXECUTION)
+    folder.write_config(adopted(folder.read(), _spec(**_SECURE)), {}, _EXECUTION)
     folder.check(_spec(**_SECURE, secure_min_clients=1), resume=True)
     assert "--secure_min_clients is 1 there and 2 here" in _error(folder, **_SECURE)
 
@@ -165,17 +172,21 @@ def test_all_differences_are_told_in_one_line(tmp_path):
 def test_another_execution_is_no_other_run_but_is_told(tmp_path):
     folder = _claimed(tmp_path)
     spec = _spec()
-    assert folder.changes(spec, _EXECUTION) == []
-    assert folder.changes(spec, {**_EXECUTION, "client_mode": "streamed"}) == [
+    assert changes(folder.read(), spec, _EXECUTION) == []
+    assert changes(folder.read(), spec, {**_EXECUTION, "client_mode": "streamed"}) == [
         "--client_mode was auto until now and is streamed: numbers may differ in their last bits "
         "from those of an uninterrupted run"
     ]
     # A release that did not write it down cannot be asked.
     _change(folder, ["format", "execution"])
-    assert folder.changes(spec, {"client_mode": "streamed"}) == []
-    assert RunFolder(tmp_path / "new").changes(spec, _EXECUTION) == []
-    (line,) = folder.changes(_spec(evaluate_every=3), {})
+    assert changes(folder.read(), spec, {"client_mode": "streamed"}) == []
+    assert changes(RunFolder(tmp_path / "new").read(), spec, _EXECUTION) == []
+    (line,) = changes(folder.read(), _spec(evaluate_every=3), {})
     assert line.startswith(f"--evaluate_every was {spec.config.evaluate_every} until now and is 3:")
+
+
+def _algorithm(checkpoint: Path) -> str:
+    return algorithm_of_run(folder_of_checkpoint(checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -186,9 +197,9 @@ def test_the_algorithm_of_a_checkpoint_can_be_asked_before_anything_is_checked(
     tmp_path, content, algorithm
 ):
     (tmp_path / "config.json").write_text(content)
-    assert algorithm_of_checkpoint(tmp_path) == algorithm
-    assert algorithm_of_checkpoint(tmp_path / "checkpoints" / "round_00000001.npz") == algorithm
-    assert algorithm_of_checkpoint(tmp_path / "missing") == ""
+    assert _algorithm(tmp_path) == algorithm
+    assert _algorithm(tmp_path / "checkpoints" / "round_00000001.npz") == algorithm
+    assert _algorithm(tmp_path / "missing") == ""
 
 
 def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
@@ -208,11 +219,10 @@ def test_kill_9_between_the_fingerprint_and_the_config_is_no_matter(tmp_path):
         (tmp_path / ".config.json.4711.tmp").write_text("{")
         # Whatever that run was made of: nothing was trained on it.
         folder.check(_spec(), resume=False)
-        folder.check_fingerprint(fingerprint)
         with folder.locked():
             folder.write_config(_spec(), fingerprint, _EXECUTION)
         folder.check(_spec(), resume=True)
-        folder.check_fingerprint(fingerprint)
+        folder.saved().check_fingerprint(fingerprint)
         folder.config.unlink()
 
 
@@ -247,7 +257,7 @@ def test_what_a_run_starts_from_is_kept_for_when_it_goes_on(tmp_path, model):
     copy = folder.path / "initial_model.keras"
     assert copy.read_text() == "weights"
     model.unlink()
-    found = folder.with_kept_model(folder.spec())
+    found = with_kept_model(folder.read(), folder.spec())
     assert found.config.initial_model == str(copy)
     # Its settings name what was given.
     assert folder.spec() == spec
@@ -263,9 +273,9 @@ def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, mode
     other.write_text("others")
     spec = _spec(initial_model=str(other))
     folder.check(spec, resume=True)
-    assert folder.with_kept_model(spec) == spec
+    assert with_kept_model(folder.read(), spec) == spec
     with pytest.raises(UserError) as error:
-        folder.check_fingerprint({**fingerprint, "initial_model": file_digest(other)})
+        folder.saved().check_fingerprint({**fingerprint, "initial_model": file_digest(other)})
     copy = folder.path / "initial_model.keras"
     assert str(error.value).endswith(f"; it is kept: --initial_model={copy}")
 
@@ -277,12 +287,12 @@ def test_a_file_beside_a_run_that_is_no_copy_stays_and_is_not_read(tmp_path, mod
     mine.write_text("mine")
     with folder.locked():
         folder.write_config(spec, fingerprint, _EXECUTION)
-    assert folder.with_kept_model(spec) == spec
+    assert with_kept_model(folder.read(), spec) == spec
     assert mine.read_text() == "mine"
     # Of a run that starts from nothing.
     free = RunFolder(tmp_path / "free")
     _starting_from(free, model)
-    assert free.with_kept_model(_spec()) == _spec()
+    assert with_kept_model(free.read(), _spec()) == _spec()
 
 
 def test_kill_9_between_the_copy_and_the_config_is_no_matter(tmp_path, model):

@@ -36,19 +36,20 @@ def _columns(names: tuple[str, ...]) -> list[Column]:
     return [*(Column(q, name) for q in quantities for name in names), *map(Column, scalars)]
 
 
-def _row(round_num: int, names: tuple[str, ...]) -> dict[str, str]:
-    row = {"round": str(round_num)}
+def _row(round_num: int, names: tuple[str, ...]) -> dict[str, float]:
+    row = {}
     for i, name in enumerate(names):
-        row[f"train/loss/{name}"] = str(i)
-        row[f"test/loss/{name}"] = str(round_num + i) if round_num % 2 == 0 else ""
-        row[f"weight, of all/{name}"] = "0.25"
-    return {**row, "test/worst loss": "9.5", "update_norm": "0.125"}
+        row[f"train/loss/{name}"] = float(i)
+        if round_num % 2 == 0:
+            row[f"test/loss/{name}"] = float(round_num + i)
+        row[f"weight, of all/{name}"] = 0.25
+    return {**row, "test/worst loss": 9.5, "update_norm": 0.125}
 
 
 def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
     with TensorBoardSink(folder, _columns(names)) as sink:
         for t in range(1, rounds + 1):
-            sink.write(_row(t, names))
+            sink.write(t, _row(t, names))
 
 
 def test_every_domain_is_a_run_with_the_same_tags(tmp_path):
@@ -122,7 +123,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         pytest.raises(UserError) as error,
         TensorBoardSink(tmp_path / "logs", _columns(("phone",))) as sink,
     ):
-        sink.write(_row(1, ("phone",)))
+        sink.write(1, _row(1, ("phone",)))
     assert str(error.value) == f"{tmp_path / 'logs'}: cannot write: No space left on device"
 
 
@@ -130,5 +131,5 @@ def test_closing_does_not_hide_what_went_wrong_before(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io, "TFRecordWriter", _FullDisk)
     with pytest.raises(KeyError), TensorBoardSink(tmp_path, _columns(("phone",))) as sink:
         with pytest.raises(UserError):
-            sink.write(_row(1, ("phone",)))
+            sink.write(1, _row(1, ("phone",)))
         raise KeyError

@@ -1,8 +1,195 @@
-"""What the commands do, as functions: import data, train, compare, and save a model."""
+"""What the commands do, as functions: import data, train, compare, and save a model.
 
-from tff_agnostic.api.comparisons import ComparedRuns, compare
-from tff_agnostic.api.imports import import_data
-from tff_agnostic.api.models import save_model
-from tff_agnostic.api.runs import TrainedRun, train
+Each imports what it needs when it is called.
+"""
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+if TYPE_CHECKING:
+    from tff_agnostic.importing.report import ImportReport
+    from tff_agnostic.run.train import TrainedRun
+    from tff_agnostic.saving.save import SavedFile
+    from tff_agnostic.studies.compare import ComparedRuns
 
 __all__ = ["ComparedRuns", "TrainedRun", "compare", "import_data", "save_model", "train"]
+
+# A path that a caller names.
+PathName = Union[str, "os.PathLike[str]"]
+_ALGORITHMS = ("fed_avg", "agnostic_fed_avg")
+# Where the classes of results are.
+_RESULTS = {"ComparedRuns": "studies.compare", "TrainedRun": "run.train"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RESULTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"tff_agnostic.{_RESULTS[name]}"), name)
+
+
+def train(
+    task: Optional[str] = None,
+    *,
+    data: Optional[PathName] = None,
+    data_dir: Optional[PathName] = None,
+    output_dir: Optional[PathName] = None,
+    resume: bool = False,
+    show_progress: bool = True,
+    **settings: Any,
+) -> "TrainedRun":
+    """Trains one model with one algorithm on one task, as `./run train` does.
+
+    Every flag of that command is an argument: settings of runs and of the algorithm (`rounds=200`,
+    `algorithm="fed_avg"`, `domain_learning_rate=0.1`), options of the task
+    (`digits_num_clients=50`, `model="my_model.py"`) and of the runtime (`device="cpu"`).
+
+    Args:
+        task: Name of the task; "digits", or that of a run that goes on, if not given.
+        data: The client store, for tasks that read one.
+        data_dir: The folder of raw files, for tasks that read one.
+        output_dir: The run's folder, new or empty; a new one in runs/ if not given.
+        resume: Go on with the run in `output_dir`, if there is one: what is not given is as it was.
+        show_progress: Whether to show a bar on a terminal or in a notebook, or lines elsewhere.
+        **settings: The flags.
+
+    Raises:
+        UserError: If an argument is unknown, out of range or without effect, or the data, the model
+            or the folder is not as it has to be.
+        Interrupted: If Ctrl-C, or a notebook's stop button, ended it; the run was saved.
+    """
+    from tff_agnostic.run.train import TRAIN
+
+    run: TrainedRun = TRAIN(
+        show_progress,
+        task=task,
+        data=data,
+        data_dir=data_dir,
+        output_dir=output_dir,
+        resume=resume,
+        **settings,
+    )
+    return run
+
+
+def compare(
+    task: str = "digits",
+    algorithms: Sequence[str] = _ALGORITHMS,
+    *,
+    arms: Optional[Mapping[str, Mapping[str, Any]]] = None,
+    trials: int = 3,
+    data: Optional[PathName] = None,
+    data_dir: Optional[PathName] = None,
+    output_dir: Optional[PathName] = None,
+    resume: bool = False,
+    show_progress: bool = True,
+    **settings: Any,
+) -> "ComparedRuns":
+    """Compares algorithms on one task over several seeds, as `./run compare` does.
+
+    Every flag of `./run train` is an argument, for all rows alike; see `train`.
+
+    Args:
+        task: Name of the task.
+        algorithms: What to compare: names, or Python files of yours.
+        arms: Instead of `algorithms`: the settings of each row, `algorithm` among them, by what it
+            is called: `{"mild": {"algorithm": "q_ffl", "q": 0.1}, ...}`.
+        trials: Trials of each row; trial k has the seed `seed` + k.
+        data: The client store, for tasks that read one.
+        data_dir: The folder of raw files, for tasks that read one.
+        output_dir: The folder of all runs, new or empty; a new one in runs/ if not given.
+        resume: Keep complete trials in `output_dir` and go on with the others.
+        show_progress: Whether to show a bar on a terminal or in a notebook.
+        **settings: The flags.
+
+    Raises:
+        UserError: As `train` does.
+        Interrupted: As `train` does.
+    """
+    from tff_agnostic.studies.compare import COMPARE
+
+    compared: ComparedRuns = COMPARE(
+        show_progress,
+        task=task,
+        algorithms=None if tuple(algorithms) == _ALGORITHMS else algorithms,
+        arms=arms,
+        trials=trials,
+        data=data,
+        data_dir=data_dir,
+        output_dir=output_dir,
+        resume=resume,
+        **settings,
+    )
+    return compared
+
+
+def import_data(show_progress: bool = True, **options: Any) -> "ImportReport":
+    """Makes a client store of files, as `./run import_data` does.
+
+    Every flag of that command is an argument: `format="csv"`, `input=["examples.csv"]`,
+    `output="clients.sqlite"`, `client_column="user"` and so on.
+
+    Args:
+        show_progress: Whether to show a bar on a terminal or in a notebook.
+        **options: The flags; None is as if it were not given.
+
+    Returns:
+        What was read, and what became of it; `text()` is the report that the command prints.
+
+    Raises:
+        UserError: If an option is unknown, out of range or without effect, or the input is not as
+            it has to be; there is no store then.
+    """
+    from tff_agnostic.run.import_data import IMPORT_DATA
+
+    report: ImportReport = IMPORT_DATA(show_progress, **options)
+    return report
+
+
+def save_model(
+    checkpoint: PathName,
+    output_dir: PathName,
+    formats: Sequence[str] = ("keras",),
+    quantize: str = "none",
+    *,
+    data: Optional[PathName] = None,
+    data_dir: Optional[PathName] = None,
+    trust: bool = False,
+    **task_options: Any,
+) -> "list[SavedFile]":
+    """Saves every model of a checkpoint, and its card, as `./run save_model` does.
+
+    Each file is loaded again, and compared with the run's model on test examples.
+
+    Args:
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
+        output_dir: Folder to write; new or empty.
+        formats: What to write: some of "keras", "saved_model" and "tflite".
+        quantize: What weights are stored in by a second file for TensorFlow Lite: "int8" or
+            "float16".
+        data: Where the client store is now, if it has moved.
+        data_dir: The same of the folder of raw files.
+        trust: Whether Keras files that the run mixes may run code.
+        **task_options: Flags of the task that are to be others, as where its files have moved to.
+
+    Returns:
+        The files, each with what was measured.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, a format is unknown or cannot hold the model,
+            or the folder is not free.
+    """
+    from tff_agnostic.run.save_model import SAVE_MODEL
+
+    files: list[SavedFile] = SAVE_MODEL(
+        checkpoint=checkpoint,
+        output_dir=output_dir,
+        format=formats,
+        quantize=quantize,
+        data=data,
+        data_dir=data_dir,
+        trust=trust,
+        **task_options,
+    ).files
+    return files

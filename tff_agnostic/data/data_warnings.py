@@ -5,10 +5,12 @@ lost examples are counted here for both.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import numpy as np
+
+from tff_agnostic.errors import some_of
 
 # With fewer test examples, an accuracy has an error of five points or more (one standard
 # deviation).
@@ -161,7 +163,7 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
         Remark(
             "domains_without_examples",
             f"{len(names)} of {len(examples)} domains have no client in {split}: "
-            f"{_some(names)}; {means.get(split, 'they cannot be evaluated.')}",
+            f"{some_of(names, _MAX_NAMES)}; {means.get(split, 'they cannot be evaluated.')}",
             {"split": split, "domains": names},
         )
     ]
@@ -186,7 +188,8 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
         Remark(
             "small_domains",
             f"{len(names)} of {len(examples)} domains have fewer than {fewest} examples in "
-            f"{split}: {_some(listed)}; {means.get(split, 'their figures are uncertain.')}",
+            f"{split}: {some_of(listed, _MAX_NAMES)}; "
+            f"{means.get(split, 'their figures are uncertain.')}",
             {
                 "split": split,
                 "fewest": fewest,
@@ -199,8 +202,3 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
 def share(part: int, whole: int) -> str:
     """Returns a share in percent."""
     return f"{part / max(1, whole):.1%}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -15,10 +15,10 @@ from tff_agnostic.files import make_folder, read_json
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
-from tff_agnostic.run.arms import Arm
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import DIFFERENCE, OVERALL, WORST, trial_folder
 
 # In the folder of an experiment that makes a file of base predictors.

@@ -15,7 +15,7 @@ from tff_agnostic.experiments.experiment import (
     UnigramPredictors,
 )
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.run.arms import Arm
+from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import OVERALL, WORST
 
 _SPEAKERS = 299

@@ -2,7 +2,7 @@
 
 from tff_agnostic.experiments.experiment import AnyColumn, Experiment, PaperTable
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.run.arms import Arm
+from tff_agnostic.studies.arms import Arm
 from tff_agnostic.studies.comparison import OVERALL, WORST
 
 _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"

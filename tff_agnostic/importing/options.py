@@ -103,6 +103,13 @@ _MATH = re.compile(
 )
 
 
+def _formats_help() -> str:
+    from tff_agnostic.importing.formats import FORMATS
+
+    summaries = "; ".join(f"{name}: {one.summary}" for name, one in FORMATS.items())
+    return f"Format of the input. One of: {summaries}."
+
+
 def _formats(*names: str) -> tuple[str, tuple[str, ...]]:
     return ("format", names)
 
@@ -114,7 +121,7 @@ class ImportOptions:
     Every field is a flag of the same name; its help text is in the field's metadata.
     """
 
-    format: str = setting("", "Format of the input.")
+    format: str = setting("", _formats_help)
     input: tuple[str, ...] = setting((), "Files or folders to read, comma-separated.")
     output: str = setting("", "The store to write, a new file.")
     report: Optional[str] = setting(

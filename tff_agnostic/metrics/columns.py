@@ -13,7 +13,7 @@ from tff_agnostic.metrics.evaluation_report import (
     EvaluationReport,
     statistic_names,
 )
-from tff_agnostic.metrics.metrics_file import ROUND, Column, History, Row
+from tff_agnostic.metrics.metrics_file import ROUND, Column, History, Numbers
 from tff_agnostic.models.model import Measure, ModelWeights, measures_of
 from tff_agnostic.report_fields import Quantities, Quantity, Role, Unit, flattened, paired
 from tff_agnostic.tasks.task import TEST_SPLIT, Task
@@ -298,8 +298,8 @@ class RunRows:
         report: Mapping[str, Any],
         weights: ModelWeights,
         reports: Optional[Mapping[str, EvaluationReport]],
-    ) -> Row:
-        """Adds and returns the row of a round.
+    ) -> Numbers:
+        """Adds the row of a round, and returns its numbers.
 
         Args:
             round_num: The round.
@@ -321,9 +321,10 @@ class RunRows:
 
     def domain_weights(self) -> dict[str, float]:
         """Returns the weight of each domain after the last round; empty if there are none."""
-        last = self.history.rows[-1]
+        last = self.history.numbers(len(self.history))
         return {
-            column.domain: float(last[column.name])
+            column.domain: last[column.name]
             for column in self.columns
-            if column.quantity == self._weights and column.domain is not None and last[column.name]
+            if column.quantity == self._weights and column.domain is not None
+            if column.name in last
         }

@@ -1,7 +1,10 @@
 """Numbers and names as text."""
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tff_agnostic.report_fields import Unit
 
@@ -38,6 +41,13 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
 def with_percent(title: str, unit: Unit, word: str = "%") -> str:
     """Returns a heading that says so where the numbers below it are in percent."""
     return f"{title}, {word}" if unit is Unit.SHARE else title
+
+
+def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
+    """Returns rows as a CSV file; RFC 4180 ends lines with a carriage return, too."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator=end).writerows(rows)
+    return text.getvalue()
 
 
 def printable(text: str) -> str:

@@ -12,56 +12,17 @@ import numpy as np
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import csv_field_limit, open_file, write_errors, write_text
+from tff_agnostic.metrics.formatting import csv_text
 from tff_agnostic.report_fields import Quantity
 
 # Characters of a cell; numbers have fewer.
 _MAX_CELL = 1 << 17
 ROUND = "round"
 
-Row = Mapping[str, str]
-
-
-class PackedRows(Sequence[Row]):
-    """Rows of the same columns, from which a run of many rounds hardly grows.
-
-    Args:
-        names: Names of the columns.
-
-    Attributes:
-        lines: The rows as lines of a CSV file, each with its end.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
-        self.lines: list[str] = []
-
-    def __getitem__(self, index: Any) -> Any:
-        """Returns a row by column name, or a list of them for a slice."""
-        if isinstance(index, slice):
-            return [self[k] for k in range(*index.indices(len(self)))]
-        (cells,) = csv.reader([self.lines[index]])
-        return dict(zip(self._names, cells))
-
-    def __len__(self) -> int:
-        """Returns the number of rows."""
-        return len(self.lines)
-
-    def append(self, row: Row) -> str:
-        """Adds a row; returns its line."""
-        line = csv_line([row[name] for name in self._names])
-        self.lines.append(line)
-        return line
-
-    def replace(self, index: int, row: Row) -> None:
-        """Puts a row in the place of another."""
-        self.lines[index] = csv_line([row[name] for name in self._names])
-
-
-def csv_line(cells: Sequence[str]) -> str:
-    """Returns cells as a line of a CSV file, with its end."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
+# A row of a file as text: what it says is exact.
+_Cells = Mapping[str, str]
+# The numbers of a round by column, of those columns that have one.
+Numbers = Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,16 +71,21 @@ class History:
         path: The file.
         columns: What rounds report, in the order of the file's columns.
 
+    Its length is the number of rows.
+
     Attributes:
         columns: The same, and after them those that only rows of an earlier release have.
-        rows: The rows, by column name.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._path = path
         self._own = tuple(columns)
         self.columns = self._own
-        self.rows = self._no_rows()
+        # From lines a run of many rounds hardly grows; each has its end.
+        self._lines: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._lines)
 
     def load(self, completed_rounds: int) -> None:
         """Takes over the rows of `completed_rounds` rounds of an earlier part of the run.
@@ -139,25 +105,21 @@ class History:
                 f"{self._path}: expected rows of rounds 1 to {completed_rounds}, as the checkpoint "
                 f"says, found {_described(rounds)}"
             )
-        self.columns = self._own
-        self.rows = self._no_rows()
+        self.columns, self._lines = self._own, []
         if rows:
             self._take_over(rows)
 
-    def _take_over(self, rows: Sequence[Row]) -> None:
+    def _take_over(self, rows: Sequence[_Cells]) -> None:
         names = [name for name in rows[0] if name != ROUND]
         name_there = _names_there(self._own, names)
         beside = set(names) - set(name_there.values())
         kept = [name for name in names if name in beside and any(row[name] for row in rows)]
         self.columns += tuple(Column(Quantity(name, label=name)) for name in kept)
-        self.rows = self._no_rows()
         name_there.update((name, name) for name in kept)
         for row in rows:
-            cells = {
-                c.name: row[name_there[c.name]] if c.name in name_there else ""
-                for c in self.columns
-            }
-            self.rows.append({ROUND: row[ROUND], **cells})
+            there = (name_there.get(column.name) for column in self.columns)
+            cells = ("" if name is None else row[name] for name in there)
+            self._lines.append(csv_text([[row[ROUND], *cells]]))
 
     def write(self) -> None:
         """Writes all rows anew.
@@ -165,11 +127,11 @@ class History:
         Raises:
             UserError: If that is not possible; the file stays as it was.
         """
-        lines = [self._header()] if self.rows else []
-        write_text(self._path, "".join([*lines, *self.rows.lines]))
+        lines = [self._header()] if self._lines else []
+        write_text(self._path, "".join([*lines, *self._lines]))
 
-    def append(self, round_num: int, values: Mapping[str, Any]) -> Row:
-        """Adds and returns the row of a round.
+    def append(self, round_num: int, values: Mapping[str, Any]) -> Numbers:
+        """Adds the row of a round, and returns its numbers.
 
         Args:
             round_num: The round.
@@ -178,21 +140,26 @@ class History:
         Raises:
             UserError: If it cannot be written.
         """
-        row = {ROUND: str(round_num)}
-        row.update((column.name, _format(values[column.name])) for column in self._own)
-        row.update((column.name, "") for column in self.columns[len(self._own) :])
+        cells = [_format(values[column.name]) for column in self._own]
+        beside = [""] * (len(self.columns) - len(self._own))
+        line = csv_text([[str(round_num), *cells, *beside]])
         # The first row takes the place of what an earlier start, without a checkpoint, left.
-        mode, header = ("a", "") if self.rows else ("w", self._header())
-        line = csv_line(list(row.values()))
+        mode, header = ("a", "") if self._lines else ("w", self._header())
         with write_errors(self._path), open(self._path, mode, encoding="utf-8") as file:
             file.write(header + line)
-        self.rows.append(row)
-        return row
+        self._lines.append(line)
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     def change(self, round_num: int, values: Mapping[str, Any]) -> None:
         """Gives some columns of a round's row other values; `write` makes the file follow."""
         changed = {name: _format(value) for name, value in values.items()}
-        self.rows.replace(round_num - 1, {**self.rows[round_num - 1], **changed})
+        cells = {**self._cells(round_num), **changed}
+        self._lines[round_num - 1] = csv_text([list(cells.values())])
+
+    def numbers(self, round_num: int) -> Numbers:
+        """Returns the numbers of a round."""
+        cells = self._cells(round_num).items()
+        return {name: float(cell) for name, cell in cells if cell and name != ROUND}
 
     def sync(self) -> None:
         """Waits until all rows are on disk; called before a checkpoint counts on them."""
@@ -210,14 +177,17 @@ class History:
 
     def values(self) -> dict[str, np.ndarray]:
         """Returns every column as float64 [rounds], by name, NaN where a round has no value."""
-        names = list(self.rows[0]) if self.rows else []
-        return _arrays(names, csv.reader(self.rows.lines))
+        return _arrays(self._names() if self._lines else [], csv.reader(self._lines))
 
-    def _no_rows(self) -> PackedRows:
-        return PackedRows([ROUND, *(column.name for column in self.columns)])
+    def _names(self) -> list[str]:
+        return [ROUND, *(column.name for column in self.columns)]
 
     def _header(self) -> str:
-        return csv_line([ROUND, *(column.name for column in self.columns)])
+        return csv_text([self._names()])
+
+    def _cells(self, round_num: int) -> _Cells:
+        (cells,) = csv.reader([self._lines[round_num - 1]])
+        return dict(zip(self._names(), cells))
 
 
 def read_history(path: Path) -> dict[str, np.ndarray]:
@@ -252,7 +222,7 @@ def _arrays(names: Sequence[str], rows: Iterable[Sequence[str]]) -> dict[str, np
     return dict(zip(names, np.ascontiguousarray(numbers.T)))
 
 
-def _read_whole_lines(path: Path) -> list[Row]:
+def _read_whole_lines(path: Path) -> list[_Cells]:
     # A crash may leave anything after the last row that was waited for: it must not be in the way.
     with open_file(path, "the CSV file of a run") as file:
         text = file.read().decode(errors="replace").replace("\0", "")
@@ -265,7 +235,7 @@ def _read_whole_lines(path: Path) -> list[Row]:
         raise UserError(f"{path}: expected CSV, found: {e}") from e
 
 
-def _is_whole(row: Row) -> bool:
+def _is_whole(row: _Cells) -> bool:
     # Where a row is too short or too long, csv.DictReader has a value or a name of None.
     try:
         numbers = [float(value) for value in row.values() if value != ""]

@@ -39,7 +39,8 @@ class AccountingOptions(Settings):
     privacy: str = setting(
         "central",
         "Who adds noise: central, a trusted server; distributed, clients before a secure sum; "
-        "tree, a trusted server to a tree of sums over the rounds, for cohorts without sampling.",
+        "tree, a trusted server to a tree of sums over the rounds, for cohorts without sampling. "
+        "One of: central, distributed, tree.",
     )
     noise_multiplier: Optional[float] = setting(
         None,

@@ -44,7 +44,7 @@ from tff_agnostic.run.evaluation import (
     check_readable,
     prepared_evaluation,
 )
-from tff_agnostic.run.folder import CHECKPOINT, RunFolder
+from tff_agnostic.run.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.privacy import RunPrivacy, run_privacy
 from tff_agnostic.run.private_evaluation import ReleaseLedger
@@ -96,8 +96,8 @@ class RunParts:
 def run_parts(
     spec: RunSpec,
     folder: RunFolder,
+    saved: Optional[SavedRun],
     runtime: Runtime,
-    resume: bool,
     load_task: Callable[[RunSpec], Task],
 ) -> RunParts:
     """Builds what a run is made of.
@@ -105,8 +105,8 @@ def run_parts(
     Args:
         spec: The run.
         folder: Where its files are.
+        saved: The run there that it goes on with, if any.
         runtime: Executes the rounds; entered by the caller.
-        resume: Whether it may go on with the run in `folder`.
         load_task: Returns the task of a run.
 
     Raises:
@@ -119,10 +119,11 @@ def run_parts(
     check_readable(task.test, MAX_READS)
     remarks = data_remarks(task, config, share_kept_out(spec.algorithm))
     # What it started from may be gone by now.
-    begun = folder.with_kept_model(spec)
+    begun = with_kept_model(saved, spec)
     algorithm = build_algorithm(begun, task)
     fingerprint = begun.fingerprint(task)
-    folder.check_fingerprint(fingerprint)
+    if saved is not None:
+        saved.check_fingerprint(fingerprint)
     aggregation = spec.build_aggregation()
     check_test_clients(task, aggregation)
     privacy = run_privacy(spec, task, algorithm)
@@ -134,7 +135,8 @@ def run_parts(
     runtime.check_clients_per_round(config.clients_per_round)
     if privacy is not None:
         privacy.check_execution(runtime.execution())
-        folder.check_executed_alike(spec, runtime.execution())
+        if saved is not None:
+            saved.check_executed_alike(spec, runtime.execution())
     training = runtime.training(algorithm, summed)
     initial, quantities = training.initialize(), training.quantities
     if privacy is not None:

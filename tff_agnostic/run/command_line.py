@@ -1,278 +1,332 @@
-"""A command: its flags, what a user gave, and the command that repeats a run.
+"""Commands on runs: their flags, what a user gave, and the command that repeats a run.
 
 Flags are made from the settings of runs, runtimes, algorithms, aggregations and tasks. Each is
 defined once, where its dataclass is, and what algorithms share is one flag. A user's algorithm
 brings settings of its own: the command line is searched for such files before flags are defined.
 """
 
+import contextlib
 import dataclasses
+import re
 import sys
 import types
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from absl import flags
-
-from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import (
     algorithm_label,
     is_user_file,
     load_user_algorithm,
 )
+from tff_agnostic.commands import own_flags as flags_of_commands
 from tff_agnostic.errors import UserError
-from tff_agnostic.registry import Registry
-from tff_agnostic.run.arms import OF_ALL_ROWS, algorithms_in
-from tff_agnostic.run.folder import RunFolder, algorithm_of_checkpoint, algorithm_of_run
-from tff_agnostic.run.options import RunConfig, path_of, settings_of_runs
-from tff_agnostic.run.process import with_flag_files
+from tff_agnostic.folders import output_folder
+from tff_agnostic.run.command import Command, Given
+from tff_agnostic.run.folder import RunFolder, SavedRun, algorithm_of_run, folder_of_checkpoint
+from tff_agnostic.run.options import (
+    options_of_runs,
+    options_of_runtimes,
+    options_of_task,
+    options_of_tasks,
+    path_of,
+)
+from tff_agnostic.run.process import Interrupted, StopRequest, flag_parts, with_flag_files
 from tff_agnostic.run.spec import (
     PLACES_OF_DATA,
     RunSpec,
     check_given,
-    flag_text,
     inheriting,
     path_flags,
     resolve,
 )
 from tff_agnostic.runtimes.options import RuntimeOptions, options_of
-from tff_agnostic.settings import Setting, define, given_values, parsed, path_flag, settings_in
+from tff_agnostic.runtimes.registry import RUNTIMES
+from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.settings import (
+    Option,
+    OptionTable,
+    Settings,
+    command_setting,
+    flag_text,
+    settings_in,
+)
 from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import option_flag
 
-_DEFAULT_TASK = "digits"
+# Where results go that nobody named a folder for.
+RUNS = Path("runs")
 # What decides which other settings there are, and what their defaults are.
 _CHOICES = ("algorithm", "aggregation", "privacy")
-# Flags of binaries that are no settings; users' algorithms cannot have settings of these names, in
-# whatever command. Binaries are above this package; a test holds the list to what they define.
-FLAGS_OF_BINARIES = frozenset(
-    (
-        *("task", "data_dir", "data", "output_dir", "resume", "override", "trials"),
-        *("algorithms", "arms", "checkpoint", "output", "profile", "collection_uri"),
-        *("models", "training_clients", "adaptation_share", "format", "quantize"),
-        *("group_by", "smoothing_share"),
-        *("clients_dir", "experiment", "scale", "page", "run"),
-        *("clients", "privacy_accountant", "max_participations"),
-        *("min_separation", "distributed_noise", "privacy_dimension"),
-        *("audit", "audit_runs", "audit_seed"),
-        *("plan", "server_state", "kind", "population", "iterations", "over_selection"),
-        *("rounds_between", "training_population", "training_task_id", "every_iterations"),
-        *("grid", "grid_algorithm", "grid_points", "measure", "max_hours", "max_memory_gb"),
-        *("client_graph", "max_clients_per_round", "require_odp_ops"),
-        *("search", "objective", "hours", "repeats", "sampler", "pruner", "prune_after"),
+# Whose values name users' algorithms, or runs that have one.
+_NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
+# Of --arms: [LABEL=]FILE.py[:...], separated by semicolons.
+_FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions(Settings):
+    """Where data lie; of commands that take the options of tasks."""
+
+    data_dir: Optional[Path] = command_setting(
+        None, "Folder with the files of tasks that read some."
     )
-)
-
-
-def define_task_flags(default: Optional[str] = _DEFAULT_TASK) -> None:
-    """Defines --task, --data_dir, --data and every option of every task."""
-    summaries = "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
-    flags.DEFINE_string("task", default, f"What to learn: {summaries}")
-    define_data_flags()
-    define_task_option_flags()
-
-
-def define_task_option_flags() -> None:
-    """Defines every option of every task."""
-    for task, spec in TASKS.items():
-        for setting in settings_in(spec.options):
-            field = setting.field
-            help_ = f"{field.metadata['help']} [{field.default}]"
-            define(dataclasses.replace(setting, flag=option_flag(task, field)), help_)
-
-
-def define_data_flags() -> None:
-    """Defines --data_dir and --data."""
-    flags.DEFINE_string("data_dir", None, "Folder with the files of tasks that read some.")
-    flags.DEFINE_string("data", None, "Client store, as import_data makes it, for tasks on stores.")
-
-
-def define_override_flag(of: str) -> None:
-    """Defines --override; `of` says what the flags in it are for, in capitals."""
-    flags.DEFINE_multi_string(
-        "override",
-        [],
-        f"A flag for one of them only, as {of}:FLAG=VALUE; may be given several times.",
+    data: Optional[Path] = command_setting(
+        None, "Client store, as import_data makes it, for tasks on stores."
     )
 
 
-def overrides(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns what --override gives to each of `names`.
+def tasks_help() -> str:
+    """Returns the help text of --task."""
+    return "What to learn: " + "; ".join(f"{name}: {spec.summary}" for name, spec in TASKS.items())
 
-    Raises:
-        UserError: If one has another form, or names something else.
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions(DataOptions):
+    """What is learned, and from what."""
+
+    task: Optional[str] = command_setting(None, tasks_help)
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenRun(Given):
+    """What a user gave to a command on runs.
+
+    Attributes:
+        settings: Of runs, by flag.
+        of_tasks: Options of tasks, by flag.
+        of_runtime: Options of the runtime, by flag.
+        options: Every option of runs, those of users' algorithms among them.
     """
-    given: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for text in flags.FLAGS.override:
-        owner, _, assignment = text.partition(":")
-        name, equals, value = assignment.partition("=")
-        if not equals or owner not in given or name in ("algorithm", *OF_ALL_ROWS):
-            raise UserError(
-                f"--override: expected NAME:FLAG=VALUE with one of {', '.join(names)} "
-                f"and a flag of its training, found {text!r}"
-            )
-        given[owner][name] = parsed_value(name, value)
-    return given
+
+    settings: Mapping[str, Any]
+    of_tasks: Mapping[str, Any]
+    of_runtime: Mapping[str, Any]
+    options: OptionTable
+
+    def task_options(self, task: str) -> dict[str, Any]:
+        """Returns the options of a task by field; see `options_of_task`."""
+        return options_of_task(task, self.of_tasks)
+
+    def spec(self) -> RunSpec:
+        """Returns the run that was described.
+
+        Raises:
+            UserError: If a value is unknown, out of range, or without effect.
+        """
+        own = self.own
+        options = self.task_options(own.task)
+        return resolve(own.task, self.settings, options, own.data_dir, own.data)
+
+    def inheriting(self, earlier: RunSpec) -> RunSpec:
+        """Returns the run that is as an earlier one wherever nothing else was given."""
+        options, own = self.task_options(earlier.task), self.own
+        return inheriting(earlier, self.settings, options, own.data_dir, own.data)
+
+    def resumed(self, saved: SavedRun) -> RunSpec:
+        """Returns the run of a folder with what was given otherwise.
+
+        Whether it may be otherwise is `RunFolder.check`'s to say.
+
+        Raises:
+            UserError: If the folder's run cannot be read, or a value is unknown, out of range, or
+                without effect.
+        """
+        algorithm = self.settings.get("algorithm")
+        earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
+        if "task" in self.names and self.own.task != earlier.task:
+            return self.spec()
+        return self.inheriting(earlier)
+
+    def runtime_options(
+        self, runtime: str, before: Mapping[str, Any] = types.MappingProxyType({})
+    ) -> RuntimeOptions:
+        """Returns how rounds are executed; see `runtimes.options.options_of`."""
+        return options_of(runtime, self.of_runtime, before)
 
 
-def define_run_flags(names: Optional[Container[str]] = None, without: Container[str] = ()) -> None:
-    """Defines the settings of runs as flags: `RunConfig`'s, algorithms' and aggregations'.
+@dataclasses.dataclass(frozen=True)
+class RunCommand(Command):
+    """A command on runs.
 
-    Their own defaults are None, so that what the user gave can be told from what a task or the
-    setting itself says.
-
-    Args:
-        names: Which ones; all if None.
+    Attributes:
+        settings: Which settings of runs it has as flags; all if None.
         without: Which of them not.
-
-    Raises:
-        UserError: If a user's algorithm on the command line cannot be loaded.
+        has_runtime: Whether it has the options of runtimes.
     """
-    for name, setting in run_settings().items():
-        if (names is None or name in names) and name not in without:
-            if name in flags.FLAGS:
-                # One of absl's own: no other is taken.
-                whose = ", ".join(setting.owners)
-                raise UserError(
-                    f"{whose}: options: expected names that no other flag has, found {name}"
-                )
-            define(setting, _help(setting))
+
+    settings: Optional[Container[str]] = None
+    without: Container[str] = ()
+    has_runtime: bool = True
+
+    def define_flags(self) -> None:
+        """Defines its flags.
+
+        Raises:
+            UserError: If a user's algorithm on the command line cannot be loaded.
+        """
+        super().define_flags()
+        options_of_command_line().define(self.settings, self.without, _default_text)
+        if issubclass(self.own, DataOptions):
+            options_of_tasks().define()
+        if self.has_runtime:
+            options_of_runtimes().define()
+
+    def given(self) -> GivenRun:
+        """Returns what the parsed flags give; see `Command.given`."""
+        options = options_of_command_line()
+        return GivenRun(
+            **vars(super().given()),
+            settings=options.from_flags(),
+            of_tasks=options_of_tasks().from_flags(),
+            of_runtime=options_of_runtimes().from_flags(),
+            options=options,
+        )
+
+    def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> GivenRun:
+        """Returns what a caller in Python gives; see `Command.given_by`."""
+        own, options = self.options, options_of_runs(_user_files(arguments))
+        names = (n for n in options if self.settings is None or n in self.settings)
+        tables = (
+            OptionTable("flag", {n: options[n] for n in names if n not in self.without}),
+            options_of_tasks(),
+            options_of_runtimes() if self.has_runtime else OptionTable("flag", {}),
+        )
+        self._check_known(arguments, [flag for table in (own, *tables) for flag in table])
+        of_command = {f: v for f, v in arguments.items() if f in own}
+        rest = {f: v for f, v in arguments.items() if f not in own}
+        settings, of_tasks, of_runtime = (
+            table.from_arguments({f: v for f, v in rest.items() if f in table}) for table in tables
+        )
+        return GivenRun(
+            **vars(super().given_by(of_command, show_progress)),
+            settings=settings,
+            of_tasks=of_tasks,
+            of_runtime=of_runtime,
+            options=options,
+        )
 
 
-def define_runtime_flags() -> None:
-    """Defines the fields of `RuntimeOptions` as flags."""
-    for setting in settings_in(RuntimeOptions):
-        define(setting, _help(setting))
-
-
-def runtime_options(
-    runtime: str, before: Mapping[str, Any] = types.MappingProxyType({})
-) -> RuntimeOptions:
-    """Returns the options that the flags give.
+@contextlib.contextmanager
+def session(given: GivenRun, name: str) -> Iterator["Session"]:
+    """While entered, a command writes into the folder that was named, or into a new one.
 
     Args:
-        runtime: Name of the runtime that they are for.
-        before: How a run was executed until now, if it goes on; see `options_of`.
+        given: What the command was given: `output_dir` and `resume` among its own settings.
+        name: Name of this kind of folder; it gets a number.
 
     Raises:
-        UserError: If a value is unknown, out of range, or without effect in this runtime.
+        UserError: If the folder cannot be made.
+        Interrupted: If a signal asked to stop; the message says how to go on.
     """
-    return options_of(runtime, given_values(settings_in(RuntimeOptions)), before)
+    with output_folder(given.own.output_dir, RUNS, name, given.own.resume) as path:
+        try:
+            yield Session(path, given)
+        except Interrupted as e:
+            raise e.with_command(given.again(path)) from None
 
 
-def run_spec_from_flags() -> RunSpec:
-    """Returns the run that the parsed flags describe.
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A command at work.
 
-    Raises:
-        UserError: If a value is unknown, out of range, or without effect.
+    Attributes:
+        path: The folder of its results.
+        given: What it was given.
     """
-    task = flags.FLAGS.task
-    return resolve(task, given_settings(), given_task_options(task), data_dir(), data())
+
+    path: Path
+    given: GivenRun
+
+    @contextlib.contextmanager
+    def running(
+        self, runtime: str, options: Optional[RuntimeOptions] = None
+    ) -> Iterator[tuple[Runtime, StopRequest]]:
+        """While entered, a runtime is there, and a signal asks to stop after the round.
+
+        Args:
+            runtime: Its name.
+            options: How it executes; as it was given if None.
+        """
+        chosen = self.given.runtime_options(runtime) if options is None else options
+        with StopRequest() as stop, started(runtime, chosen) as entered:
+            yield entered, stop
 
 
-def run_spec_that_goes_on(folder: RunFolder) -> RunSpec:
-    """Returns the run of a folder with what the parsed flags say otherwise.
-
-    Whether it may be otherwise is `RunFolder.check`'s to say.
-
-    Args:
-        folder: The folder of a run.
-
-    Raises:
-        UserError: If the folder's run cannot be read, or a value is unknown, out of range, or
-            without effect.
-    """
-    given = given_settings()
-    algorithm = given.get("algorithm")
-    earlier = folder.spec(algorithm and str(Path(algorithm).resolve()))
-    if flags.FLAGS["task"].present and flags.FLAGS.task != earlier.task:
-        return run_spec_from_flags()
-    return inheriting(earlier, given, given_task_options(earlier.task), data_dir(), data())
+def started(runtime: str, options: RuntimeOptions) -> contextlib.AbstractContextManager[Any]:
+    """Returns a runtime, to be entered."""
+    return RUNTIMES[runtime](options)
 
 
-def given_settings() -> dict[str, Any]:
-    """Returns the settings of runs that were given as flags."""
-    return given_values(run_settings().values())
-
-
-def data_dir() -> Optional[Path]:
-    """Returns the folder of --data_dir, if it was given."""
-    return path_flag("data_dir")
-
-
-def data() -> Optional[Path]:
-    """Returns the client store of --data, if it was given."""
-    return path_flag("data")
-
-
-def parsed_value(name: str, value: Any) -> Any:
-    """Returns the value of a setting of runs from a flag's value or from text.
-
-    Raises:
-        UserError: If there is no such setting, or the text is not of its type.
-    """
-    return parsed(Registry("flag", run_settings())[name], value)
-
-
-def given_task_flags() -> dict[str, Any]:
-    """Returns the options of tasks that were given as flags, by flag."""
-    values = flags.FLAGS.flag_values_dict()
-    names = (
-        option_flag(task, field)
-        for task, spec in TASKS.items()
-        for field in dataclasses.fields(spec.options)
-    )
-    return {name: values[name] for name in names if values[name] is not None}
-
-
-def given_task_options(task: str) -> dict[str, Any]:
-    """Returns the options of a task that were given as flags.
-
-    Raises:
-        UserError: If the task is unknown, or options of another task were given.
-    """
-    values = flags.FLAGS.flag_values_dict()
-    _ = TASKS[task]
-    options = {}
-    for name, spec in TASKS.items():
-        for field in dataclasses.fields(spec.options):
-            flag = option_flag(name, field)
-            value = values[flag]
-            if value is None:
-                continue
-            if name != task:
-                raise UserError(f"--{flag} has no effect with --task={task}")
-            options[field.name] = value
-    return options
-
-
-def _help(setting: Setting) -> str:
-    field = setting.field
-    text = field.metadata["help"]
-    if "choices" in field.metadata:
-        text += f" One of: {', '.join(field.metadata['choices'])}."
-    if setting.flag == "algorithm":
-        text += f" Names: {', '.join(ALGORITHMS)}."
-    if setting.owners:
-        text += f" Of: {', '.join(setting.owners)}."
-    return f"{text} [{'; '.join(_defaults(setting))}]"
-
-
-def _defaults(setting: Setting) -> Iterator[str]:
-    is_of_a_task = False
+def _default_text(option: Option) -> str:
+    """Returns the default of an option of runs, with those of tasks and algorithms."""
+    texts = []
     for task, spec in TASKS.items():
-        if setting.flag in spec.defaults:
-            is_of_a_task = True
-            yield f"{task}: {_shown(spec.defaults[setting.flag])}"
+        if option.flag in spec.defaults:
+            texts.append(f"{task}: {flag_text(spec.defaults[option.flag])}")
         for algorithm, own in spec.algorithm_defaults.items():
-            if setting.flag in own:
-                yield f"{task} with {algorithm}: {_shown(own[setting.flag])}"
-    default = _shown(setting.field.default)
-    yield f"otherwise {default}" if is_of_a_task else default
+            if option.flag in own:
+                texts.append(f"{task} with {algorithm}: {flag_text(own[option.flag])}")
+    default = option.default_text()
+    return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
 
 
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def options_of_command_line() -> OptionTable:
+    """Returns every option of runs by its flag: what is registered, and what users bring.
+
+    Raises:
+        UserError: If a user's algorithm or a flag file on the command line cannot be loaded, or an
+            algorithm has a setting whose name is taken.
+    """
+    registered, files = options_of_runs(), _user_files(_named_in(sys.argv))
+    if not files:
+        return registered
+    # What algorithms have may be a user's algorithm's, too.
+    shared = {f for f, o in registered.items() if {part for part, _ in o.owners} == {"algorithm"}}
+    others = {*flags_of_commands(), *options_of_runtimes(), *options_of_tasks()}
+    taken = {*registered, *others} - shared
+    for path in files:
+        for option in settings_in(load_user_algorithm(Path(path)).options):
+            if option.flag in taken:
+                raise UserError(
+                    f"{path}: options: expected names that no other flag has, found {option.flag}"
+                )
+    return options_of_runs(files)
+
+
+def _named_in(argv: Sequence[str]) -> dict[str, Any]:
+    """Returns the flags of a command line that may name users' algorithms, as texts."""
+    texts = iter([argument.text for argument in with_flag_files(argv[1:])])
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = flag_parts(text)
+        if text == "--":
+            break
+        if name in ("resume", "noresume"):
+            found["resume"] = name == "resume" and value.lower() not in ("false", "f", "0")
+        elif name in _NAMING:
+            found[name] = value if equals else next(texts, "")
+    return found
+
+
+def _user_files(named: Mapping[str, Any]) -> list[str]:
+    """Returns the users' algorithms that a command uses.
+
+    Args:
+        named: Flags as texts, or arguments of Python.
+    """
+    algorithms, arms = named.get("algorithms") or (), named.get("arms") or ""
+    if isinstance(arms, str):
+        in_arms = _FILE_IN_ARMS.findall(arms)
+    else:
+        in_arms = [settings.get("algorithm") for settings in arms.values()]
+    listed = algorithms.split(",") if isinstance(algorithms, str) else algorithms
+    names = [named.get("algorithm"), *listed, *in_arms]
+    if named.get("checkpoint"):
+        names.append(algorithm_of_run(folder_of_checkpoint(Path(named["checkpoint"]))))
+    if named.get("resume") and named.get("output_dir") and named.get("algorithm") is None:
+        # A run that goes on has its folder's algorithm.
+        names.append(algorithm_of_run(RunFolder(Path(named["output_dir"]))))
+    return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
 
 
 def train_command(spec: RunSpec) -> list[str]:
@@ -378,69 +432,3 @@ def _arm(row: str, algorithm: str, flags: Sequence[str]) -> str:
     label = "" if row == Path(algorithm).stem else f"{row}="
     settings = ",".join(flag[len("--") :] for flag in flags)
     return f"{label}{algorithm}{':' if settings else ''}{settings}"
-
-
-def run_settings() -> dict[str, Setting]:
-    """Returns every setting of runs by its flag: what is registered, and what users bring.
-
-    Raises:
-        UserError: If a user's algorithm or a flag file on the command line cannot be loaded, or an
-            algorithm has a setting whose name is taken.
-    """
-    settings = {setting.flag: setting for setting in settings_in(RunConfig)}
-    taken = {*settings, *_flags_beside_settings()}
-    for kind, name, options in settings_of_runs():
-        _add(settings, name, options)
-        if kind != "algorithm":
-            taken.update(setting.flag for setting in settings_in(options))
-    for path in _user_files(sys.argv):
-        options = load_user_algorithm(Path(path)).options
-        for setting in settings_in(options):
-            if setting.flag in taken:
-                raise UserError(
-                    f"{path}: options: expected names that no other flag has, found {setting.flag}"
-                )
-        _add(settings, path, options)
-    return settings
-
-
-def _flags_beside_settings() -> Iterator[str]:
-    yield from FLAGS_OF_BINARIES
-    yield from (setting.flag for setting in settings_in(RuntimeOptions))
-    for task, spec in TASKS.items():
-        yield from (option_flag(task, field) for field in dataclasses.fields(spec.options))
-
-
-def _add(settings: dict[str, Setting], owner: str, options: type) -> None:
-    for setting in settings_in(options):
-        known = settings.get(setting.flag, setting)
-        if (known.kind, known.item) != (setting.kind, setting.item):
-            raise UserError(
-                f"{owner}: options: expected {setting.flag} to be {known.item.__name__}, as that "
-                f"of {', '.join(known.owners)}, found {setting.item.__name__}"
-            )
-        settings[setting.flag] = dataclasses.replace(known, owners=(*known.owners, owner))
-
-
-def _user_files(argv: Sequence[str]) -> list[str]:
-    """Returns the users' algorithms that a command line names, before its flags are defined."""
-    scanned = flags.FlagValues()
-    flags.DEFINE_string("algorithm", None, "", flag_values=scanned)
-    flags.DEFINE_list("algorithms", [], "", flag_values=scanned)
-    flags.DEFINE_string("arms", None, "", flag_values=scanned)
-    flags.DEFINE_string("checkpoint", None, "", flag_values=scanned)
-    flags.DEFINE_string("output_dir", None, "", flag_values=scanned)
-    flags.DEFINE_bool("resume", False, "", flag_values=scanned)
-    arguments = [argument.text for argument in with_flag_files(argv[1:])]
-    try:
-        scanned([argv[0], *arguments], known_only=True)
-    except flags.Error:
-        # Whoever parses the whole of it says what is wrong.
-        return []
-    names = [scanned.algorithm, *scanned.algorithms, *algorithms_in(scanned.arms or "")]
-    if scanned.checkpoint:
-        names.append(algorithm_of_checkpoint(Path(scanned.checkpoint)))
-    if scanned.resume and scanned.output_dir and scanned.algorithm is None:
-        # A run that goes on has its folder's algorithm.
-        names.append(algorithm_of_run(RunFolder(Path(scanned.output_dir))))
-    return list(dict.fromkeys(name for name in names if name and is_user_file(name)))

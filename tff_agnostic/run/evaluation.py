@@ -494,8 +494,6 @@ def check_choice(clients: ClientDataset, models: Mapping[str, ModelWeights], sha
     Raises:
         UserError: If there is one model only, or the share leaves a client no example to choose by.
     """
-    if not 0 < share < 1:
-        raise UserError(f"--adaptation_share: expected a number in (0, 1), found {share:g}")
     if len(models) < 2:
         raise UserError(
             "--adaptation_share: expected a family of models to choose from, found one: "

@@ -36,9 +36,12 @@ from tff_agnostic.run.privacy import RunPrivacy, run_privacy
 from tff_agnostic.run.private_account import noise_key
 from tff_agnostic.run.private_evaluation import consistent
 from tff_agnostic.run.spec import FORMAT, RunSpec, check_sizes_by_chance
+from tff_agnostic.settings import Settings, command_setting
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Task
 
+# What the noise of an export is made of, whatever that of the run is.
+NOISE_OF_FLEETS = "secure"
 # Fields of `RunConfig` that a plan does not depend on.
 OF_SIMULATIONS = (
     "runtime",
@@ -71,23 +74,30 @@ _OF_TRAINING_STATE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceSettings:
-    """What an export has to know of a fleet, and a simulation has not.
+class DeviceSettings(Settings):
+    """What an export has to know of a fleet, and a simulation has not; every field is a flag."""
 
-    Attributes:
-        collection_uri: Which of a device's example collections is read.
-        client_graph: Which graphs a device gets; see `CLIENT_GRAPHS`.
-        max_clients_per_round: The most clients of a round that secure sums have room for; by
-            default twice as many as a round should have.
-        require_odp_ops: Whether an op that On-Device Personalization's devices lack is refused.
-        noise_generator: What the noise of a private run's export is made of.
-    """
-
-    collection_uri: str = "app:/examples"
-    client_graph: str = "tflite"
-    max_clients_per_round: Optional[int] = None
-    require_odp_ops: bool = False
-    noise_generator: str = "secure"
+    collection_uri: str = command_setting(
+        "app:/examples", "Which of a device's example collections is read."
+    )
+    client_graph: str = command_setting(
+        "tflite",
+        "Which graphs a device gets: tflite, or both, TensorFlow's as well, for clients that are "
+        "built to run that one; it about doubles the download.",
+        choices=CLIENT_GRAPHS,
+    )
+    max_clients_per_round: Optional[int] = command_setting(
+        None,
+        "With --profile=secure: the most clients of a round that the sums have room for, as sums "
+        "of more would wrap around; by default twice --clients_per_round. Twice as many cost a "
+        "bit more for each number that a device sends.",
+        at_least=1,
+    )
+    require_odp_ops: bool = command_setting(
+        False,
+        "Refuse a plan whose devices need ops that On-Device Personalization's lack, instead of "
+        "listing them.",
+    )
 
 
 def export_request(
@@ -99,6 +109,7 @@ def export_request(
     kind: str = TRAINING,
     task_settings: TaskSettings = TaskSettings(),
     models: Optional[Sequence[str]] = None,
+    noise_generator: str = NOISE_OF_FLEETS,
 ) -> ExportRequest:
     """Returns what to export.
 
@@ -112,6 +123,7 @@ def export_request(
         task_settings: What the server's task is to be.
         models: Of an evaluation: the name of the model of a family that is evaluated; the main one
             if None.
+        noise_generator: What the noise of a private run's export is made of.
 
     Raises:
         UserError: If the settings do not fit the task or each other.
@@ -126,9 +138,9 @@ def export_request(
         raise UserError(f"--models has no effect with --kind={kind}")
     evaluation = EvaluationMetrics(task.model, config.worst_min_examples, config.client_percentiles)
     settings = spec.settings()
-    fleet = fleet_privacy(kind, spec, task, algorithm, restore, device.noise_generator)
+    fleet = fleet_privacy(kind, spec, task, algorithm, restore, noise_generator)
     if fleet is not None:
-        settings["noise_generator"] = device.noise_generator
+        settings["noise_generator"] = noise_generator
         aggregation, restore = fleet.aggregation, fleet.restore
         evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
     ids = task.train.client_ids
@@ -184,9 +196,6 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
         raise UserError(
             f"--collection_uri: expected {_OF_THE_APP}..., found {device.collection_uri!r}"
         )
-    if device.client_graph not in CLIENT_GRAPHS:
-        known = " or ".join(CLIENT_GRAPHS)
-        raise UserError(f"--client_graph: expected {known}, found {device.client_graph!r}")
     most = device.max_clients_per_round
     if most is None:
         return

@@ -8,6 +8,7 @@ which deletes it when it goes on.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -29,12 +30,11 @@ from tff_agnostic.privacy.earlier_account import is_too_small, warning
 from tff_agnostic.run.spec import (
     FORMAT,
     RunSpec,
-    changes,
+    changes_of_settings,
     check_clients_per_round,
     check_evaluation_clients,
     differences,
     from_flags,
-    shown,
 )
 from tff_agnostic.run.trained_with import check_trained_with
 from tff_agnostic.saving.checkpoints import (
@@ -44,7 +44,7 @@ from tff_agnostic.saving.checkpoints import (
     read_checkpoint,
 )
 from tff_agnostic.saving.keras import KERAS_FILES
-from tff_agnostic.settings import flag_of
+from tff_agnostic.settings import flag_of, flag_text
 
 CHECKPOINT = ".npz"
 # Suffixes of what a run can start from.
@@ -78,30 +78,61 @@ class RunFolder:
         self.plots = path / "plots"
         self.model = path / "model"
 
-    def check(self, spec: RunSpec, resume: bool) -> None:
+    def saved(self) -> "SavedRun":
+        """Reads the run that the folder holds.
+
+        Raises:
+            UserError: If there is none, it cannot be read, or it was written by a later release.
+        """
+        flags = read_json(self.config)
+        execution = flags.get(_EXECUTION, {})
+        if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
+            raise UserError(f"{self.config}: expected the flags of a run, found something else")
+        file_format = flags.get("format", 1)
+        if not isinstance(file_format, int) or file_format > FORMAT:
+            raise UserError(
+                f"{self.config}: expected format {FORMAT} at most, found {file_format}: it was "
+                "written by a later release"
+            )
+        return SavedRun(self, flags, file_format, execution)
+
+    def read(self) -> Optional["SavedRun"]:
+        """Reads the run that the folder holds; None if it holds none."""
+        return self.saved() if self.config.exists() else None
+
+    def spec(self) -> RunSpec:
+        """Returns the run that the folder holds; see `SavedRun.spec`."""
+        return self.saved().spec()
+
+    def check(self, spec: RunSpec, resume: bool) -> Optional["SavedRun"]:
         """Checks that a run may begin or go on in the folder; writes nothing.
 
         A resumed run may have more rounds than before, and other values of settings that say they
         may change. Files may have moved whose content the fingerprint knows. Everything else has to
         be as it was.
 
+        Returns:
+            The folder's run, if it holds one.
+
         Raises:
             UserError: If the folder holds another run, a run that is not to be resumed or other
                 files, or cannot be read, or the run's sums have too few clients.
         """
         with write_errors(self.path):
-            if self.config.exists():
-                self._check_same(spec, resume)
+            saved = self.read()
+            if saved is not None:
+                check_same(saved, spec, resume)
             elif not (is_new_or_empty(self.path) or is_all_there_is(self.path)):
                 raise UserError(
                     "--output_dir: expected a new or empty folder or that of a run, found "
                     f"{self.path} with other content"
                 )
             # What a run of an earlier release was allowed is known with its folder only.
-            adopted = self.adopted(spec)
-            aggregation = adopted.build_aggregation()
-            check_clients_per_round(adopted.config, aggregation)
-            check_evaluation_clients(adopted.config, aggregation)
+            begun = adopted(saved, spec)
+            aggregation = begun.build_aggregation()
+            check_clients_per_round(begun.config, aggregation)
+            check_evaluation_clients(begun.config, aggregation)
+            return saved
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -116,47 +147,6 @@ class RunFolder:
                 raise UserError(f"--output_dir: another process is running in {self.path}")
             self._remove_temporary_files()
             yield
-
-    def check_fingerprint(
-        self, fingerprint: Mapping[str, str], others: Collection[str] = ()
-    ) -> None:
-        """Checks that a run is made of what the folder's run, if any, was trained with.
-
-        Args:
-            fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
-            others: Names of what may be another, such as the examples.
-
-        Raises:
-            UserError: If the run there was trained on something else, such as another vocabulary.
-        """
-        if not self.config.exists():
-            return
-        there = read_json(self.fingerprint) if self.fingerprint.exists() else {}
-        # An earlier release knew less of its data.
-        is_older = self._read_config().get("format", 1) < FORMAT
-        all_names = dict.fromkeys((*fingerprint, *there))
-        for name in there if is_older or not self.fingerprint.exists() else all_names:
-            if name in others:
-                continue
-            if fingerprint.get(name) != there.get(name):
-                kept = kept_model(self.path) if name == INITIAL_MODEL else None
-                raise UserError(
-                    f"{self.path}: expected the {name} that the run there was trained with "
-                    f"({there.get(name)}), found another one ({fingerprint.get(name)})"
-                    + (f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else "")
-                )
-
-    def check_own(self, checkpoint: Checkpoint) -> None:
-        """Checks that a checkpoint was trained with what config.json and fingerprint.json say.
-
-        Raises:
-            UserError: If one of them was edited since, or the checkpoint is of another run.
-        """
-        if self.config.exists():
-            known = read_json(self.fingerprint) if self.fingerprint.exists() else {}
-            check_trained_with(
-                checkpoint, (self.config, self._read_config()), (self.fingerprint, known)
-            )
 
     def write_config(
         self, spec: RunSpec, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
@@ -178,60 +168,98 @@ class RunFolder:
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
 
-    def with_kept_model(self, spec: RunSpec) -> RunSpec:
-        """Returns a run that goes on here with its own copy of what it started from.
+    def _remove_temporary_files(self) -> None:
+        for folder in (self.path, self.checkpoints, self.plots, self.model):
+            with write_errors(folder):
+                for path in folder.iterdir() if folder.is_dir() else ():
+                    if is_temporary(path):
+                        path.unlink()
 
-        One that names another file than the folder's run did stays as it is: what is in that file
-        is compared.
-        """
-        model = spec.config.initial_model
-        if model is None or not self.config.exists():
-            return spec
-        kept = kept_model(self.path) if model == self._read_config().get(INITIAL_MODEL) else None
-        if kept is None:
-            return spec
-        config = dataclasses.replace(spec.config, initial_model=str(kept))
-        return dataclasses.replace(spec, config=config)
 
-    def changes(self, spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
-        """Returns a line for each change that is to be known when a run goes on in the folder.
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """A run as its folder says it: config.json is read once.
+
+    Attributes:
+        folder: The folder.
+        flags: What config.json holds.
+        file_format: Of config.json; 1 of release 0.1.0.
+        execution: How its rounds were executed; nothing if that is not known.
+    """
+
+    folder: RunFolder
+    flags: Mapping[str, Any]
+    file_format: int
+    execution: Mapping[str, Any]
+
+    @functools.cached_property
+    def fingerprint(self) -> Optional[Mapping[str, str]]:
+        """The digests of what it was trained with; None if the folder has none."""
+        path = self.folder.fingerprint
+        return read_json(path) if path.exists() else None
+
+    @property
+    def last_evaluation(self) -> tuple[int, int]:
+        """Its last round, and its rounds between evaluations."""
+        return int(self.flags["rounds"]), int(self.flags["evaluate_every"])
+
+    @property
+    def has_too_small_epsilon(self) -> bool:
+        """Whether it was written by a release that claimed too much of it."""
+        return is_too_small(self.flags)
+
+    def spec(self, algorithm: Optional[str] = None) -> RunSpec:
+        """Returns the run.
 
         Args:
-            spec: The run.
-            execution: How its rounds are executed from now on; see `write_config`.
-        """
-        if not self.config.exists():
-            return []
-        there = self.execution()
-        return changes(self.spec(spec.config.algorithm), spec) + [
-            f"--{name} was {there[name]} until now and is {value}: numbers may differ in their "
-            "last bits from those of an uninterrupted run"
-            for name, value in execution.items()
-            if name in there and there[name] != value
-        ]
-
-    def execution(self) -> dict[str, Any]:
-        """Returns how the rounds of the folder's run were executed; nothing if that is not known.
+            algorithm: Where the Python file of the run's algorithm is now, if it has one and it may
+                have moved; of another algorithm nothing is taken.
 
         Raises:
-            UserError: If the folder's run cannot be read.
+            UserError: If a value is not as it has to be, or one is missing.
         """
-        execution: dict[str, Any] = self._read_config().get(_EXECUTION, {})
-        return execution
+        flags, config = self.flags, self.folder.config
+        if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
+            flags = {**flags, "algorithm": algorithm}
+        try:
+            return from_flags(flags)
+        except KeyError as e:
+            raise UserError(f"{config}: expected every flag of a run, {e} is missing") from e
+        except UserError as e:
+            raise UserError(f"{config}: {e}") from e
 
-    def has_too_small_epsilon(self) -> bool:
-        """Returns whether the folder's run was written by a release that claimed too much of it."""
-        return self.config.exists() and is_too_small(self._read_config())
-
-    def epsilon_warning(self) -> Optional[str]:
-        """Returns what has to be known of the epsilon that a complete run has written, if anything.
+    def check_own(self, checkpoint: Checkpoint) -> None:
+        """Checks that a checkpoint was trained with what config.json and fingerprint.json say.
 
         Raises:
-            UserError: If a file cannot be read.
+            UserError: If one of them was edited since, or the checkpoint is of another run.
         """
-        if not (self.result.exists() and self.has_too_small_epsilon()):
-            return None
-        return warning(self._read_config(), read_json(self.result))
+        config = (self.folder.config, self.flags)
+        check_trained_with(checkpoint, config, (self.folder.fingerprint, self.fingerprint or {}))
+
+    def check_fingerprint(
+        self, fingerprint: Mapping[str, str], others: Collection[str] = ()
+    ) -> None:
+        """Checks that a run is made of what this one was trained with.
+
+        Args:
+            fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
+            others: Names of what may be another, such as the examples.
+
+        Raises:
+            UserError: If this run was trained on something else, such as another vocabulary.
+        """
+        there, path = self.fingerprint or {}, self.folder.path
+        # An earlier release knew less of its data.
+        knows_all = self.fingerprint is not None and self.file_format == FORMAT
+        for name in dict.fromkeys((*fingerprint, *there)) if knows_all else there:
+            if name not in others and fingerprint.get(name) != there.get(name):
+                kept = kept_model(path) if name == INITIAL_MODEL else None
+                raise UserError(
+                    f"{path}: expected the {name} that the run there was trained with "
+                    f"({there.get(name)}), found another one ({fingerprint.get(name)})"
+                    + (f"; it is kept: --{INITIAL_MODEL}={kept}" if kept else "")
+                )
 
     def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
         """Checks that a private run goes on as it was executed, where the folder says how.
@@ -241,114 +269,118 @@ class RunFolder:
 
         Args:
             spec: The run.
-            execution: See `write_config`.
+            execution: See `RunFolder.write_config`.
 
         Raises:
             UserError: Naming the first setting that differs.
         """
-        if not self.config.exists():
-            return
         here = {"runtime": spec.config.runtime, **execution}
-        there = {"runtime": self._read_config().get("runtime"), **self.execution()}
+        there = {"runtime": self.flags.get("runtime"), **self.execution}
         for name in there:
             if there[name] != here.get(name, there[name]):
                 raise UserError(
-                    f"--{name}: expected {shown(there[name])}, with which the private run in "
-                    f"{self.path} was executed, found {shown(here[name])}: a round that is run "
-                    "again has the same noise, and other last bits would show the difference"
+                    f"--{name}: expected {flag_text(there[name])}, with which the private run in "
+                    f"{self.folder.path} was executed, found {flag_text(here[name])}: a round that "
+                    "is run again has the same noise, and other last bits would show the difference"
                 )
 
-    def last_evaluation(self) -> Optional[tuple[int, int]]:
-        """Returns the last round of the folder's run and its rounds between evaluations.
-
-        None if there is no run.
-        """
-        if not self.config.exists():
-            return None
-        flags = self._read_config()
-        return int(flags["rounds"]), int(flags["evaluate_every"])
-
-    def spec(self, algorithm: Optional[str] = None) -> RunSpec:
-        """Returns the run that the folder holds.
-
-        Args:
-            algorithm: Where the Python file of the run's algorithm is now, if it has one and it may
-                have moved; of another algorithm nothing is taken.
+    def epsilon_warning(self) -> Optional[str]:
+        """Returns what has to be known of the epsilon that a complete run has written, if anything.
 
         Raises:
-            UserError: If there is none, or it was written by another version.
+            UserError: If a file cannot be read.
         """
-        flags = self._read_config()
-        if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
-            flags = {**flags, "algorithm": algorithm}
-        try:
-            return from_flags(flags)
-        except KeyError as e:
-            raise UserError(f"{self.config}: expected every flag of a run, {e} is missing") from e
-        except UserError as e:
-            raise UserError(f"{self.config}: {e}") from e
+        result = self.folder.result
+        if not (result.exists() and self.has_too_small_epsilon):
+            return None
+        return warning(self.flags, read_json(result))
 
-    def adopted(self, spec: RunSpec) -> RunSpec:
-        """Returns a run that is to go on in the folder, with what was written before a setting was.
 
-        Settings that did not exist when the folder was written have the values that mean what was
-        done then, unless a user gave others.
-        """
-        if not self.config.exists() or self._read_config().get("format", 1) == FORMAT:
-            return spec
-        of_folder = self.spec(spec.config.algorithm)
-        known = {*self._read_config(), *spec.given}
+def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
+    """Checks that a run is the one that a folder holds, and may go on.
 
-        def older(part: Any, before: Any) -> Any:
-            if type(part) is not type(before):
-                return part
-            missing = [f.name for f in dataclasses.fields(part) if flag_of(f) not in known]
-            return dataclasses.replace(part, **{name: getattr(before, name) for name in missing})
-
-        return dataclasses.replace(
-            spec,
-            config=older(spec.config, of_folder.config),
-            algorithm=older(spec.algorithm, of_folder.algorithm),
-            aggregation=older(spec.aggregation, of_folder.aggregation),
-            privacy=older(spec.privacy, of_folder.privacy),
+    Raises:
+        UserError: If it is another one, is not to be resumed, or has fewer rounds.
+    """
+    path, there, here = saved.folder.path, saved.spec(spec.config.algorithm), adopted(saved, spec)
+    different = differences(there, here, saved.fingerprint or {})
+    if different:
+        raise UserError(f"--output_dir: {path} holds another run: {', '.join(different)}")
+    if not resume:
+        raise UserError(
+            f"--output_dir: {path} holds this run already: add --resume to go on with it, or "
+            "choose another folder"
+        )
+    if here.config.rounds < there.config.rounds:
+        raise UserError(
+            f"--rounds: the run in {path} has {there.config.rounds} rounds, and a resumed run "
+            f"cannot have fewer, found {here.config.rounds}"
         )
 
-    def _read_config(self) -> dict[str, Any]:
-        flags = read_json(self.config)
-        execution = flags.get(_EXECUTION, {})
-        if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
-            raise UserError(f"{self.config}: expected the flags of a run, found something else")
-        file_format = flags.get("format", 1)
-        if not isinstance(file_format, int) or file_format > FORMAT:
-            raise UserError(
-                f"{self.config}: expected format {FORMAT} at most, found {file_format}: it was "
-                "written by a later release"
-            )
-        return flags
 
-    def _check_same(self, spec: RunSpec, resume: bool) -> None:
-        there, here = self.spec(spec.config.algorithm), self.adopted(spec)
-        known = read_json(self.fingerprint) if self.fingerprint.exists() else {}
-        different = differences(there, here, known)
-        if different:
-            raise UserError(f"--output_dir: {self.path} holds another run: {', '.join(different)}")
-        if not resume:
-            raise UserError(
-                f"--output_dir: {self.path} holds this run already: add --resume to go on with it, "
-                "or choose another folder"
-            )
-        if here.config.rounds < there.config.rounds:
-            raise UserError(
-                f"--rounds: the run in {self.path} has {there.config.rounds} rounds, and a resumed "
-                f"run cannot have fewer, found {here.config.rounds}"
-            )
+def adopted(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
+    """Returns a run that is to go on, with what was written before a setting was.
 
-    def _remove_temporary_files(self) -> None:
-        for folder in (self.path, self.checkpoints, self.plots, self.model):
-            with write_errors(folder):
-                for path in folder.iterdir() if folder.is_dir() else ():
-                    if is_temporary(path):
-                        path.unlink()
+    Settings that did not exist when the folder was written have the values that mean what was done
+    then, unless a user gave others.
+
+    Args:
+        saved: The folder's run, if it holds one.
+        spec: The run.
+    """
+    if saved is None or saved.file_format == FORMAT:
+        return spec
+    of_folder = saved.spec(spec.config.algorithm)
+    known = {*saved.flags, *spec.given}
+
+    def older(part: Any, before: Any) -> Any:
+        if type(part) is not type(before):
+            return part
+        missing = [f.name for f in dataclasses.fields(part) if flag_of(f) not in known]
+        return dataclasses.replace(part, **{name: getattr(before, name) for name in missing})
+
+    return dataclasses.replace(
+        spec,
+        config=older(spec.config, of_folder.config),
+        algorithm=older(spec.algorithm, of_folder.algorithm),
+        aggregation=older(spec.aggregation, of_folder.aggregation),
+        privacy=older(spec.privacy, of_folder.privacy),
+    )
+
+
+def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each change that is to be known when a run goes on.
+
+    Args:
+        saved: The folder's run, if it holds one.
+        spec: The run.
+        execution: How its rounds are executed from now on; see `RunFolder.write_config`.
+    """
+    if saved is None:
+        return []
+    there = saved.execution
+    return changes_of_settings(saved.spec(spec.config.algorithm), spec) + [
+        f"--{name} was {there[name]} until now and is {value}: numbers may differ in their last "
+        "bits from those of an uninterrupted run"
+        for name, value in execution.items()
+        if name in there and there[name] != value
+    ]
+
+
+def with_kept_model(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
+    """Returns a run that goes on with the folder's own copy of what it started from.
+
+    One that names another file than the folder's run did stays as it is: what is in that file is
+    compared.
+    """
+    model = spec.config.initial_model
+    if saved is None or model is None or model != saved.flags.get(INITIAL_MODEL):
+        return spec
+    kept = kept_model(saved.folder.path)
+    if kept is None:
+        return spec
+    config = dataclasses.replace(spec.config, initial_model=str(kept))
+    return dataclasses.replace(spec, config=config)
 
 
 def is_all_there_is(folder: Path) -> bool:
@@ -435,7 +467,7 @@ def _fingerprint(folder: Path) -> dict[str, str]:
     return found if all(isinstance(value, str) for value in found.values()) else {}
 
 
-def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
+def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
     """Returns the run that `path` belongs to, and the checkpoint that it names.
 
     Prints what has to be known of the privacy that the run claims, if anything.
@@ -443,26 +475,25 @@ def find_checkpoint(path: Path) -> tuple[RunFolder, Checkpoint]:
     Raises:
         UserError: If there is none, it is damaged, or it is not of the run that its folder says.
     """
-    is_folder = path.is_dir()
-    folder = RunFolder(path if is_folder else path.absolute().parent.parent)
+    is_folder, folder = path.is_dir(), folder_of_checkpoint(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
-    folder.check_own(checkpoint)
-    warning = folder.epsilon_warning()
+    saved = folder.saved()
+    saved.check_own(checkpoint)
+    warning = saved.epsilon_warning()
     if warning is not None:
         print(f"note: {warning}")
-    return folder, checkpoint
+    return saved, checkpoint
 
 
-def algorithm_of_checkpoint(path: Path) -> str:
-    """Returns the algorithm of the run that a checkpoint belongs to, "" if that cannot be read."""
-    return algorithm_of_run(RunFolder(path if path.is_dir() else path.absolute().parent.parent))
+def folder_of_checkpoint(path: Path) -> RunFolder:
+    """Returns the run that a checkpoint belongs to; a run's folder stands for its newest one."""
+    return RunFolder(path if path.is_dir() else path.absolute().parent.parent)
 
 
 def algorithm_of_run(folder: RunFolder) -> str:
     """Returns the algorithm of the run in a folder, "" if there is none or it cannot be read."""
     try:
-        flags = read_json(folder.config)
+        algorithm = read_json(folder.config).get("algorithm", "")
     except UserError:
         return ""
-    algorithm = flags.get("algorithm", "")
     return algorithm if isinstance(algorithm, str) else ""

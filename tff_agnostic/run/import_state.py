@@ -1,6 +1,7 @@
 """The run that a server's checkpoint makes."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -10,9 +11,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from plan_runner.errors import PlanError
-from plan_runner.export import Export, Limits
+from plan_runner.export import DEFAULT_LIMITS, Export, Limits, open_export
 from plan_runner.graph_session import check_tensors
 from plan_runner.play import read_state
+from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.computations.round import Round
 from tff_agnostic.computations.tff_process import type_from_spec
@@ -20,22 +22,65 @@ from tff_agnostic.deployment.graphs import METRICS, SERVER, leaves, named
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.errors import UserError
-from tff_agnostic.files import make_folder, write_text
+from tff_agnostic.files import make_folder, read_json, write_text
+from tff_agnostic.folders import check_free, new_folder
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
+from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
 from tff_agnostic.run.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
 from tff_agnostic.run.folder import RunFolder
-from tff_agnostic.run.options import RunConfig, by_flag, made_of
+from tff_agnostic.run.options import RunConfig, by_flag
 from tff_agnostic.run.spec import RunSpec, from_flags, inheriting
 from tff_agnostic.run.trained_with import trained_with
 from tff_agnostic.saving.checkpoints import CheckpointFolder
+from tff_agnostic.settings import command_setting, make
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import DATA, Task, option_flag
 
 # The tensor of a server's state that says after how many rounds it is.
 ROUND_NUM = f"{SERVER}/round_num"
 _OF_ALGORITHM = f"{SERVER}/algorithm/"
+# What a plan does not depend on, and a run that goes on may want.
+_SETTINGS = (
+    "rounds",
+    "runtime",
+    "cohort_sampling",
+    "evaluate_every",
+    "evaluation_clients",
+    "checkpoint_every",
+    "keep_checkpoints",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportStateOptions(DataOptions):
+    """The flags of `import_state` that are no settings of runs."""
+
+    plan: Optional[Path] = command_setting(
+        None,
+        "Folder of the export that the server was given.",
+        required="the folder of an export",
+    )
+    server_state: Optional[Path] = command_setting(
+        None,
+        "Checkpoint of the server's state: what run_plan writes, or a server stores after a round.",
+        required="the checkpoint of its server",
+    )
+    output_dir: Optional[Path] = command_setting(
+        None,
+        "Folder of the run to make; new or empty.",
+        required="the folder of the run to make",
+    )
+    trust: bool = command_setting(
+        False,
+        "Read the checkpoint without a sandbox: only one that you trust, where the kernel has no "
+        "Landlock or no seccomp.",
+    )
+    max_memory_gb: float = command_setting(
+        DEFAULT_LIMITS.max_memory_gb,
+        "Memory of the process that reads the checkpoint, in 10^9 bytes.",
+    )
 
 
 def run_of_export(
@@ -75,7 +120,7 @@ def run_of_export(
         )
     task = manifest["task"]
     spec = TASKS[task]
-    settings = by_flag(made_of(RunConfig, spec.defaults))
+    settings = by_flag(make(RunConfig, spec.defaults))
     options = {f.name: f.default for f in dataclasses.fields(spec.options)}
     options.update(manifest.get(OPTIONS, {}))
     flags = {
@@ -229,3 +274,63 @@ def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) 
     if more := sorted({*tensors} - {*names}):
         raise UserError(f"{where}: expected the state of this algorithm, found {more[0]} as well")
     return tf.nest.pack_sequence_as(template, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOfServer:
+    """The run that was made of a server's state, and after how many rounds it is."""
+
+    path: Path
+    spec: RunSpec
+    completed: int
+
+
+def import_state(given: GivenRun) -> RunOfServer:
+    """Makes the run's folder."""
+    own = given.own
+    plan, server_state = own.plan, own.server_state
+    check_free(own.output_dir, "--output_dir")
+    try:
+        export = open_export(plan)
+    except PlanError as e:
+        raise UserError(f"--plan: {e}") from e
+    manifest = read_json(plan / "manifest.json")
+    limits = Limits(max_memory_gb=own.max_memory_gb)
+    try:
+        limits.check()
+    except PlanError as e:
+        raise UserError(str(e)) from e
+    tensors = read_server_state(export, server_state, limits, own.trust)
+    options = given.task_options(manifest["task"])
+    if OPTIONS not in manifest:
+        print(
+            f"note: {plan} is of an earlier release and does not say the options of its task: "
+            "those of the flags are taken, or the defaults"
+        )
+    completed = int(tensors[ROUND_NUM])
+    spec = run_of_export(manifest, completed, given.settings, options, own.data_dir, own.data)
+    if spec.config.rounds < completed:
+        raise UserError(
+            f"--rounds: expected at least {completed}, which {server_state} has already, found "
+            f"{spec.config.rounds}"
+        )
+    run = ImportedRun(spec, spec.load_task())
+    check_made_of(manifest, run.fingerprint)
+    state = state_of(run.initial, tensors, str(server_state))
+    with new_folder(own.output_dir, "--output_dir") as path:
+        run.write(RunFolder(path), state)
+    return RunOfServer(own.output_dir, spec, completed)
+
+
+def _show(run: RunOfServer) -> None:
+    label = algorithm_label(run.spec.config.algorithm)
+    print(f"{label} on {run.spec.task} after {run.completed} rounds: {run.path}")
+    print(
+        f"to go on in simulation: ./run train {shlex.quote(f'--output_dir={run.path}')} "
+        f"--resume --rounds={run.completed + 1}, or more"
+    )
+
+
+IMPORT_STATE = RunCommand(
+    "import_state", ImportStateOptions, import_state, _show, settings=_SETTINGS, has_runtime=False
+)

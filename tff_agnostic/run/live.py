@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_errors
 from tff_agnostic.folders import tensorflow_writes
-from tff_agnostic.metrics.metrics_file import ROUND, Column
+from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.report_fields import Quantities, Quantity, Role, paired
 from tff_agnostic.run.process import is_shown
 
@@ -150,18 +150,17 @@ class TensorBoardSink:
                 if exc_info[0] is None:
                     raise
 
-    def write(self, row: Mapping[str, str]) -> None:
-        """Adds the scalars of a round; empty cells have none.
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Adds the scalars of a round, of those columns that have one.
 
         Raises:
             UserError: If they cannot be written.
         """
-        step = int(row[ROUND])
         scalars: dict[Optional[str], dict[str, float]] = {}
         for column in self._columns:
-            text = row[column.name]
-            if text:
-                scalars.setdefault(column.domain, {})[column.quantity.name] = float(text)
+            if column.name in numbers:
+                of_domain = scalars.setdefault(column.domain, {})
+                of_domain[column.quantity.name] = numbers[column.name]
         for domain, values in scalars.items():
             event = Event(wall_time=time.time(), step=step, summary=_summary(values))
             with write_errors(self._folder), tensorflow_writes():

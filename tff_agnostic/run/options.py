@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -14,9 +14,20 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percentile_name
 from tff_agnostic.models.keras import PRECISIONS
+from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
-from tff_agnostic.settings import Settings, check_type, flag_of, is_stored, setting, settings_in
+from tff_agnostic.settings import (
+    OptionTable,
+    Settings,
+    flag_of,
+    is_stored,
+    make,
+    setting,
+    settings_in,
+)
+from tff_agnostic.tasks.registry import TASKS
+from tff_agnostic.tasks.task import option_flag
 
 # Metadata of a setting: what folders mean that were written before it existed.
 _AS_BEFORE = "as_before"
@@ -31,7 +42,9 @@ class RunConfig(Settings):
     """
 
     algorithm: str = setting(
-        "agnostic_fed_avg", "What to train with: an algorithm's name, or a Python file of yours."
+        "agnostic_fed_avg",
+        "What to train with: an algorithm's name, or a Python file of yours. Names: "
+        f"{', '.join(ALGORITHMS)}.",
     )
     runtime: str = setting(
         "cohort",
@@ -146,18 +159,77 @@ def settings_of_runs() -> Iterator[tuple[str, str, type]]:
         yield "privacy", name, privacy.options
 
 
+def options_of_runs(files: Iterable[str] = ()) -> OptionTable:
+    """Returns every option of runs by its flag: what is registered, and what users bring.
+
+    Made once per process, and once more for each set of users' options.
+
+    Args:
+        files: Users' files of algorithms.
+
+    Raises:
+        UserError: If a file cannot be loaded, or an option has another type than another's of its
+            name.
+    """
+    return _options_of_runs(tuple((name, algorithm_of_flag(name).options) for name in files))
+
+
+@functools.cache
+def _options_of_runs(of_users: tuple[tuple[str, type], ...]) -> OptionTable:
+    users = (("algorithm", name, options) for name, options in of_users)
+    return OptionTable.of("flag", [("config", "", RunConfig), *settings_of_runs(), *users])
+
+
+@functools.cache
+def options_of_runtimes() -> OptionTable:
+    """Returns the options of runtimes by flag."""
+    return OptionTable.of("flag", [("runtime", "", RuntimeOptions)])
+
+
+@functools.cache
+def options_of_tasks() -> OptionTable:
+    """Returns the options of all tasks by flag; the owner of each is its task."""
+    return OptionTable(
+        "flag",
+        {
+            option_flag(task, option.field): dataclasses.replace(
+                option, flag=option_flag(task, option.field), owners=(("task", task),)
+            )
+            for task, spec in TASKS.items()
+            for option in settings_in(spec.options)
+        },
+    )
+
+
+def options_of_task(task: str, by_flag: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a task by field.
+
+    Args:
+        task: Name of the task.
+        by_flag: Options of tasks that were given.
+
+    Raises:
+        UserError: If the task is unknown, or an option is another task's.
+    """
+    _ = TASKS[task]
+    options = options_of_tasks()
+    for flag in by_flag:
+        if options[flag].owners != (("task", task),):
+            raise UserError(f"--{flag} has no effect with --task={task}")
+    return {options[flag].field.name: value for flag, value in by_flag.items()}
+
+
 def without_effect(flag: str, config: RunConfig) -> str:
     """Returns why a setting that was given does nothing in a run, and what it needs."""
-    owners: dict[str, list[str]] = {}
-    for kind, name, options in settings_of_runs():
-        if flag in (flag_of(field) for field in dataclasses.fields(options)):
-            owners.setdefault(kind, []).append(name)
-    for kind, names in owners.items():
-        return (
-            f"--{flag} has no effect with --{kind}={getattr(config, kind)}: it needs "
-            f"--{kind}={' or '.join(names)}"
-        )
-    return f"--{flag} has no effect with --algorithm={config.algorithm}"
+    option = options_of_runs().get(flag)
+    if option is None or not option.owners:
+        return f"--{flag} has no effect with --algorithm={config.algorithm}"
+    (part, _), *_ = option.owners
+    names = [name for kind, name in option.owners if kind == part]
+    return (
+        f"--{flag} has no effect with --{part}={getattr(config, part)}: it needs "
+        f"--{part}={' or '.join(names)}"
+    )
 
 
 def algorithm_of_flag(name: str) -> AlgorithmSpec:
@@ -173,24 +245,10 @@ def algorithm_of_flag(name: str) -> AlgorithmSpec:
 
 
 def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
-    """Returns the settings of an algorithm; see `made_of`."""
+    """Returns the settings of an algorithm; see `make`."""
     options = algorithm_of_flag(name).options
     with making_options_of(name):
-        return made_of(options, values)
-
-
-def made_of(kind: type, values: Mapping[str, Any]) -> Any:
-    """Returns an instance of a dataclass of settings.
-
-    Args:
-        kind: The dataclass.
-        values: Values by flag; others than its own are left alone.
-
-    Raises:
-        UserError: If one is out of range.
-    """
-    fields = {flag_of(field): field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: values[flag] for flag, name in fields.items() if flag in values})
+        return make(options, values)
 
 
 def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str, Any]:
@@ -212,7 +270,7 @@ def complete(kind: type, values: Mapping[str, Any], is_of_now: bool) -> dict[str
             all_values[one.flag] = one.field.default
             continue
         if one.flag in values:
-            check_type(one, values[one.flag])
+            one.check_type(values[one.flag])
             continue
         if is_of_now:
             raise KeyError(one.flag)

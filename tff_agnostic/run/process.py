@@ -22,6 +22,7 @@ from typing import Any, Callable, NoReturn, Optional
 
 from absl import app, flags, logging
 
+from tff_agnostic.commands import PROGRAM
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.runtimes.tff_exit import end_quietly
@@ -72,7 +73,7 @@ def with_flag_files(arguments: Sequence[str]) -> list[Argument]:
         if text == "--":
             # What follows is no flag.
             return [*found, Argument(text), *map(Argument, rest)]
-        name, equals, value = _parts(text)
+        name, equals, value = flag_parts(text)
         if name != _FLAG_FILE:
             found.append(Argument(text))
             continue
@@ -95,14 +96,14 @@ def _lines(name: str, readers: tuple[str, ...]) -> Iterator[str]:
     for line in map(str.strip, text.split("\n")):
         if not line or line.startswith(_COMMENTS):
             continue
-        flag, _, value = _parts(line)
+        flag, _, value = flag_parts(line)
         if flag == _FLAG_FILE:
             yield from _lines(value, (*readers, name))
         else:
             yield line
 
 
-def _parts(text: str) -> tuple[str, str, str]:
+def flag_parts(text: str) -> tuple[str, str, str]:
     """Returns the name of a flag, "=" if a value follows it in the same argument, and the value."""
     if not text.startswith("-"):
         return "", "", ""
@@ -143,7 +144,7 @@ def _values(
     """Yields name, value and flag file of each flag that may be given once."""
     rest = iter(arguments)
     for argument in rest:
-        name, equals, value = _parts(argument.text)
+        name, equals, value = flag_parts(argument.text)
         if argument.text == "--" or not name:
             # Flags end here.
             return
@@ -158,7 +159,8 @@ def _values(
             yield name, value, argument.flag_file
 
 
-Main = Callable[[Sequence[str]], None]
+# Returns the exit status, if it is not 0.
+Main = Callable[[Sequence[str]], Optional[int]]
 
 
 def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
@@ -191,7 +193,7 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
         with _sigint_as_exception():
             if len(argv) > 1:
                 raise UserError(f"expected flags only, found {argv[1]!r}")
-            main(argv)
+            return main(argv) or 0
     except UserError as e:
         return _failed(e)
     except BrokenPipeError:
@@ -217,7 +219,6 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    return 0
 
 
 @contextlib.contextmanager
@@ -270,7 +271,8 @@ def resume_command(name: str, output_dir: Path) -> str:
     program = Path(sys.argv[0]).absolute()
     script = program.parent.parent / "run"
     if program.suffix != ".py":
-        start = [program.name]  # The wheel's console script.
+        # The wheel's program, or one that is called after the command.
+        start = [program.name, *([name] if program.name == PROGRAM else [])]
     elif script.exists():
         start = ["./run" if script.parent == Path.cwd() else str(script), name]
     else:

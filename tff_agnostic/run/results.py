@@ -1,8 +1,6 @@
 """What a finished run writes: result.json, models, model card."""
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -19,7 +17,7 @@ from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
 from tff_agnostic.metrics.columns import RunRows
-from tff_agnostic.metrics.formatting import short_names
+from tff_agnostic.metrics.formatting import csv_text, short_names
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights, measures_of
 from tff_agnostic.report_fields import Quantity
@@ -302,12 +300,10 @@ def write_alphas(folder: Path, model: EnsembleModel, by_model: Mapping[str, np.n
     Raises:
         UserError: If they cannot be written.
     """
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(["predictor", *(f"alpha ({name})" for name in by_model)])
+    rows = [["predictor", *(f"alpha ({name})" for name in by_model)]]
     for k, name in enumerate(model.names):
-        writer.writerow([name, *(f"{alpha[k]:.9g}" for alpha in by_model.values())])
-    write_text(folder / "alpha.csv", content.getvalue())
+        rows.append([name, *(f"{alpha[k]:.9g}" for alpha in by_model.values())])
+    write_text(folder / "alpha.csv", csv_text(rows))
     save(alpha_figure(model, by_model), folder / "plots" / "alpha.png")
 
 

@@ -6,6 +6,7 @@ chosen ones has is refused, as it would do nothing.
 
 import dataclasses
 import types
+from collections import ChainMap
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -27,13 +28,12 @@ from tff_agnostic.run.options import (
     by_flag,
     complete,
     initial_file,
-    made_of,
     path_fields,
     path_of,
     with_absolute_paths,
     without_effect,
 )
-from tff_agnostic.settings import Settings, check_effective, flag_of
+from tff_agnostic.settings import Settings, check_effective, flag_of, flag_text, make
 from tff_agnostic.tasks.registry import TASKS, load_task, option_flags, task_of_flags
 from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
 
@@ -48,13 +48,6 @@ CHANGEABLE: Mapping[str, str] = {
     for field in dataclasses.fields(RunConfig)
     if "may_change" in field.metadata
 }
-
-
-def flag_text(value: Any) -> str:
-    """Returns a value of a flag as it is typed."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,15 +157,15 @@ def resolve(
             effect.
     """
     spec = TASKS[task]
-    before = spec.defaults if inherited is None else {**spec.defaults, **inherited}
-    wanted = {**shared, **given}
-    name = wanted.get("algorithm", before.get("algorithm", RunConfig.algorithm))
+    # What is first counts.
+    layers = [dict(one) for one in (given, shared, inherited or {}, spec.defaults)]
+    name = ChainMap(*layers).get("algorithm", RunConfig.algorithm)
     if is_user_file(name):
         name = absolute(Path(name))
     tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
-    values = {**before, **tuned, **wanted, "algorithm": name}
-    config = made_of(RunConfig, values)
-    if config.initial_model is not None and "initial_model" in wanted:
+    values = ChainMap({"algorithm": name}, *layers[:2], dict(tuned), *layers[2:])
+    config = make(RunConfig, values)
+    if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
         config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
     run = RunSpec(
@@ -182,9 +175,9 @@ def resolve(
         absolute(data),
         config,
         with_absolute_paths(algorithm_options(name, values)),
-        made_of(AGGREGATIONS[config.aggregation].options, values),
-        made_of(PRIVACIES[config.privacy].options, values),
-        frozenset(wanted),
+        make(AGGREGATIONS[config.aggregation].options, values),
+        make(PRIVACIES[config.privacy].options, values),
+        frozenset((*shared, *given)),
     )
     check_given(run, given)
     return run
@@ -203,7 +196,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     is_of_now = flags.get("format", 1) == FORMAT
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
     task, options = task_of_flags(flags, is_of_now)
-    config = made_of(RunConfig, complete(RunConfig, values, is_of_now))
+    config = make(RunConfig, complete(RunConfig, values, is_of_now))
     aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
     privacy = PRIVACIES[config.privacy].options
     return RunSpec(
@@ -213,8 +206,8 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         flags["data"],
         config,
         algorithm_options(config.algorithm, complete(algorithm.options, values, is_of_now)),
-        made_of(aggregation.options, complete(aggregation.options, values, is_of_now)),
-        made_of(privacy, complete(privacy, values, is_of_now)),
+        make(aggregation.options, complete(aggregation.options, values, is_of_now)),
+        make(privacy, complete(privacy, values, is_of_now)),
     )
 
 
@@ -301,15 +294,16 @@ def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) 
         # Another one has other defaults.
         different = [name for name in different if name in _CHIEF or name in spec.given]
     return [
-        f"--{name} is {shown(there[name])} there and {shown(here[name])} here" for name in different
+        f"--{name} is {flag_text(there[name])} there and {flag_text(here[name])} here"
+        for name in different
     ]
 
 
-def changes(earlier: RunSpec, spec: RunSpec) -> list[str]:
+def changes_of_settings(earlier: RunSpec, spec: RunSpec) -> list[str]:
     """Returns a line for each setting that has changed, as it may, and that is to be known of."""
     there, here = earlier.settings(), spec.settings()
     return [
-        f"--{flag} was {shown(there[flag])} until now and is {shown(here[flag])}: {told}"
+        f"--{flag} was {flag_text(there[flag])} until now and is {flag_text(here[flag])}: {told}"
         for flag, told in CHANGEABLE.items()
         if told and there[flag] != here[flag]
     ]
@@ -323,13 +317,6 @@ def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
     for part in (spec.config, spec.algorithm):
         by_flag.update((flag_of(field), field.name) for field in path_fields(part))
     return {flag for flag, name in by_flag.items() if name in known_content}
-
-
-def shown(value: Any) -> str:
-    """Returns a setting's value as messages have it."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return "not given" if value is None else str(value)
 
 
 def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:

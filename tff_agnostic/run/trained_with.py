@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tff_agnostic.algorithms.user_algorithm import is_user_file
-from tff_agnostic.errors import UserError
-from tff_agnostic.run.spec import CHANGEABLE, RunSpec, flag_text, path_flags
+from tff_agnostic.errors import UserError, some_of
+from tff_agnostic.run.spec import CHANGEABLE, RunSpec, path_flags
 from tff_agnostic.saving.checkpoints import Checkpoint
+from tff_agnostic.settings import flag_text
 
 # Parts of what a checkpoint was trained with.
 _SETTINGS, _MADE_OF = "settings", "made_of"
@@ -65,12 +66,11 @@ def check_trained_with(
     # What is missing in a config has another name by now.
     different = [name for name in settings if name in flags and flags[name] != settings[name]]
     if different:
-        told, more = different[:_MAX_TOLD], len(different) - _MAX_TOLD
-        rest = f" and {more} more" if more > 0 else ""
+        expected = some_of(_texts(different, settings), _MAX_TOLD)
+        found = ", ".join(_texts(different[:_MAX_TOLD], flags))
         raise UserError(
-            f"{config_file}: expected {_texts(told, settings)}{rest}, with which {where} was "
-            f"trained, found {_texts(told, flags)}: put back what was changed there, or the "
-            "checkpoints of that run"
+            f"{config_file}: expected {expected}, with which {where} was trained, found {found}: "
+            "put back what was changed there, or the checkpoints of that run"
         )
     for name, digest in checkpoint.trained_with.get(_MADE_OF, {}).items():
         if digests.get(name) != digest:
@@ -81,8 +81,8 @@ def check_trained_with(
             )
 
 
-def _texts(names: list[str], flags: Mapping[str, Any]) -> str:
-    return ", ".join(
+def _texts(names: list[str], flags: Mapping[str, Any]) -> list[str]:
+    return [
         f"no --{name}" if flags[name] is None else f"--{name}={flag_text(flags[name])}"
         for name in names
-    )
+    ]

@@ -1,5 +1,6 @@
 """The training loop: rounds, evaluations, checkpoints, and what a run leaves behind."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Callable, Optional
 
@@ -9,12 +10,12 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS, CohortReader, Draw, Sil
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
-from tff_agnostic.metrics.metrics_file import Row
+from tff_agnostic.metrics.metrics_file import Numbers
 from tff_agnostic.models.model import Examples
 from tff_agnostic.reports.evaluation_table import evaluation_table
 from tff_agnostic.run.build import run_parts
 from tff_agnostic.run.evaluation import Reports, diverged, skipped_rounds
-from tff_agnostic.run.folder import RunFolder
+from tff_agnostic.run.folder import RunFolder, adopted, changes
 from tff_agnostic.run.live import Progress, TensorBoardSink
 from tff_agnostic.run.privacy import RunPrivacy
 from tff_agnostic.run.process import StopRequest
@@ -44,11 +45,9 @@ class TrainingRun:
         load_task: Returns the task of a run.
 
     Attributes:
-        spec: The run as it goes on in the folder; see `RunFolder.adopted`.
-        task: The task, loaded.
-        security: What reaches the server, where secure sums were asked for.
+        spec: The run as it goes on in the folder; see `folder.adopted`.
+        parts: What it is made of.
         left_out: A line for each model of which the run, at its end, has left no Keras file.
-        remarks: What is to be known of its data before the first round.
     """
 
     def __init__(
@@ -60,27 +59,21 @@ class TrainingRun:
         load_task: Callable[[RunSpec], Task] = RunSpec.load_task,
     ) -> None:
         # Before the rest, which takes a while.
-        folder.check(spec, resume)
-        self.spec = spec = folder.adopted(spec)
+        self._saved = folder.check(spec, resume)
+        self.spec = spec = adopted(self._saved, spec)
         self._folder = folder
         self._resume = resume
         self._runtime = runtime
         self.left_out: list[str] = []
-        self._parts = parts = run_parts(spec, folder, runtime, resume, load_task)
-        self.task, self.remarks = parts.task, parts.remarks
-        self.security = parts.training.security
-        self._algorithm, self._privacy = parts.algorithm, parts.privacy
-        self._training, self._summed = parts.training, parts.summed
-        self._evaluations = parts.evaluations
-        self._rows, self._history = parts.rows, parts.rows.history
+        self.parts = run_parts(spec, folder, self._saved, runtime, load_task)
         self._data = self._digest_of_data()
         self._checkpoints = CheckpointFolder(
             folder.checkpoints,
             spec.config.keep_checkpoints,
-            self.task.model.frozen,
-            secret=self._privacy is not None,
+            self.parts.task.model.frozen,
+            secret=self.parts.privacy is not None,
             data=self._data,
-            trained_with=trained_with(spec, parts.fingerprint),
+            trained_with=trained_with(spec, self.parts.fingerprint),
         )
 
     def run(
@@ -104,16 +97,16 @@ class TrainingRun:
         """
         with self._folder.locked():
             # Again: another process may have been faster.
-            self._folder.check(self.spec, self._resume)
+            self._saved = self._folder.check(self.spec, self._resume)
             state, reports = self._start()
-            if self._history.rows:
+            if len(self.parts.rows.history):
                 # Before the config, which says that rows of a shorter run fit this one by now.
-                self._history.write()
-            for line in self._folder.changes(self.spec, self._runtime.execution()):
+                self.parts.rows.history.write()
+            for line in changes(self._saved, self.spec, self._runtime.execution()):
                 print(line)
-            self._folder.write_config(self.spec, self._parts.fingerprint, self._runtime.execution())
-            if self._privacy is not None:
-                self._begin_private(self._privacy, state)
+            self._folder.write_config(self.spec, self.parts.fingerprint, self._runtime.execution())
+            if self.parts.privacy is not None:
+                self._begin_private(self.parts.privacy, state)
             state, reports = self._rounds(state, reports, stop, show_progress, watch)
             self._finish(state, reports)
         return next(iter(reports.values()))
@@ -127,23 +120,29 @@ class TrainingRun:
         watch: Watch,
     ) -> tuple[RunState, Reports]:
         """Runs the rounds that are left; returns the state and its evaluation after the last."""
-        config, names = self.spec.config, self.task.domain_names
+        config, names = self.spec.config, self.parts.task.domain_names
         total, completed = config.rounds, int(state.round_num)
-        quantities = self._parts.quantities
+        quantities = self.parts.quantities
         draw, silent = self._cohorts(state)
         with (
-            CohortReader(self.task.train, draw, total, silent) as cohorts,
-            TensorBoardSink(self._folder.tensorboard, self._history.columns) as tensorboard,
+            CohortReader(self.parts.task.train, draw, total, silent) as cohorts,
+            TensorBoardSink(
+                self._folder.tensorboard, self.parts.rows.history.columns
+            ) as tensorboard,
             Progress(quantities, names, completed, total, show_progress) as progress,
         ):
-            for row in self._history.rows:
-                tensorboard.write(row)
+            for earlier in range(1, completed + 1):
+                tensorboard.write(earlier, self.parts.rows.history.numbers(earlier))
             for round_num in range(completed + 1, total + 1):
                 state, report = self._round(state, round_num, cohorts.read(round_num))
-                reports = self._evaluations(state) if self._evaluations.are_due(round_num) else None
-                if self._privacy is not None:
-                    report = self._privacy.account.report(report, round_num)
-                tensorboard.write(self._record(state, report, reports))
+                reports = (
+                    self.parts.evaluations(state)
+                    if self.parts.evaluations.are_due(round_num)
+                    else None
+                )
+                if self.parts.privacy is not None:
+                    report = self.parts.privacy.account.report(report, round_num)
+                tensorboard.write(round_num, self._record(state, report, reports))
                 if reports is not None:
                     watch(round_num, next(iter(reports.values())))
                 for event in self._runtime.take_events():
@@ -164,11 +163,11 @@ class TrainingRun:
 
     def _cohorts(self, state: RunState) -> tuple[Draw, Silent]:
         """Returns which clients train in a round, and which others answer in silence."""
-        if self._privacy is not None:
-            return self._privacy.cohorts(state, self._summed)
+        if self.parts.privacy is not None:
+            return self.parts.privacy.cohorts(state, self.parts.summed)
         config, sampling = self.spec.config, COHORT_SAMPLINGS[self.spec.config.cohort_sampling]
-        size, num_domains = config.clients_per_round, self.task.num_domains
-        return sampling(self.task.train, num_domains, size, config.seed), nobody_silent
+        size, num_domains = config.clients_per_round, self.parts.task.num_domains
+        return sampling(self.parts.task.train, num_domains, size, config.seed), nobody_silent
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of this run.
@@ -183,29 +182,33 @@ class TrainingRun:
 
     def _start(self) -> tuple[RunState, Optional[Reports]]:
         """Returns the state to go on from, and its evaluation if no rounds are left."""
-        state = self._parts.initial
+        state = self.parts.initial
         checkpoint = self._checkpoints.load_latest() if self._resume else None
-        if self._privacy is not None:
+        if self.parts.privacy is not None:
             self._check_same_releases(checkpoint)
         if checkpoint is not None:
-            self._folder.check_own(checkpoint)
+            if self._saved is not None:
+                self._saved.check_own(checkpoint)
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             print(f"going on after round {checkpoint.round_num}")
-        self._history.load(completed_rounds=int(state.round_num))
-        if self._privacy is not None:
-            self._account_from(self._privacy, state)
-            if self._folder.has_too_small_epsilon():
+        self.parts.rows.history.load(completed_rounds=int(state.round_num))
+        if self.parts.privacy is not None:
+            self._account_from(self.parts.privacy, state)
+            if self._saved is not None and self._saved.has_too_small_epsilon:
                 print(
                     "an earlier release claimed too small an epsilon of this run: everybody learns "
                     "how many clients a round has where they add the noise. metrics.csv and "
                     "result.json get the right one"
                 )
                 for row in range(1, int(state.round_num) + 1):
-                    self._history.change(row, {"epsilon": self._privacy.account.epsilon(row)})
-            if checkpoint is not None and not self._privacy.has_noise_of(self._summed):
+                    self.parts.rows.history.change(
+                        row, {"epsilon": self.parts.privacy.account.epsilon(row)}
+                    )
+            if checkpoint is not None and not self.parts.privacy.has_noise_of(self.parts.summed):
                 # A run of more rounds has the noise that was worked out for fewer.
-                self._summed = self._privacy.aggregation(self.spec.build_aggregation())
-                self._training = self._runtime.training(self._algorithm, self._summed)
+                summed = self.parts.privacy.aggregation(self.spec.build_aggregation())
+                training = self._runtime.training(self.parts.algorithm, summed)
+                self.parts = dataclasses.replace(self.parts, summed=summed, training=training)
         return state, self._evaluate_as_in_one_run(state)
 
     def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
@@ -231,16 +234,18 @@ class TrainingRun:
 
     def _digest_of_data(self) -> str:
         """Returns a digest of all examples of a private run; "" where its fingerprint has one."""
-        if self._privacy is None or DATA in self.task.fingerprint:
+        if self.parts.privacy is None or DATA in self.parts.task.fingerprint:
             return ""
-        return clients_digest(self.task.train, self.task.test)
+        return clients_digest(self.parts.task.train, self.parts.task.test)
 
     def _account_from(self, privacy: RunPrivacy, state: RunState) -> None:
-        ledger = self._evaluations.ledger
+        ledger = self.parts.evaluations.ledger
         if ledger is not None:
-            ledger.load(int(state.round_num), int(self._history.largest_in_file("evaluations")))
-        privacy.go_on_from(state, self._evaluations)
-        privacy.check_plan(self._folder.last_evaluation())
+            ledger.load(
+                int(state.round_num), int(self.parts.rows.history.largest_in_file("evaluations"))
+            )
+        privacy.go_on_from(state, self.parts.evaluations)
+        privacy.check_plan(None if self._saved is None else self._saved.last_evaluation)
         if ledger is not None:
             # Before metrics.csv forgets rows.
             ledger.write()
@@ -252,63 +257,65 @@ class TrainingRun:
         may not be, or on some of them. Other evaluations stay, whenever they were due.
         """
         config, completed = self.spec.config, int(state.round_num)
-        last, every = self._folder.last_evaluation() or (0, 1)
-        if 0 < last <= completed and last % every and not self._evaluations.are_due(last):
-            self._rows.change_evaluation(last, None)
+        last, every = (0, 1) if self._saved is None else self._saved.last_evaluation
+        if 0 < last <= completed and last % every and not self.parts.evaluations.are_due(last):
+            self.parts.rows.change_evaluation(last, None)
         is_last = completed == config.rounds
-        was_last = 0 < completed == last and self._evaluations.are_due(completed)
+        was_last = 0 < completed == last and self.parts.evaluations.are_due(completed)
         if not (is_last or (was_last and config.evaluation_clients is not None)):
             return None
-        reports = self._evaluations(state)
-        self._rows.change_evaluation(completed, reports)
-        if self._privacy is not None:
+        reports = self.parts.evaluations(state)
+        self.parts.rows.change_evaluation(completed, reports)
+        if self.parts.privacy is not None:
             # It may be of other clients than those that were evaluated then, if any were.
-            self._history.change(completed, self._privacy.account.spent(completed))
+            self.parts.rows.history.change(completed, self.parts.privacy.account.spent(completed))
         return reports if is_last else None
 
     def _round(
         self, state: RunState, round_num: int, cohort: Sequence[Examples]
     ) -> tuple[RunState, Report]:
-        state, report = self._training.next(state, cohort)
-        if self._privacy is not None:
+        state, report = self.parts.training.next(state, cohort)
+        if self.parts.privacy is not None:
             # How many clients were not finite is known with noise only: nothing is made of it.
             return state, report
         clients = report.get("clients", {})
         if clients.get("non_finite", 0) > 0 and clients.get("contributed") == 0:
-            model, num_non_finite = self.task.model, clients["non_finite"]
+            model, num_non_finite = self.parts.task.model, clients["non_finite"]
             raise diverged(round_num, num_non_finite, len(cohort), model, cohort)
         return state, report
 
-    def _record(self, state: RunState, report: Report, reports: Optional[Reports]) -> Row:
-        weights = self._algorithm.main_model(state.algorithm)
-        return self._rows.append(int(state.round_num), report, weights, reports)
+    def _record(self, state: RunState, report: Report, reports: Optional[Reports]) -> Numbers:
+        weights = self.parts.algorithm.main_model(state.algorithm)
+        return self.parts.rows.append(int(state.round_num), report, weights, reports)
 
     def _begin_private(self, privacy: RunPrivacy, state: RunState) -> None:
         """Says what the run will have spent, and keeps its key before anything is released."""
         if int(state.round_num) == 0:
-            self._checkpoints.save(0, state, self._algorithm.models(state.algorithm))
+            self._checkpoints.save(0, state, self.parts.algorithm.models(state.algorithm))
         rounds = self.spec.config.rounds
         print("\n".join(privacy.lines(rounds)))
 
     def _save(self, state: RunState) -> None:
-        self._history.sync()
-        models = self._algorithm.models(state.algorithm)
+        self.parts.rows.history.sync()
+        models = self.parts.algorithm.models(state.algorithm)
         self._checkpoints.save(int(state.round_num), state, models)
 
     def _finish(self, state: RunState, reports: Reports) -> None:
-        private = self._privacy
+        private = self.parts.privacy
         self.left_out = leave_results(
             self._folder,
             self.spec,
-            self.task,
-            self._rows,
-            self._algorithm.models(state.algorithm),
+            self.parts.task,
+            self.parts.rows,
+            self.parts.algorithm.models(state.algorithm),
             reports,
             privacy=None if private is None else private.to_json(self.spec.config.rounds),
-            remarks=self.remarks,
-            security=self.security,
+            remarks=self.parts.remarks,
+            security=self.parts.training.security,
         )
 
     def table(self, report: EvaluationReport) -> str:
         """Returns the table of an evaluation with the weights of domains, as the run calls them."""
-        return evaluation_table(report, self._rows.domain_weights(), self._rows.weight_name)
+        return evaluation_table(
+            report, self.parts.rows.domain_weights(), self.parts.rows.weight_name
+        )

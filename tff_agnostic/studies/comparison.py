@@ -187,7 +187,7 @@ def run_trials(
                 # Now that a run can be made: what is refused leaves nothing behind.
                 claim(folder, specs, labels or {})
                 if k == 0:
-                    _say_once((remark.text for remark in run.remarks), said)
+                    _say_once((remark.text for remark in run.parts.remarks), said)
                 is_complete = resume and run.is_complete()
                 if not is_complete:
                     try:
@@ -199,9 +199,9 @@ def run_trials(
                 fewest.append(run.spec.config.worst_min_examples)
                 comparison = dataclasses.replace(
                     comparison,
-                    domain_names=run.task.domain_names,
-                    measures=measures_of(run.task.model),
-                    split=run.task.test_split,
+                    domain_names=run.parts.task.domain_names,
+                    measures=measures_of(run.parts.task.model),
+                    split=run.parts.task.test_split,
                     worst_min_examples=max(comparison.worst_min_examples, fewest[-1]),
                 )
                 bar.update()
@@ -281,14 +281,6 @@ def _mixed(spec: RunSpec) -> Any:
     if not isinstance(options, EnsembleOptions):
         return None
     return options.base_predictors, options.ensemble_loss
-
-
-def check_trials(trials: int) -> None:
-    """Raises a `UserError` if --trials is a number of trials that cannot be made."""
-    if trials < 1:
-        raise UserError(f"--trials: expected at least 1, found {trials}")
-    if trials > MAX_TRIALS:
-        raise UserError(f"--trials: expected at most {MAX_TRIALS}, found {trials}")
 
 
 def check_folder(

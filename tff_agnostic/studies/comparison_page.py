@@ -1,5 +1,6 @@
 """report.html of a comparison, and any report again."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,6 @@ from tff_agnostic.reports.page import (
 )
 from tff_agnostic.reports.run_page import (
     NOT_FLAGS,
-    REPORT,
     command_blocks,
     data_section,
     measure_facts,
@@ -36,6 +36,9 @@ from tff_agnostic.reports.run_page import (
     versions_blocks,
     write_run_report,
 )
+from tff_agnostic.reports.run_page import (
+    REPORT as REPORT_FILE,
+)
 from tff_agnostic.reports.run_record import (
     ABOUT,
     RESULT,
@@ -44,9 +47,11 @@ from tff_agnostic.reports.run_record import (
     weight_quantity,
 )
 from tff_agnostic.reports.run_sections import client_curves, curves_of
+from tff_agnostic.run.command import Command
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.results import measures_json
+from tff_agnostic.settings import Settings, command_setting
 from tff_agnostic.studies.comparison import DIFFERENCE, OVER_CLIENTS, OVERALL, WORST, trial_folder
 from tff_agnostic.studies.comparison_record import (
     BASELINE,
@@ -313,7 +318,7 @@ def write_comparison_report(folder: Path) -> Path:
         row: [trial_folder(folder, row, k).spec() for k in range(len(runs))]
         for row, runs in record.runs.items()
     }
-    path = folder / REPORT
+    path = folder / REPORT_FILE
     write_text(path, rendered(comparison_page(record, compare_command(specs))))
     return path
 
@@ -350,3 +355,22 @@ def _measures(folder: Path) -> Optional[Mapping[str, Any]]:
     if about is not None:
         return about.get("measures") if isinstance(about, dict) else None
     return measures_json(RunFolder(folder).spec().load_task())
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions(Settings):
+    """The flags of `report`."""
+
+    run: Optional[Path] = command_setting(
+        None,
+        "Folder of a complete run or comparison.",
+        required="the folder of a run or a comparison",
+    )
+
+
+REPORT = Command(
+    "report",
+    ReportOptions,
+    run=lambda given: write_report_again(given.own.run),
+    show=lambda page: print(f"report: {page}"),
+)

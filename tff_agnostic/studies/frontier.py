@@ -239,17 +239,15 @@ def mixtures(
         most: How many mixtures may be tried.
 
     Raises:
-        UserError: If that is no grid, or there are more.
+        UserError: If there are more, or no two domains to mix.
     """
-    if points < 2:
-        raise UserError(f"--grid_points: expected at least 2, found {points}")
     num_trained = np.count_nonzero(shares)
     if num_trained < 2:
         raise UserError(
             f"--task: expected at least 2 domains with training examples to mix, found "
             f"{num_trained} of {len(names)}"
         )
-    make = GRIDS.given("--grid", grid)
+    make = GRIDS[grid]
     names = [" ".join(name.split()) for name in names]
     found = [Mixture(TRAINING_MIXTURE, "training mixture", _tuple(shares))]
     if points <= most:
@@ -404,12 +402,6 @@ def _is_one_trial(verdict: Verdict) -> bool:
 def _list(items: Sequence[str]) -> str:
     *most, last = items
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def check_max_hours(hours: float) -> None:
-    """Raises a `UserError` if --max_hours is no time."""
-    if not 0 < hours < math.inf:
-        raise UserError(f"--max_hours: expected a finite positive number, found {hours:g}")
 
 
 def check_time(hours: float, seconds: float, trials_left: int) -> None:

@@ -1,7 +1,5 @@
 """The table, the page and the figure of a frontier."""
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -12,7 +10,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.files import finite_or_none
-from tff_agnostic.metrics.formatting import UNDEFINED, short_names, shown, with_percent
+from tff_agnostic.metrics.formatting import UNDEFINED, csv_text, short_names, shown, with_percent
 from tff_agnostic.reports.figures import (
     MUTED,
     REFERENCE,
@@ -320,26 +318,22 @@ def to_csv(frontier: Frontier) -> str:
     weights = {mixture.name: mixture.weights for mixture in frontier.mixtures}
     domains = comparison.domain_names
     measured = (*domains, WORST, OVERALL, DIFFERENCE)
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(
+    heads = [
+        *("row", "label", "kind"),
+        *(f"lambda/{name}" for name in domains),
+        *(f"{measure}/{name}" for name in measured),
+        *(f"{measure} std/{name}" for name in measured),
+    ]
+    lines = [
         [
-            *("row", "label", "kind"),
-            *(f"lambda/{name}" for name in domains),
-            *(f"{measure}/{name}" for name in measured),
-            *(f"{measure} std/{name}" for name in measured),
+            *(row, comparison.label(row), "mixture" if row in weights else "algorithm"),
+            *weights.get(row, [None] * len(domains)),
+            *(finite_or_none(trials.mean(name, measure)) for name in measured),
+            *(finite_or_none(trials.std(name, measure)) for name in measured),
         ]
-    )
-    for row, trials in comparison.trials.items():
-        writer.writerow(
-            [
-                *(row, comparison.label(row), "mixture" if row in weights else "algorithm"),
-                *weights.get(row, [None] * len(domains)),
-                *(finite_or_none(trials.mean(name, measure)) for name in measured),
-                *(finite_or_none(trials.std(name, measure)) for name in measured),
-            ]
-        )
-    return text.getvalue()
+        for row, trials in comparison.trials.items()
+    ]
+    return csv_text([heads, *lines], "\r\n")
 
 
 def _worst_domain(frontier: Frontier, row: str) -> Optional[str]:

@@ -1,126 +1,132 @@
 """What is compared: an algorithm with its settings, several seeds."""
 
-import types
-from collections.abc import Mapping
-from pathlib import Path
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
-
-from absl import flags
 
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.arms import Arm, arms_of_algorithms, parsed_arms
-from tff_agnostic.run.command_line import (
-    data,
-    data_dir,
-    define_override_flag,
-    given_settings,
-    given_task_options,
-    overrides,
-    parsed_value,
-)
+from tff_agnostic.run.command_line import GivenRun, TaskOptions, tasks_help
 from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
-from tff_agnostic.studies.comparison import check_trials
+from tff_agnostic.settings import command_setting
+from tff_agnostic.studies.arms import (
+    OF_ALL_ROWS,
+    Arm,
+    arms_of_algorithms,
+    arms_of_settings,
+    parsed_arms,
+)
+from tff_agnostic.studies.comparison import MAX_TRIALS
 
 
-def specs_of_trials(
-    rows: Mapping[str, Mapping[str, Any]],
-    trials: int,
-    task: str,
-    given: Mapping[str, Any],
-    task_options: Mapping[str, Any] = types.MappingProxyType({}),
-    data_dir: Optional[Path] = None,
-    data: Optional[Path] = None,
-) -> dict[str, list[RunSpec]]:
-    """Returns the runs of each row.
-
-    Args:
-        rows: The settings of each row's own, by flag, by the names of the rows.
-        trials: How many runs each has; trial k has the seed that was given, or 0, plus k.
-        task: Name of the task.
-        given: Settings that were given for all rows, by flag.
-        task_options: Options of the task.
-        data_dir: Folder with the task's files.
-        data: The client store.
-
-    Raises:
-        UserError: If a value is out of range, or has no effect on any of the rows.
-    """
-    check_trials(trials)
-    first_seed = given.get("seed", 0)
-    specs = {
-        name: [
-            resolve(
-                task, {**own, "seed": first_seed + k}, task_options, data_dir, data, shared=given
-            )
-            for k in range(trials)
-        ]
-        for name, own in rows.items()
-    }
-    check_given_somewhere([runs[0] for runs in specs.values()], given)
-    return specs
+def override_setting(of: str) -> Any:
+    """Declares --override; `of` says what the flags in it are for, in capitals."""
+    help_ = f"A flag for one of them only, as {of}:FLAG=VALUE; may be given several times."
+    return command_setting((), help_, repeated=True)
 
 
-def define_trial_flags() -> None:
-    """Defines --algorithms, --arms, --trials and --override."""
-    define_arm_flags()
-    flags.DEFINE_integer("trials", 3, "Trials of each algorithm; trial k has seed --seed + k.")
+@dataclasses.dataclass(frozen=True)
+class ArmOptions(TaskOptions):
+    """What is compared; in Python `arms` are the settings of each row by its name."""
 
-
-def define_arm_flags() -> None:
-    """Defines --algorithms, --arms and --override."""
-    flags.DEFINE_list(
-        "algorithms",
-        ["fed_avg", "agnostic_fed_avg"],
+    task: str = command_setting("digits", tasks_help)
+    algorithms: tuple[str, ...] = command_setting(
+        ("fed_avg", "agnostic_fed_avg"),
         f"What to compare: names ({', '.join(ALGORITHMS)}), or Python files of yours.",
     )
-    flags.DEFINE_string(
-        "arms",
+    arms: Optional[str] = command_setting(
         None,
         "Instead of --algorithms: the same algorithm several times, with settings of their own, as "
         "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons.",
+        also=Mapping,
     )
-    define_override_flag("ROW")
+    override: tuple[str, ...] = override_setting("ROW")
 
 
-def arms_from_flags() -> dict[str, Arm]:
-    """Returns the rows of the comparison, by the names of their folders.
+@dataclasses.dataclass(frozen=True)
+class TrialOptions(ArmOptions):
+    """What is compared, and how often."""
+
+    trials: int = command_setting(
+        3,
+        "Trials of each algorithm; trial k has seed --seed + k.",
+        at_least=1,
+        at_most=MAX_TRIALS,
+    )
+
+
+def given_arms(given: GivenRun) -> dict[str, Arm]:
+    """Returns the rows of a comparison, by the names of their folders.
 
     Raises:
         UserError: If --arms or --algorithms is not as it has to be, or both were given.
     """
-    if flags.FLAGS.arms is None:
-        return arms_of_algorithms(flags.FLAGS.algorithms)
-    if flags.FLAGS["algorithms"].present:
+    own, options = given.own, given.options
+    if own.arms is None:
+        return arms_of_algorithms(own.algorithms)
+    if "algorithms" in given.names:
         raise UserError("--arms and --algorithms: expected one of them, found both")
-    return parsed_arms(flags.FLAGS.arms, parsed_value)
+    if isinstance(own.arms, str):
+        return parsed_arms(own.arms, lambda flag, text: options[flag].parsed(text))
+    return arms_of_settings(own.arms, lambda flag, value: options[flag].checked(value))
+
+
+def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns what --override gives to each of `names`.
+
+    Raises:
+        UserError: If one has another form, or names something else.
+    """
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for text in given.own.override:
+        owner, _, assignment = text.partition(":")
+        name, equals, value = assignment.partition("=")
+        if not equals or owner not in found or name in ("algorithm", *OF_ALL_ROWS):
+            raise UserError(
+                f"--override: expected NAME:FLAG=VALUE with one of {', '.join(names)} "
+                f"and a flag of its training, found {text!r}"
+            )
+        found[owner][name] = given.options[name].parsed(value)
+    return found
 
 
 def trial_specs(
-    arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
+    given: GivenRun, arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
 ) -> dict[str, list[RunSpec]]:
-    """Returns the runs of each row that the flags describe.
+    """Returns the runs of each row; trial k has the seed that was given, or 0, plus k.
 
     Args:
+        given: What the command was given.
         arms: The rows, by the names of their folders.
         called: What --override calls rows that it does not call as their folders, by the latter;
             several may share a name. It cannot change what makes such a row.
 
     Raises:
-        UserError: If a flag is out of range, or has no effect on any of the rows.
+        UserError: If a value is out of range, or has no effect on any of the rows.
     """
+    own, shared = given.own, given.settings
     owners = {name: (called or {}).get(name, name) for name in arms}
-    given, own_flags = given_settings(), overrides(list(dict.fromkeys(owners.values())))
-    task = flags.FLAGS.task
-    rows = {}
+    further = overrides(given, list(dict.fromkeys(owners.values())))
+    options, first_seed = given.task_options(own.task), shared.get("seed", 0)
+    specs = {}
     for name, arm in arms.items():
-        further = own_flags[owners[name]]
-        fixed = sorted(arm.settings.keys() & further.keys()) if owners[name] != name else ()
+        more = further[owners[name]]
+        fixed = sorted(arm.settings.keys() & more.keys()) if owners[name] != name else ()
         if fixed:
             raise UserError(
                 f"--override: {owners[name]}: expected settings that do not make them, "
                 f"found {fixed[0]}"
             )
-        rows[name] = {**arm.settings, **further}
-    options = given_task_options(task)
-    return specs_of_trials(rows, flags.FLAGS.trials, task, given, options, data_dir(), data())
+        specs[name] = [
+            resolve(
+                own.task,
+                {**arm.settings, **more, "seed": first_seed + k},
+                options,
+                own.data_dir,
+                own.data,
+                shared=shared,
+            )
+            for k in range(own.trials)
+        ]
+    check_given_somewhere([runs[0] for runs in specs.values()], shared)
+    return specs

@@ -1,17 +1,21 @@
 """Epsilon, noise or rounds before any training."""
 
-import csv
 import dataclasses
-import io
+import importlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Optional
 
 import numpy as np
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.files import make_folder, write_json, write_text
+from tff_agnostic.metrics.formatting import csv_text
 from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
     PrivacyStatement,
@@ -20,9 +24,13 @@ from tff_agnostic.privacy.accountant import (
     rounds_for_budget,
     statement,
 )
-from tff_agnostic.privacy.options import AccountingOptions
-from tff_agnostic.reports.figures import draw_grid, look, new_figure
+from tff_agnostic.privacy.options import AccountingOptions, AuditOptions
+from tff_agnostic.reports.figures import draw_grid, look, new_figure, save
+from tff_agnostic.run.command import Command, Given
+from tff_agnostic.settings import check_effective, command_setting, part_of
 
+# Other answers need no TensorFlow, which takes seconds to import.
+_MAY_AUDIT = re.compile("--?(audit|flagfile)")
 # Of a release's noise and rounds, in tables beside what was asked about.
 _NOISE_FACTORS = (0.5, 1.0, 2.0)
 _ROUND_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -60,12 +68,9 @@ class Curves:
 
     def to_csv(self) -> str:
         """Returns the same for programs; lines end as RFC 4180 has it."""
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(["rounds", *(f"epsilon/{z}" for z in self.epsilons)])
-        for i, n in enumerate(self.rounds):
-            writer.writerow([n, *(of[i] for of in self.epsilons.values())])
-        return text.getvalue()
+        rows: list[list[Any]] = [["rounds", *(f"epsilon/{z}" for z in self.epsilons)]]
+        rows += [[n, *(of[i] for of in self.epsilons.values())] for i, n in enumerate(self.rounds)]
+        return csv_text(rows, "\r\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,3 +232,70 @@ def figure(curves: Curves, found: PrivacyStatement) -> Figure:
     draw_grid(axes)
     axes.legend()
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanningOptions(AuditOptions, AccountingOptions):
+    """The flags of `privacy`."""
+
+    output_dir: Optional[Path] = command_setting(
+        None, "Folder for privacy.json, privacy.csv and privacy.png; none is written if not given."
+    )
+
+
+def plan_privacy(given: Given) -> int:
+    """Prints the answer, what it rests on, and epsilon of other rounds and noise.
+
+    Returns:
+        The exit status: 1 where an audit refutes the claim.
+    """
+    own = given.own
+    check_effective(own, [flag for flag in PRIVACY.options if flag in given.names])
+    found = answer(part_of(own, AccountingOptions))
+    print(found.sentence)
+    print(f"\n{found.table()}")
+    note = found.note()
+    if note is not None:
+        print(f"\nnote: {note}")
+    print(f"\n{found.neighbours().table()}")
+    audited = None
+    if own.audit:
+        # Imported here, with TensorFlow.
+        from tff_agnostic.studies.privacy_audit import audit_of_answer
+
+        audited = audit_of_answer(found, part_of(own, AuditOptions))
+        print(f"\n{audited.sentence}\n\n{audited.table()}")
+    if own.output_dir is not None:
+        facts = found.to_json()
+        if audited is not None:
+            facts = {**facts, "audit": audited.to_json()}
+        _write(own.output_dir, found, facts)
+    if audited is not None and audited.is_refuted:
+        print(f"error: {audited.sentence}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write(folder: Path, found: Answer, facts: Mapping[str, Any]) -> None:
+    make_folder(folder)
+    curves = found.curves()
+    files = [folder / f"privacy.{ending}" for ending in ("json", "csv", "png")]
+    json_file, csv_file, image = files
+    write_json(json_file, facts)
+    write_text(csv_file, curves.to_csv())
+    save(figure(curves, found.statement), image)
+    print(f"\nfiles: {', '.join(map(str, files))}")
+
+
+class _PrivacyCommand(Command):
+    """Imports TensorFlow first where it may be needed."""
+
+    def main(self, doc: Optional[str]) -> NoReturn:
+        """Runs as a program; see `Command`."""
+        if any(_MAY_AUDIT.match(argument) for argument in sys.argv):
+            # Keras is of no use if TensorFlow is first imported when absl's app runs.
+            importlib.import_module("tensorflow")
+        super().main(doc)
+
+
+PRIVACY = _PrivacyCommand("privacy", PlanningOptions, plan_privacy, lambda status: status)

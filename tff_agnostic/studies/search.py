@@ -90,8 +90,9 @@ class TrialRunner:
             for spec in specs:
                 folder = RunFolder(claim.folder / f"seed_{spec.config.seed}")
                 run = TrainingRun(spec, folder, self.runtime, True, self.load_task)
-                check_heldout(run.task, spec.task)
-                watch.end_run(run.run(stop, show_progress=False, watch=watch), run.task.test_split)
+                task = run.parts.task
+                check_heldout(task, spec.task)
+                watch.end_run(run.run(stop, show_progress=False, watch=watch), task.test_split)
         except Pruned as e:
             return Outcome(TrialState.PRUNED, text=str(e))
         except Diverged as e:

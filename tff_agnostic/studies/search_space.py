@@ -15,10 +15,9 @@ from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.run.command_line import run_settings
-from tff_agnostic.settings import Setting, parsed, settings_in
-from tff_agnostic.tasks.registry import TASKS, what_decides_the_split
-from tff_agnostic.tasks.task import option_flag
+from tff_agnostic.run.options import options_of_runs, options_of_tasks
+from tff_agnostic.settings import Option
+from tff_agnostic.tasks.registry import what_decides_the_split
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
 _CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
@@ -48,7 +47,7 @@ class Dimension:
         distribution: The same for Optuna. A choice is between the texts of its values.
     """
 
-    setting: Setting
+    setting: Option
     text: str
     distribution: Distribution
 
@@ -69,7 +68,7 @@ class Dimension:
 
     def value(self, sampled: Any) -> Any:
         """Returns the value of the setting that Optuna's stands for."""
-        return parsed(self.setting, sampled)
+        return self.setting.parsed(sampled)
 
     def extremes(self) -> list[Any]:
         """Returns the values that show whether all are allowed: both ends, or every choice."""
@@ -95,7 +94,7 @@ class Dimension:
         return bool(getattr(self.distribution, "log", False))
 
 
-def dimension(setting: Setting, text: str) -> Dimension:
+def dimension(setting: Option, text: str) -> Dimension:
     """Returns the dimension that a text describes; see `FORM`.
 
     Raises:
@@ -105,13 +104,13 @@ def dimension(setting: Setting, text: str) -> Dimension:
     return Dimension(setting, text, make(setting, text))
 
 
-def _choices(setting: Setting, text: str) -> Distribution:
+def _choices(setting: Option, text: str) -> Distribution:
     listed = text[len(_CHOICE) :]
     choices = [c.strip() for c in listed.split(_BAR if _BAR in listed else ",")]
     if setting.kind is tuple and _BAR not in listed:
         choices = [listed.strip()]
     # Two texts may be one value.
-    values = [parsed(setting, choice) for choice in choices]
+    values = [setting.parsed(choice) for choice in choices]
     if len(values) < 2 or any(values.index(v) < i for i, v in enumerate(values)):
         separator = _BAR if setting.kind is tuple else ","
         raise UserError(
@@ -120,7 +119,7 @@ def _choices(setting: Setting, text: str) -> Distribution:
     return CategoricalDistribution(choices)
 
 
-def _range(setting: Setting, text: str) -> Distribution:
+def _range(setting: Option, text: str) -> Distribution:
     is_log = text.startswith(_LOG)
     ends, slash, step_text = text[len(_LOG) * is_log :].partition("/")
     low_text, dots, high_text = ends.partition(_DOTS)
@@ -128,12 +127,12 @@ def _range(setting: Setting, text: str) -> Distribution:
         raise UserError(f"expected {FORM}, found {text!r}")
     if setting.kind not in _NUMBERS:
         raise UserError(f"expected {_CHOICE}A,B,... for what is no number, found {text!r}")
-    low, high = (parsed(setting, end.strip()) for end in (low_text, high_text))
+    low, high = (setting.parsed(end.strip()) for end in (low_text, high_text))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"expected LOW..HIGH with LOW < HIGH, both finite, found {text!r}")
     if is_log and low <= 0:
         raise UserError(f"expected LOW > 0 in {_LOG}LOW..HIGH, found {text!r}")
-    step = parsed(setting, step_text.strip()) if slash else None
+    step = setting.parsed(step_text.strip()) if slash else None
     if step is not None and (is_log or not step > 0 or not _is_whole((high - low) / step)):
         raise UserError(
             "expected LOW..HIGH/STEP with a STEP of which HIGH - LOW is a multiple, and no "
@@ -183,7 +182,7 @@ class Space:
         return {**found, **own}
 
 
-def parse_search(text: str, settings: Registry[Setting], names: Sequence[str]) -> Space:
+def parse_search(text: str, settings: Registry[Option], names: Sequence[str]) -> Space:
     """Returns what a text of --search says.
 
     "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" has one setting of every algorithm, and one
@@ -215,27 +214,32 @@ def parse_search(text: str, settings: Registry[Setting], names: Sequence[str]) -
     return Space(shared, own)
 
 
-def searchable(task: str) -> Registry[Setting]:
+def searchable(task: str, options: Optional[Mapping[str, Option]] = None) -> Registry[Option]:
     """Returns what may be searched, by flag: settings of training, and options of the task.
 
     Not files, and not what decides whom the result is measured on.
+
+    Args:
+        task: Name of the task.
+        options: Every option of runs by its flag, if users' algorithms have some.
     """
     found = {
         name: setting
-        for name, setting in run_settings().items()
+        for name, setting in (options_of_runs() if options is None else options).items()
         if (setting.owners or name in _OF_RUNS) and not setting.field.metadata["is_path"]
     }
     return Registry("setting to search", {**found, **task_settings(task)})
 
 
-def task_settings(task: str) -> dict[str, Setting]:
+def task_settings(task: str) -> dict[str, Option]:
     """Returns the options of a task that may be searched, by flag."""
     fixed = what_decides_the_split(task)
     return {
-        flag: dataclasses.replace(setting, flag=flag)
-        for setting in settings_in(TASKS[task].options)
-        for flag in [option_flag(task, setting.field)]
-        if setting.field.name not in fixed and not setting.field.metadata["is_path"]
+        flag: option
+        for flag, option in options_of_tasks().items()
+        if option.owners == (("task", task),)
+        and option.field.name not in fixed
+        and not option.field.metadata["is_path"]
     }
 
 

@@ -1,7 +1,5 @@
 """What a search leaves: table, figures, importance, flag files."""
 
-import csv
-import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,10 +18,10 @@ from tabulate import tabulate
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
-from tff_agnostic.metrics.formatting import UNDEFINED, cell, shown, with_percent
+from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, save, scale_axis
-from tff_agnostic.run.arms import OF_ALL_ROWS
-from tff_agnostic.run.spec import flag_text
+from tff_agnostic.settings import flag_text
+from tff_agnostic.studies.arms import OF_ALL_ROWS
 from tff_agnostic.studies.optuna_studies import ENDED, FINISHED, SECONDS
 from tff_agnostic.studies.search import Search, best
 from tff_agnostic.studies.search_space import DECIMALS, Dimension, Objective
@@ -161,25 +159,21 @@ def to_csv(trials: Trials, objective: Objective) -> str:
         trials: The trials.
         objective: What was searched for; its values are as they were measured, not in percent.
     """
-    text = io.StringIO()
-    writer = csv.writer(text)
     names = _settings(trials)
-    heads = ("algorithm", "trial", "state", "step", objective.name, SECONDS)
-    writer.writerow([*heads, *names, ENDED])
-    for algorithm, of_it in trials.items():
-        for trial in of_it:
-            seconds = trial.user_attrs.get(SECONDS, 0.0)
-            writer.writerow(
-                [
-                    *(algorithm, trial.number, trial.state.name.lower()),
-                    "" if trial.last_step is None else trial.last_step,
-                    "" if trial.value is None else repr(trial.value),
-                    f"{seconds:.1f}",
-                    *(trial.params.get(name, "") for name in names),
-                    trial.user_attrs.get(ENDED, ""),
-                ]
-            )
-    return text.getvalue()
+    heads = ("algorithm", "trial", "state", "step", objective.name, SECONDS, *names, ENDED)
+    lines = (
+        [
+            *(algorithm, trial.number, trial.state.name.lower()),
+            "" if trial.last_step is None else trial.last_step,
+            "" if trial.value is None else repr(trial.value),
+            f"{trial.user_attrs.get(SECONDS, 0.0):.1f}",
+            *(trial.params.get(name, "") for name in names),
+            trial.user_attrs.get(ENDED, ""),
+        ]
+        for algorithm, of_it in trials.items()
+        for trial in of_it
+    )
+    return csv_text([heads, *lines], "\r\n")
 
 
 def table(name: str, trials: Sequence[FrozenTrial], objective: Objective) -> str:

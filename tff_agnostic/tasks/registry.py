@@ -12,7 +12,7 @@ from tff_agnostic.data.clients import SelectedClients
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
-from tff_agnostic.settings import check_type, check_values, settings_in
+from tff_agnostic.settings import check_values, settings_in
 from tff_agnostic.tasks import (
     adult,
     emnist,
@@ -104,7 +104,7 @@ def task_of_flags(flags: Mapping[str, Any], is_of_now: bool) -> tuple[str, dict[
         flag, field = option_flag(task, setting.field), setting.field
         value = flags[flag] if is_of_now else flags.get(flag, field.default)
         value = tuple(value) if isinstance(value, list) else value
-        check_type(dataclasses.replace(setting, flag=flag), value)
+        dataclasses.replace(setting, flag=flag).check_type(value)
         options[field.name] = value
     return task, options
 

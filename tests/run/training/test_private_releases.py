@@ -222,12 +222,12 @@ def test_a_last_evaluation_counts_that_is_none_of_the_longer_run(cohort_runtime,
 
 _KILLED = """
 import os
-from binaries import train
+from tff_agnostic.run.train import TRAIN
 from tff_agnostic.run.training import TrainingRun
 
 # Where round 6 would be saved.
 TrainingRun._save = lambda self, state: os._exit(9)
-train.entry_point()
+TRAIN.main(None)
 """
 
 
@@ -313,7 +313,7 @@ def test_an_evaluation_that_comes_out_otherwise_has_other_noise(cohort_runtime, 
     """Of the same weights and clients by name, whatever the reason is."""
     # The least noise: with more a domain may be taken for absent, whose loss is 0 then.
     spec = _spec(evaluation_clients=None, evaluation_noise_multiplier=1 / 64)
-    parts = TrainingRun(spec, RunFolder(tmp_path / "run"), cohort_runtime, False)._parts
+    parts = TrainingRun(spec, RunFolder(tmp_path / "run"), cohort_runtime, False).parts
     noise, state = parts.privacy.evaluation, parts.initial
     watched = _Watched(cohort_runtime)
     evaluate = watched.measurement(noise.measurement, noise.aggregation)
@@ -346,7 +346,7 @@ def test_a_run_of_an_earlier_version_has_no_ledger(cohort_runtime, lost):
 
 def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
     """By what was released, and not by what is planned alone."""
-    parts = TrainingRun(_spec(evaluation_clients=9), RunFolder(lost), cohort_runtime, True)._parts
+    parts = TrainingRun(_spec(evaluation_clients=9), RunFolder(lost), cohort_runtime, True).parts
     account, evaluations = parts.privacy.account, parts.evaluations
     account.go_on_from(0, 0.8, evaluations)
     account.check_plan((9, 4))

@@ -116,7 +116,7 @@ def test_every_model_of_an_algorithm_is_evaluated_and_saved(cohort_runtime, tmp_
     assert np.array_equal(np.isnan(loss), np.isnan(of_half)) and loss[-1] != of_half[-1]
     assert (path / "plots" / "test_half_loss.png").exists()
     checkpoint = newest_checkpoint(path / "checkpoints")
-    models = checkpoint.models(run.task.model.initial_weights, "here")
+    models = checkpoint.models(run.parts.task.model.initial_weights, "here")
     assert list(models) == ["model", "half"]
     np.testing.assert_array_equal(models["half"].trainable[0], models["model"].trainable[0] / 2)
     assert sorted(p.name for p in (path / "model").iterdir()) == [

@@ -81,8 +81,6 @@ def test_there_is_no_way_to_a_domain_without_training_examples(grid):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("lines", 1), "--grid_points: expected at least 2, found 1"),
-        (("line", 3), "--grid: unknown grid 'line': did you mean lines? valid names: lines, simpl"),
         (
             ("lines", 3, [1.0, 0.0], ("a", "b")),
             "--task: expected at least 2 domains with training examples to mix, found 1 of 2",

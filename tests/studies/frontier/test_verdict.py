@@ -7,7 +7,7 @@ import pytest
 
 from tests.run.harness import MEASURES
 from tff_agnostic.errors import UserError
-from tff_agnostic.studies.frontier import Outcome, check_max_hours, check_time, judge, sentence
+from tff_agnostic.studies.frontier import Outcome, check_time, judge, sentence
 
 _LABELS = {"fed_avg": "FedAvg", "agnostic_fed_avg": "AgnosticFedAvg"}
 
@@ -155,9 +155,3 @@ def test_a_grid_that_takes_too_long():
         "--max_hours: expected about 1.30 for 130 trials, the first of which took 36.0 s, found 1; "
         "fewer --grid_points or --trials take less, and --resume goes on after what was trained"
     )
-
-
-@pytest.mark.parametrize("hours", [0.0, -1.0, math.nan, math.inf])
-def test_times_that_are_none(hours):
-    with pytest.raises(UserError, match="--max_hours: expected a finite positive number, found"):
-        check_max_hours(hours)

@@ -3,12 +3,10 @@
 from typing import Any, Optional
 
 import pytest
-from absl.testing import flagsaver
 
-from binaries import compare, train
+from binaries import train
+from tests.binaries.harness import compared_specs, given
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.command_line import run_spec_from_flags
-from tff_agnostic.run.process import parse_flags
 from tff_agnostic.run.spec import RunSpec
 from tff_agnostic.studies.optuna_studies import Method
 from tff_agnostic.studies.search_space import parse_search, searchable
@@ -78,17 +76,11 @@ def _expected(arm: SearchedArm, sampled: dict[str, Any]) -> RunSpec:
 
 
 def _trained(path) -> RunSpec:
-    with flagsaver.flagsaver():
-        train.define_flags()
-        assert parse_flags(["train", f"--flagfile={path}"]) == ["train"]
-        return run_spec_from_flags()
+    return given(train, f"--flagfile={path}").spec()
 
 
 def _compared(path) -> dict[str, RunSpec]:
-    with flagsaver.flagsaver():
-        compare.define_flags()
-        assert parse_flags(["compare", f"--flagfile={path}"]) == ["compare"]
-        specs = compare.trial_specs(compare.arms_from_flags())
+    specs = compared_specs(f"--flagfile={path}")
     return {name: trials[0] for name, trials in specs.items()}
 
 

@@ -122,14 +122,6 @@ def _arm(
     return Arm(label or spec.label, {**values, "algorithm": algorithm})
 
 
-def algorithms_in(text: str) -> list[str]:
-    """Returns the algorithms that --arms names, as far as it can be read."""
-    try:
-        return [algorithm for _, algorithm, _ in _split(text)]
-    except UserError:
-        return []
-
-
 def _check_names(flag: str, names: Iterable[str]) -> None:
     known: dict[str, str] = {}
     for name in names:

@@ -1,0 +1,49 @@
+"""Every command by name, and where it is described.
+
+Nothing is imported before a command is asked for: some need no TensorFlow, which takes seconds.
+"""
+
+import functools
+import importlib
+from typing import Any
+
+from tff_agnostic.registry import Registry
+
+# The installed program, whose first argument is the name of a command.
+PROGRAM = "tff-agnostic"
+COMMANDS: Registry[str] = Registry(
+    "command",
+    {
+        "base_predictors": "run.base_predictors:BASE_PREDICTORS",
+        "compare": "studies.compare:COMPARE",
+        "evaluate": "run.evaluate:EVALUATE",
+        "export": "run.export_command:EXPORT",
+        "frontier": "studies.frontier_command:FRONTIER",
+        "import_data": "run.import_data:IMPORT_DATA",
+        "import_state": "run.import_state:IMPORT_STATE",
+        "privacy": "studies.privacy_planning:PRIVACY",
+        "report": "studies.comparison_page:REPORT",
+        "reproduce": "experiments.reproduce:REPRODUCE",
+        "save_model": "run.save_model:SAVE_MODEL",
+        "train": "run.train:TRAIN",
+        "tune": "studies.tune:TUNE",
+    },
+)
+# It knows no runs, and so no algorithms whose settings are called as its flags are.
+_KNOWS_NO_RUNS = "import_data"
+
+
+def command(name: str) -> Any:
+    """Returns the `run.command.Command` of a name."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+
+
+@functools.cache
+def own_flags() -> frozenset[str]:
+    """Returns the flags that commands have of their own.
+
+    Users' algorithms cannot have settings of these names, in whatever command.
+    """
+    names = (name for name in COMMANDS if name != _KNOWS_NO_RUNS)
+    return frozenset(flag for name in names for flag in command(name).options)

@@ -1,0 +1,225 @@
+"""Reproducing as a command: the trials of a paper's table, ours beside the paper's numbers."""
+
+import dataclasses
+import datetime
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.experiments import EXPERIMENTS
+from tff_agnostic.experiments import page as pages
+from tff_agnostic.experiments.experiment import (
+    PREDICTORS_NAME,
+    STORE_NAME,
+    Experiment,
+    data_lines,
+    prepare,
+    prepare_predictors,
+    store_path,
+)
+from tff_agnostic.files import is_new_or_empty, make_folder, read_json, write_json, write_text
+from tff_agnostic.reports.figures import save
+from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand, Session, session
+from tff_agnostic.run.spec import RunSpec, check_given_somewhere, resolve
+from tff_agnostic.settings import command_setting
+from tff_agnostic.studies.comparison import (
+    MAX_TRIALS,
+    Comparison,
+    check_folder,
+    run_trials,
+    trial_folder,
+)
+from tff_agnostic.studies.methods import override_setting, overrides
+
+# What stands in the folder beside a comparison's own files.
+_OTHER_FILES = (STORE_NAME, PREDICTORS_NAME, "page.md", "images", "seconds.json")
+# Set by the experiment and its arms, none of which begins with a file of others.
+_NOT_FLAGS = ("algorithm", "target_domain", "trust")
+# Evaluations in the course of a run: enough for a curve.
+_EVALUATIONS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceOptions(DataOptions):
+    """The flags of `reproduce` that are no settings of runs."""
+
+    experiment: Optional[str] = command_setting(
+        None,
+        "What to reproduce. " + "; ".join(f"{n}: {e.summary}" for n, e in EXPERIMENTS.items()),
+        required=f"one of {', '.join(EXPERIMENTS)}",
+    )
+    override: tuple[str, ...] = override_setting("ARM")
+    trials: Optional[int] = command_setting(
+        None,
+        "Trials of each arm; trial k has seed --seed + k. [as in the paper]",
+        at_least=1,
+        at_most=MAX_TRIALS,
+    )
+    scale: float = command_setting(
+        1.0,
+        "Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.",
+        positive=True,
+    )
+    page: Optional[Path] = command_setting(
+        None, "Also write the page here, and its figure into images/ beside it."
+    )
+    output_dir: Optional[Path] = command_setting(
+        None, "Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]"
+    )
+    resume: bool = command_setting(False, "Keep complete trials and go on with the others.")
+
+
+def reproduce(given: GivenRun) -> None:
+    """Runs all trials; prints the tables and writes the page."""
+    experiment = EXPERIMENTS[given.own.experiment]
+    with session(given, f"reproduce-{given.own.experiment}") as at:
+        _reproduce(given, experiment, at)
+
+
+def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
+    own, folder = given.own, at.path
+    trials = own.trials or experiment.trials
+    store = store_path(experiment, own.data_dir, own.data, folder)
+    specs = trial_specs(given, experiment, trials, store, folder)
+    # Before anything is imported: what is wrong with a flag or the folder is better found now.
+    check_folder(specs, folder, own.resume, _OTHER_FILES)
+    print(f"{own.experiment}, {trials} trials of {', '.join(experiment.arms)}: {folder}")
+    prepare(experiment, own.data_dir, store)
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    options = given.runtime_options(runtime_name)
+    started = time.monotonic()
+    with at.running(runtime_name, options) as (runtime, stop):
+        prepare_predictors(experiment, next(iter(specs.values())), runtime, folder)
+        try:
+            # The folder was checked, and may hold the store by now: that is nothing to refuse.
+            comparison = run_trials(
+                specs,
+                folder,
+                runtime,
+                resume=True,
+                stop=stop,
+                labels={arm: row.label for arm, row in experiment.arms.items()},
+                other_files=_OTHER_FILES,
+            )
+        finally:
+            seconds = _add_seconds(folder, time.monotonic() - started)
+    targets = [folder / "page.md", *([own.page] if own.page is not None else [])]
+    _report(experiment, comparison, specs, targets, store, seconds, given)
+
+
+def trial_specs(
+    given: GivenRun, experiment: Experiment, trials: int, store: Optional[Path], folder: Path
+) -> dict[str, list[RunSpec]]:
+    """Returns the runs of each arm.
+
+    Args:
+        given: What the command was given.
+        experiment: What is reproduced.
+        trials: Runs of each arm.
+        store: The data, if the task reads a store.
+        folder: Where the trials go, and with them what arms mix.
+
+    Raises:
+        UserError: If a flag is out of range, or has no effect on any of the arms.
+    """
+    settings, further = given.settings, overrides(given, tuple(experiment.arms))
+    read = None if experiment.raw_data is not None else given.own.data_dir
+    options = {**experiment.task_options, **given.task_options(experiment.task)}
+    specs = {}
+    for arm, row in experiment.arms.items():
+        shared = {**_shortened(experiment, row.settings, given.own.scale), **settings}
+        chosen = {k: v for k, v in row.settings.items() if k not in settings}
+        seed = shared.get("seed", 0)
+        specs[arm] = [
+            resolve(
+                experiment.task,
+                {**chosen, **further[arm], "seed": seed + k},
+                options,
+                read,
+                store,
+                shared={**shared, **_mixed(experiment, folder, k)},
+            )
+            for k in range(trials)
+        ]
+    check_given_somewhere([runs[0] for runs in specs.values()], settings)
+    return specs
+
+
+def _mixed(experiment: Experiment, folder: Path, trial: int) -> dict[str, Any]:
+    if experiment.base_predictors is None:
+        return {}
+    return {"base_predictors": experiment.base_predictors.paths(folder, trial)}
+
+
+def _report(
+    experiment: Experiment,
+    comparison: Comparison,
+    specs: Mapping[str, Sequence[RunSpec]],
+    targets: Sequence[Path],
+    store: Optional[Path],
+    seconds: float,
+    given: GivenRun,
+) -> None:
+    """Prints the tables and writes compare.json beside the first of the pages, and the pages."""
+    for measure in experiment.measures:
+        print(f"\n{measure}")
+        print(pages.table(experiment, comparison, measure, "simple"))
+    write_json(targets[0].with_name("compare.json"), comparison.to_json())
+    record = pages.Record(
+        command=given.typed,
+        data=data_lines(store, trial_folder(targets[0].parent, next(iter(specs)), 0)),
+        trials=len(next(iter(specs.values()))),
+        scale=given.own.scale,
+        seconds=seconds,
+        date=datetime.date.today(),
+        cores=len(os.sched_getaffinity(0)),
+    )
+    paper = {
+        arm: resolve(experiment.task, dict(row.settings), experiment.task_options)
+        for arm, row in experiment.arms.items()
+    }
+    labels = {arm: row.label for arm, row in experiment.arms.items()}
+    differences = pages.settings_that_differ(
+        {arm: runs[0] for arm, runs in specs.items()}, paper, labels
+    )
+    for target in targets:
+        image = target.parent / "images" / f"{given.own.experiment}.png"
+        make_folder(image.parent)
+        save(pages.curve(experiment, comparison), image)
+        text = pages.page(
+            experiment,
+            comparison,
+            record,
+            differences,
+            f"images/{image.name}",
+            pages.written_remarks(target),
+        )
+        write_text(target, text)
+    print(f"\npage: {targets[-1]}")
+
+
+def _shortened(experiment: Experiment, settings: Mapping[str, Any], scale: float) -> dict[str, int]:
+    full = resolve(experiment.task, dict(settings), experiment.task_options).config.rounds
+    rounds = max(1, round(full * scale))
+    return {"rounds": rounds, "evaluate_every": max(1, rounds // _EVALUATIONS)}
+
+
+def _add_seconds(folder: Path, seconds: float) -> float:
+    """Adds to the time that earlier sessions of the same trials took."""
+    path = folder / "seconds.json"
+    if is_new_or_empty(folder):
+        return seconds
+    before = read_json(path).get("seconds") if path.exists() else 0.0
+    if not isinstance(before, (int, float)):
+        raise UserError(f"{path}: expected the seconds of earlier trials, found something else")
+    total = seconds + before
+    write_json(path, {"seconds": total})
+    return total
+
+
+REPRODUCE = RunCommand(
+    "reproduce", ReproduceOptions, reproduce, lambda nothing: None, without=_NOT_FLAGS
+)

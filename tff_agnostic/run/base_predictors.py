@@ -1,0 +1,111 @@
+"""Base predictors as a command: unigram models of domains or of clients, for ensembles."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.base_predictors.counting import GROUPINGS, outcomes_of, unigram_predictors
+from tff_agnostic.base_predictors.files import PredictorFile, write_predictors
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import check_can_be_made, make_folder
+from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started, tasks_help
+from tff_agnostic.settings import command_setting
+
+_SETTINGS = (
+    "seed",
+    "runtime",
+    "aggregation",
+    "max_examples",
+    "secure_max_examples",
+    "secure_bits",
+    "secure_min_clients",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictorOptions(TaskOptions):
+    """The flags of `base_predictors` that are no settings of runs."""
+
+    task: str = command_setting("unigram", tasks_help)
+    group_by: str = command_setting(
+        "domain",
+        "Of whom each predictor is: domain, whose counts are sums over its clients; or client, of "
+        "data that the server may see.",
+        choices=GROUPINGS,
+    )
+    smoothing_share: float = command_setting(
+        0.01,
+        "s: a predictor is 1 - s times the shares of its outcomes, and s times the uniform "
+        "distribution; in [0, 1]. With 0 some outcomes have a probability of 0, of which only the "
+        "squared loss is finite.",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    output: Optional[Path] = command_setting(
+        None,
+        "File to write, .npz, for --base_predictors of train.",
+        required="the file to write",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictors:
+    """The predictors that were written.
+
+    Attributes:
+        options: What was asked for.
+        made: The predictors.
+        left_out: How many clients each group has that has too few for its own model.
+        num_outcomes: How many outcomes a predictor is of.
+        max_examples: How many examples of a client secure sums count.
+    """
+
+    options: PredictorOptions
+    made: PredictorFile
+    left_out: Mapping[str, int]
+    num_outcomes: int
+    max_examples: int
+
+
+def base_predictors(given: GivenRun) -> Predictors:
+    """Counts the outcomes of the training clients, and writes a predictor of each group."""
+    own = given.own
+    output = own.output
+    if output.suffix != ".npz":
+        raise UserError(f"--output: expected a name that ends in .npz, found {output}")
+    check_can_be_made(output.parent, "output")
+    if output.exists():
+        raise UserError(f"--output: {output} is there already: it is not overwritten")
+    spec = given.spec()
+    task = spec.load_task()
+    num_outcomes, aggregation = outcomes_of(task), spec.build_aggregation()
+    name = spec.config.runtime
+    with started(name, given.runtime_options(name)) as runtime:
+        made, left_out = unigram_predictors(
+            task, runtime, aggregation, own.group_by, own.smoothing_share
+        )
+    make_folder(output.parent)
+    write_predictors(output, made)
+    return Predictors(own, made, left_out, num_outcomes, aggregation.limits.max_examples)
+
+
+def _show(predictors: Predictors) -> None:
+    own, made = predictors.options, predictors.made
+    for name, num_clients in predictors.left_out.items():
+        print(f"note: {name} is left out: {num_clients} clients with examples are too few")
+    if made.about["examples_cut"]:
+        print(
+            f"note: {made.about['examples_cut']} examples are left out, of clients with more than "
+            f"--secure_max_examples={predictors.max_examples}"
+        )
+    print(
+        f"{len(made.names)} base predictors over {predictors.num_outcomes} outcomes, of "
+        f"{sum(made.about['examples'])} examples by {own.group_by}, smoothed by "
+        f"{own.smoothing_share:g} of uniform: {own.output}"
+    )
+
+
+BASE_PREDICTORS = RunCommand(
+    "base_predictors", PredictorOptions, base_predictors, _show, settings=_SETTINGS
+)

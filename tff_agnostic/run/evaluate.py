@@ -1,0 +1,253 @@
+"""Evaluating as a command: a checkpoint on the test or the training clients, per domain."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from tff_agnostic.aggregations.privacy_options import PrivacyOptions, ServerNoiseOptions
+from tff_agnostic.algorithms.user_algorithm import OWN_CODE, algorithm_label
+from tff_agnostic.base_predictors.files import single_predictors
+from tff_agnostic.domain_weights import LambdaSet
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import write_json
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.registry import Registry
+from tff_agnostic.reports.evaluation_table import evaluation_table
+from tff_agnostic.run.build import build_lambda_set
+from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.run.evaluation import (
+    Evaluator,
+    check_choice,
+    choice_table,
+    evaluate_choice,
+    prepared_evaluation,
+)
+from tff_agnostic.run.folder import find_checkpoint
+from tff_agnostic.run.options import path_fields, path_of
+from tff_agnostic.run.private_account import noise_key
+from tff_agnostic.run.private_evaluation import PrivateEvaluation, evaluation_key
+from tff_agnostic.run.spec import RunSpec, check_test_clients, resolve
+from tff_agnostic.settings import command_setting
+from tff_agnostic.tasks.task import DATA, Task
+
+# One of them is given.
+_NOISE = ("evaluation_noise_multiplier", "evaluation_target_epsilon")
+_SETTINGS = (
+    "seed",
+    "worst_min_examples",
+    "client_percentiles",
+    "trust",
+    "runtime",
+    "aggregation",
+    "secure_max_examples",
+    "secure_max_loss",
+    "secure_bits",
+    "secure_min_clients",
+    "noise_generator",
+    "private_evaluation",
+    *_NOISE,
+    "evaluation_clients_share",
+)
+
+_OF_THIS_CALL = (
+    "it is of this evaluation alone: what else was released of the same clients adds to it"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(TaskOptions):
+    """The flags of `evaluate` that are no settings of runs."""
+
+    checkpoint: Optional[str] = command_setting(
+        None,
+        "Folder of a run (its newest checkpoint), or one checkpoint file in it.",
+        is_path=True,
+        required="the folder of a run or a checkpoint file",
+    )
+    models: Optional[tuple[str, ...]] = command_setting(
+        None,
+        "Names of the models of a family to evaluate, such as conformity_0.5, or of the base "
+        "predictors of an ensemble, each by itself. [all that were trained]",
+    )
+    training_clients: bool = command_setting(
+        False,
+        "Evaluate the training clients in place of the test clients: the losses that training "
+        "lowers, and their tail.",
+    )
+    adaptation_share: Optional[float] = command_setting(
+        None,
+        "Also let each client choose its model from a family by this share of its examples, and "
+        "say what the choice is worth on the others.",
+        positive=True,
+        below=1,
+    )
+    output: Optional[Path] = command_setting(None, "JSON file to write the evaluation to.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation has to say.
+
+    Attributes:
+        text: What people read.
+        json: What programs read.
+        output: The file for the latter, if there is to be one.
+    """
+
+    text: str
+    json: Mapping[str, Any]
+    output: Optional[Path]
+
+
+def evaluate(given: GivenRun) -> Evaluated:
+    """Evaluates a checkpoint."""
+    own = given.own
+    saved_run, checkpoint = find_checkpoint(Path(own.checkpoint))
+    trained = saved_run.spec()
+    spec = evaluated_spec(given, trained)
+    task = spec.load_task()
+    # The weights alone: neither the examples nor the code that trains need be those of the run.
+    parts = (trained.config, trained.algorithm)
+    files = [field.name for part in parts for field in path_fields(part)]
+    saved_run.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *files))
+    config, aggregation = spec.config, spec.build_aggregation()
+    if own.training_clients:
+        task = task.evaluated_in_training()
+    check_test_clients(task, aggregation)
+    options = given.runtime_options(config.runtime)
+    # The task may have other domains than the one that was trained on.
+    saved = checkpoint.models(task.model.initial_weights, own.checkpoint, task.model.frozen)
+    models = _chosen_models(own, saved, task.model)
+    choice, share = None, own.adaptation_share
+    noise = _noise(spec, task, len(models))
+    if own.training_clients and noise is None:
+        _say_if_uncovered(trained)
+    if share is not None:
+        _check_no_noise(noise)
+        check_choice(task.test, models, share)
+    with started(config.runtime, options) as runtime:
+        evaluator = Evaluator(
+            task,
+            prepared_evaluation(runtime, task, aggregation, noise),
+            worst_min_examples=config.worst_min_examples,
+            lambda_set=_lambda_set(trained, task),
+            percentiles=config.client_percentiles,
+            noise=noise,
+        )
+        states = _states(noise, spec, len(models))
+        reports = {
+            name: evaluator(weights, True, state)
+            for (name, weights), state in zip(models.items(), states)
+        }
+        if share is not None:
+            choice = evaluate_choice(task, models, runtime, aggregation, config, share)
+    algorithm = algorithm_label(config.algorithm)
+    texts = [f"{algorithm} after round {checkpoint.round_num}, on {spec.task}"]
+    for name, report in reports.items():
+        if len(reports) > 1:
+            texts.append(f"\n{name}")
+        texts.append(evaluation_table(report))
+    found = {
+        "checkpoint": own.checkpoint,
+        "round": checkpoint.round_num,
+        "task": spec.task,
+        "seed": config.seed,
+        **reports_to_json(reports),
+    }
+    if choice is not None:
+        texts.append(f"\n{choice_table(choice)}")
+        found["choice"] = choice.to_json()
+    promised = None if noise is None else noise.statement(len(models))
+    if promised is not None:
+        of_whom = f"private evaluation, of {task.test_split} clients"
+        texts.append(f"\n{of_whom}: {promised.text}: {_OF_THIS_CALL}")
+        found["privacy"] = {**promised.to_dict(), "remarks": [*promised.remarks, _OF_THIS_CALL]}
+    return Evaluated("\n".join(texts), found, own.output)
+
+
+def _show(found: Evaluated) -> None:
+    print(found.text)
+    if found.output is not None:
+        write_json(found.output, found.json)
+
+
+def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvaluation]:
+    options = spec.privacy
+    if not isinstance(options, ServerNoiseOptions) or not options.private_evaluation:
+        return None
+    return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
+
+
+def _say_if_uncovered(trained: RunSpec) -> None:
+    if isinstance(trained.privacy, PrivacyOptions):
+        print("note: the epsilon of the run does not cover this evaluation of its clients")
+
+
+def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:
+    if noise is not None:
+        raise UserError(
+            "--adaptation_share: expected none with --private_evaluation, which has noise for "
+            "evaluations of single models; --noprivate_evaluation evaluates without noise"
+        )
+
+
+def _states(noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int) -> list[Any]:
+    """Returns the noise of each model's evaluation: a key that no other call has."""
+    if noise is None:
+        return [None] * num_models
+    key = evaluation_key(noise_key(spec.privacy), "evaluate")
+    return [noise.state(key, release) for release in range(num_models)]
+
+
+def _chosen_models(
+    own: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
+) -> Mapping[str, ModelWeights]:
+    """Returns the models that --models names, in its order; of an ensemble its predictors, too.
+
+    Raises:
+        UserError: If there is none of such a name.
+    """
+    if own.models is None:
+        return models
+    if not own.models:
+        raise UserError(f"--models: expected some of {', '.join(models)}, found none")
+    known = Registry(f"model of {own.checkpoint}", {**single_predictors(model, models), **models})
+    return {name: known.given("--models", name) for name in own.models}
+
+
+def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:
+    try:
+        return build_lambda_set(trained, task)
+    except UserError as e:
+        # The task may have other domains by now, or a file of mixtures may be gone.
+        print(f"note: the worst mixture of the run's --lambda_set is left out: {e}")
+        return None
+
+
+def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
+    """Returns the main model's evaluation, and under "models" those of the others by name."""
+    main, *others = reports
+    models = {name: reports[name].to_json() for name in others}
+    return {**reports[main].to_json(), **({"models": models} if models else {})}
+
+
+def evaluated_spec(given: GivenRun, trained: RunSpec) -> RunSpec:
+    """Returns the run's spec with the task, options and settings that were given instead.
+
+    Raises:
+        UserError: If a flag is unknown, out of range or without effect.
+    """
+    own, inherited = given.own, trained.settings()
+    if any(flag in given.settings for flag in _NOISE):
+        inherited = {flag: value for flag, value in inherited.items() if flag not in _NOISE}
+    name = own.task or trained.task
+    same_task, folder, store = name == trained.task, own.data_dir, own.data
+    options = {**(trained.task_options if same_task else {}), **given.task_options(name)}
+    if same_task and folder is None and store is None:
+        folder, store = map(path_of, (trained.data_dir, trained.data))
+    return resolve(name, given.settings, options, folder, store, inherited=inherited)
+
+
+EVALUATE = RunCommand("evaluate", EvaluateOptions, evaluate, _show, settings=_SETTINGS)

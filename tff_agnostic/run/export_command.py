@@ -1,0 +1,186 @@
+"""Exporting as a command: a task's federated algorithm as a plan for a fleet of devices."""
+
+import dataclasses
+import functools
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Optional, cast
+
+from tff_agnostic.aggregations.aggregation import ClientLimits
+from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
+from tff_agnostic.aggregations.registry import PRIVACIES
+from tff_agnostic.algorithms.user_algorithm import is_user_file
+from tff_agnostic.data.sampling import check_cohort_size
+from tff_agnostic.deployment.export import TaskSettings, check_heeded, export
+from tff_agnostic.deployment.profiles import PROFILES
+from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
+from tff_agnostic.errors import UserError
+from tff_agnostic.folders import check_free
+from tff_agnostic.run.command_line import GivenRun, RunCommand, TaskOptions, started
+from tff_agnostic.run.export import (
+    NOISE_OF_FLEETS,
+    OF_SIMULATIONS,
+    DeviceSettings,
+    export_request,
+    summary,
+    write_clients,
+    write_test_clients,
+)
+from tff_agnostic.run.folder import find_checkpoint, with_kept_model
+from tff_agnostic.run.spec import RunSpec, check_clients_per_round, resolve
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.tff import TffRuntime
+from tff_agnostic.settings import command_setting, flag_of, part_of, settings_in
+from tff_agnostic.tasks.task import DATA
+
+_DEFAULT_TASK = "digits"
+# Its generator is the fleet's.
+_GENERATOR = "noise_generator"
+# Of whatever kind of privacy, beside the limits of clients.
+_OF_NOISE = {flag_of(field) for spec in PRIVACIES.values() for field in fields(spec.options)} - {
+    _GENERATOR,
+    *(flag_of(field) for field in fields(ClientLimits)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions(DeviceSettings, TaskSettings, TaskOptions):
+    """The flags of `export` that are no settings of runs."""
+
+    output_dir: Optional[Path] = command_setting(
+        None, "Folder to write; new or empty.", required="the folder to write"
+    )
+    kind: str = command_setting(
+        TRAINING,
+        "What a round does: training, or evaluation of a model of a training's checkpoint.",
+        choices=KINDS,
+    )
+    models: Optional[tuple[str, ...]] = command_setting(
+        None,
+        "With --kind=evaluation: name of the model of a family to evaluate, such as "
+        "conformity_0.5; a plan evaluates one. [the main model]",
+    )
+    profile: str = command_setting(
+        "daf",
+        "Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a server "
+        "with a secure aggregation protocol).",
+        choices=PROFILES,
+    )
+    checkpoint: Optional[str] = command_setting(
+        None,
+        "Folder of a run (its newest checkpoint), or one checkpoint file in it, where the "
+        "deployment goes on; task and settings are the run's unless flags say otherwise.",
+        is_path=True,
+    )
+    clients_dir: Optional[Path] = command_setting(
+        None,
+        "Folder to write the task's clients to, for run_plan: the training clients, a TFRecord "
+        "file each, and the cohorts that a simulation would draw next; for an evaluation the test "
+        "clients, and all of them as a cohort.",
+    )
+
+
+def export_plan(given: GivenRun) -> Path:
+    """Exports, and prints what was written; returns the folder of the plan."""
+    own = given.own
+    folder, clients_dir, kind = own.output_dir, own.clients_dir, own.kind
+    check_heeded([o.flag for o in settings_in(TaskSettings) if o.flag in given.names], kind)
+    trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
+    spec = _spec(given, trained[0].spec() if trained else None)
+    if trained is not None:
+        spec = with_kept_model(trained[0], spec)
+    # Before the rest, which takes a while.
+    check_clients_per_round(spec.config, spec.build_aggregation())
+    _check_folders(folder, clients_dir)
+    task = spec.load_task()
+    restore = None
+    if trained is not None:
+        restore = functools.partial(trained[1].restore, where=own.checkpoint)
+    if clients_dir is not None and kind == TRAINING:
+        check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
+    request = export_request(
+        spec,
+        task,
+        own.profile,
+        part_of(own, DeviceSettings),
+        restore,
+        kind,
+        part_of(own, TaskSettings),
+        own.models,
+        given.settings.get(_GENERATOR, NOISE_OF_FLEETS),
+    )
+    if trained is not None:
+        trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
+    with started("tff", RuntimeOptions()) as runtime:
+        manifest = export(folder, request, cast(TffRuntime, runtime))
+    print(summary(manifest))
+    example_format = request.example_format()
+    if clients_dir is not None and kind == EVALUATION:
+        print(write_test_clients(clients_dir, task, example_format))
+    elif clients_dir is not None:
+        completed = manifest["rounds_trained"]
+        print(write_clients(clients_dir, spec.config, task, example_format, completed))
+    return folder
+
+
+def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
+    """Returns the run to deploy: what was given, otherwise what was trained or is the default.
+
+    Raises:
+        UserError: If a flag is unknown, out of range, without effect, or of another task or
+            algorithm than what was trained.
+    """
+    own, aggregation = given.own, PROFILES[given.own.profile].aggregation
+    for name in given.settings:
+        if name in _OF_NOISE:
+            raise UserError(
+                f"--{name} has no effect on an export, whose noise is that of --checkpoint's run"
+            )
+        if name.startswith("secure_") and aggregation != "secure":
+            raise UserError(f"--{name} has no effect with --profile={own.profile}")
+    settings = {**given.settings, "aggregation": aggregation}
+    if trained is None:
+        task = own.task or _DEFAULT_TASK
+        return resolve(task, settings, given.task_options(task), own.data_dir, own.data)
+    if PRIVACIES[trained.config.privacy].build is not None and _GENERATOR in settings:
+        NOISE_GENERATORS.given(f"--{_GENERATOR}", settings.pop(_GENERATOR))
+    _check_same("task", trained.task, own.task)
+    _check_same("algorithm", trained.config.algorithm, _algorithm(given.settings))
+    return dataclasses.replace(given, settings=settings).inheriting(trained)
+
+
+def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
+    check_free(folder, "--output_dir")
+    if clients_dir is None:
+        return
+    check_free(clients_dir, "--clients_dir")
+    one, other = folder.resolve(), clients_dir.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        # A plan is refused that has other files beside its own.
+        raise UserError(
+            f"--clients_dir: expected a folder apart from {folder}, found {clients_dir}"
+        )
+
+
+def _algorithm(given: Mapping[str, Any]) -> Optional[str]:
+    name = given.get("algorithm")
+    return str(Path(name).resolve()) if name and is_user_file(name) else name
+
+
+def _check_same(flag: str, trained: str, given: Optional[str]) -> None:
+    if given not in (None, trained):
+        raise UserError(
+            f"--{flag}: expected {trained} as in the run of --checkpoint, found {given}"
+        )
+
+
+def _show(folder: Path) -> None:
+    replay = shlex.join(["./run", "run_plan", f"--plan={folder}", "--verify"])
+    print(f"plan: {folder}; to replay its conformance rounds: {replay}")
+
+
+EXPORT = RunCommand(
+    "export", ExportOptions, export_plan, _show, without=OF_SIMULATIONS, has_runtime=False
+)

@@ -1,0 +1,83 @@
+"""Saving as a command: the models of a run for Keras, as a SavedModel, or for TensorFlow Lite."""
+
+import dataclasses
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.algorithms.user_algorithm import OWN_CODE
+from tff_agnostic.files import write_json
+from tff_agnostic.folders import check_free, new_folder
+from tff_agnostic.run.command_line import DataOptions, GivenRun, RunCommand
+from tff_agnostic.run.folder import find_checkpoint
+from tff_agnostic.run.options import path_fields
+from tff_agnostic.run.results import CARD, model_card, result_after, saved_lines
+from tff_agnostic.saving.save import FORMATS, SavedFile, check_request, save_models
+from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
+from tff_agnostic.settings import command_setting
+from tff_agnostic.tasks.task import DATA
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveOptions(DataOptions):
+    """The flags of `save_model`; those of data and tasks say where files have moved to."""
+
+    checkpoint: Optional[Path] = command_setting(
+        None,
+        "Folder of a run (its newest checkpoint), or one checkpoint file in it.",
+        required="the folder of a run or a checkpoint file",
+    )
+    format: tuple[str, ...] = command_setting(
+        ("keras",), f"What to write: some of {', '.join(FORMATS)}."
+    )
+    quantize: str = command_setting(
+        NOT_QUANTIZED,
+        "What weights are stored in by a second file for TensorFlow Lite, beside the plain one: "
+        f"{', '.join(QUANTIZATIONS)}.",
+    )
+    output_dir: Optional[Path] = command_setting(
+        None, "Folder to write; new or empty.", required="the folder to write"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedModels:
+    """The files of a run's models, each with what was measured, and the folder that they are in."""
+
+    path: Path
+    files: list[SavedFile]
+
+
+def save_model(given: GivenRun) -> SavedModels:
+    """Saves every model of a checkpoint, and its card.
+
+    Each file is loaded again, and compared with the run's model on test examples.
+    """
+    own = given.own
+    check_request(own.format, own.quantize)
+    check_free(own.output_dir, "--output_dir")
+    saved_run, checkpoint = find_checkpoint(own.checkpoint)
+    trained, folder = saved_run.spec(), saved_run.folder
+    spec = given.inheriting(trained)
+    task = spec.load_task()
+    # As in evaluations: neither the examples nor the code that trains need be those of the run.
+    parts = (trained.config, trained.algorithm)
+    of_training = [field.name for part in parts for field in path_fields(part)]
+    saved_run.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *of_training))
+    models = checkpoint.models(task.model.initial_weights, str(own.checkpoint), task.model.frozen)
+    with new_folder(own.output_dir, "--output_dir") as path:
+        saved = save_models(path, task, models, own.format, own.quantize)
+        result = result_after(folder, checkpoint.round_num)
+        card = model_card(folder, spec, task, checkpoint.round_num, result, saved)
+        write_json(path / CARD, card)
+    return SavedModels(own.output_dir, saved)
+
+
+def _show(saved: SavedModels) -> None:
+    for line in saved_lines(saved.files):
+        print(line)
+    print(f"model card: {saved.path / CARD}")
+
+
+SAVE_MODEL = RunCommand(
+    "save_model", SaveOptions, save_model, _show, settings=("trust",), has_runtime=False
+)

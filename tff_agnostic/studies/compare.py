@@ -1,0 +1,109 @@
+"""Comparing as a command: several methods over several seeds, as tables, JSON and plots."""
+
+import dataclasses
+from pathlib import Path
+from typing import Optional
+
+from matplotlib.figure import Figure
+
+from tff_agnostic.files import write_json, write_text
+from tff_agnostic.registry import Registry
+from tff_agnostic.reports.run_page import with_results_kept
+from tff_agnostic.run.command_line import GivenRun, RunCommand, session
+from tff_agnostic.settings import command_setting
+from tff_agnostic.studies import comparison_report
+from tff_agnostic.studies.comparison import Comparison, run_trials
+from tff_agnostic.studies.comparison_page import write_comparison_report
+from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRuns:
+    """A comparison that is complete.
+
+    Attributes:
+        path: Its folder, with those of the trials.
+        comparison: The results of the trials.
+    """
+
+    path: Path
+    comparison: Comparison
+
+    def table(self, measure: Optional[str] = None, table_format: str = "simple") -> str:
+        """Returns a measure as a table: a line per row, a column per domain.
+
+        Args:
+            measure: Its name, such as "accuracy"; the last one that the task has if not given.
+            table_format: A format of tabulate; "github" is Markdown.
+
+        Raises:
+            UserError: If there is no such measure.
+        """
+        return comparison_report.table(self.comparison, self._measure(measure), table_format)
+
+    def figure(self, measure: Optional[str] = None) -> Figure:
+        """Returns the worst domain's measure over rounds, and every domain's at the end."""
+        return comparison_report.figure(self.comparison, self._measure(measure))
+
+    def _measure(self, name: Optional[str]) -> str:
+        names = list(self.comparison.measures)
+        return Registry("measure", {n: n for n in names})[names[-1] if name is None else name]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareOptions(TrialOptions):
+    """The flags of `compare` that are no settings of runs."""
+
+    output_dir: Optional[Path] = command_setting(
+        None, "Folder of all runs. [runs/compare-TASK-NUMBER, a new one]"
+    )
+    resume: bool = command_setting(False, "Keep complete trials and go on with the others.")
+
+
+def compare(given: GivenRun) -> ComparedRuns:
+    """Runs all trials, and writes compare.json, compare.md and figures of each measure."""
+    own = given.own
+    arms = given_arms(given)
+    specs = trial_specs(given, arms)
+    # One for all rows.
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    options = given.runtime_options(runtime_name)
+    with session(given, f"compare-{own.task}") as at:
+        with at.running(runtime_name, options) as (runtime, stop):
+            print(f"{', '.join(specs)} on {own.task}, {own.trials} trials: {at.path}")
+            comparison = run_trials(
+                specs,
+                at.path,
+                runtime,
+                own.resume,
+                stop,
+                labels={name: arm.label for name, arm in arms.items()},
+                show_progress=given.show_progress,
+            )
+        write_json(at.path / "compare.json", comparison.to_json())
+        title = f"Comparison on {own.task}"
+        page = comparison_report.markdown(comparison, title, given.typed)
+        write_text(at.path / "compare.md", page)
+        comparison_report.draw_comparison(at.path / "plots", comparison)
+    return ComparedRuns(at.path, comparison)
+
+
+def _show(compared: ComparedRuns) -> None:
+    comparison, path = compared.comparison, compared.path
+    for measure in comparison.measures:
+        print(f"\n{measure} on the {comparison.split} clients")
+        print(comparison_report.table(comparison, measure, "simple"))
+        of_clients = comparison_report.table_over_clients(comparison, measure, "simple")
+        if of_clients is not None:
+            print(f"\n{measure}. {comparison_report.over_clients_title(comparison)}\n{of_clients}")
+    for line in comparison_report.notes(comparison):
+        print(f"\n{line}")
+    print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
+
+
+def _report(compared: ComparedRuns) -> Path:
+    with with_results_kept(compared.path):
+        return write_comparison_report(compared.path)
+
+
+COMPARE = RunCommand("compare", CompareOptions, compare, _show, _report, without=("algorithm",))

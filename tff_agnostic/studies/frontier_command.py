@@ -1,0 +1,184 @@
+"""The frontier as a command: what any mixture could attain, and where algorithms ended."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import write_json, write_text
+from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.registry import Registry
+from tff_agnostic.reports.figures import save
+from tff_agnostic.run.build import training_examples
+from tff_agnostic.run.command_line import GivenRun, RunCommand, session
+from tff_agnostic.run.spec import resolve
+from tff_agnostic.settings import command_setting
+from tff_agnostic.studies import frontier_report as reports
+from tff_agnostic.studies.arms import Arm
+from tff_agnostic.studies.comparison import MAX_TRIALS, count_open, run_trials
+from tff_agnostic.studies.comparison_report import notes, title_of
+from tff_agnostic.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
+from tff_agnostic.studies.methods import TrialOptions, given_arms, trial_specs
+from tff_agnostic.tasks.task import Task
+
+# What can train on a fixed mixture.
+_WITH_LAMBDA = Registry(
+    "algorithm with a lambda",
+    {name: spec for name, spec in ALGORITHMS.items() if issubclass(spec.options, LambdaOptions)},
+)
+_FIXED = "fixed"
+# What --override calls the mixtures, all of which have the same settings.
+_MIXTURES = "mixtures"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontierOptions(TrialOptions):
+    """The flags of `frontier` that are no settings of runs."""
+
+    grid: str = command_setting(
+        "lines",
+        "Which mixtures: between that of the training examples and each domain, or all over the "
+        "simplex; of two domains both are the line between them.",
+        choices=GRIDS,
+    )
+    grid_points: int = command_setting(
+        5,
+        "Points of each line, or of each edge of the simplex, with its ends.",
+        at_least=2,
+    )
+    grid_algorithm: str = command_setting(
+        "agnostic_fed_avg",
+        "What trains on the mixtures, with lambda fixed.",
+        choices=_WITH_LAMBDA,
+    )
+    measure: Optional[str] = command_setting(
+        None,
+        "What is to be good in the worst domain: loss, or a metric of the task. [its first metric, "
+        "loss if it has none]",
+    )
+    max_hours: Optional[float] = command_setting(
+        None,
+        "Stop after the first trial if all of them would take longer; it says how long.",
+        positive=True,
+    )
+    output_dir: Optional[Path] = command_setting(
+        None, "Folder of all runs. [runs/frontier-TASK-NUMBER, a new one]"
+    )
+    resume: bool = command_setting(False, "Keep complete trials and go on with the others.")
+
+
+def draw_frontier(given: GivenRun) -> None:
+    """Runs all trials; prints and writes the frontier."""
+    own = given.own
+    arms = given_arms(given)
+    task = _task(given)
+    measure = _measure(own, task)
+    points = _mixtures(own, task, len(arms))
+    rows = {**_mixture_arms(own, points), **arms}
+    if len(rows) < len(points) + len(arms) or _MIXTURES in rows:
+        raise UserError(
+            f"--arms: expected labels that no mixture has, nor {_MIXTURES}, found {', '.join(arms)}"
+        )
+    specs = trial_specs(given, rows, {mixture.name: _MIXTURES for mixture in points})
+    runtime_name = next(iter(specs.values()))[0].config.runtime
+    options = given.runtime_options(runtime_name)
+    with (
+        session(given, f"frontier-{own.task}") as at,
+        at.running(runtime_name, options) as (runtime, stop),
+    ):
+        print(
+            f"{len(points)} mixtures and {', '.join(arms)} on {own.task}, {own.trials} trials of "
+            f"each: {at.path}"
+        )
+
+        def check_time_left(seconds: float) -> None:
+            if own.max_hours is not None:
+                check_time(own.max_hours, seconds, count_open(specs, at.path))
+
+        comparison = run_trials(
+            specs,
+            at.path,
+            runtime,
+            own.resume,
+            stop,
+            labels={row: arm.label for row, arm in rows.items()},
+            after_first=check_time_left,
+        )
+    _report(Frontier(comparison, points, measure), own.task, at.path, given.typed)
+
+
+def _task(given: GivenRun) -> Task:
+    """Returns the task, with the data of the first trial."""
+    own = given.own
+    shared = {**given.settings, "algorithm": own.grid_algorithm}
+    options = given.task_options(own.task)
+    return resolve(own.task, {}, options, own.data_dir, own.data, shared=shared).load_task()
+
+
+def _measure(own: FrontierOptions, task: Task) -> Measure:
+    """Returns what --measure names: the task's first metric if nothing, its loss without one.
+
+    Raises:
+        UserError: If the task has no such measure.
+    """
+    measures = measures_of(task.model)
+    loss, *metrics = measures
+    name = own.measure
+    if name is None:
+        name = metrics[0] if metrics else loss
+    if name not in measures:
+        raise UserError(f"--measure: expected one of {', '.join(measures)}, found {name!r}")
+    return measures[name]
+
+
+def _mixtures(own: FrontierOptions, task: Task, num_algorithms: int) -> list[Mixture]:
+    """Returns the mixtures that were asked for.
+
+    Raises:
+        UserError: If there are more than can be tried, or the task has no two domains to mix.
+    """
+    counts = training_examples(task)
+    most = MAX_TRIALS // own.trials - num_algorithms
+    shares = counts / max(1, np.sum(counts))
+    return mixtures(own.grid, own.grid_points, shares, task.domain_names, max(0, most))
+
+
+def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[str, Arm]:
+    """Returns the rows that train on fixed mixtures, by their names."""
+    # Any mixture may be fixed, whatever set the algorithms have in view.
+    fixed = {
+        "algorithm": own.grid_algorithm,
+        "domain_weight_update": _FIXED,
+        "lambda_set": "simplex",
+    }
+    return {
+        point.name: Arm(point.label, {**fixed, "initial_domain_weights": point.weights})
+        for point in points
+    }
+
+
+def _report(frontier: Frontier, task: str, path: Path, command: str) -> None:
+    """Prints the table and the answer; writes frontier.json, .csv, .md and .png."""
+    measure, split = frontier.measure, frontier.comparison.split
+    files = [path / f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
+    page, json_file, csv_file, image = files
+    save(reports.figure(frontier), image)
+    write_json(json_file, reports.to_json(frontier, command))
+    write_text(csv_file, reports.to_csv(frontier))
+    title = f"What is attainable on {task}"
+    write_text(page, reports.markdown(frontier, title, command, image.name))
+    print(f"\n{title_of(measure.name)} on the {split} clients")
+    print(reports.table(frontier, "simple"))
+    for line in (*notes(frontier.comparison), frontier.sentence):
+        print(f"\n{line}")
+    print(f"\nfiles: {', '.join(map(str, files))}")
+
+
+FRONTIER = RunCommand(
+    "frontier", FrontierOptions, draw_frontier, lambda nothing: None, without=("algorithm",)
+)

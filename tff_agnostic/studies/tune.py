@@ -1,0 +1,216 @@
+"""Searching as a command: settings by the held-out split, with one budget for every algorithm."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import measures_of
+from tff_agnostic.run.command_line import GivenRun, RunCommand, session
+from tff_agnostic.run.spec import check_given_somewhere
+from tff_agnostic.settings import command_setting
+from tff_agnostic.studies.comparison import MAX_TRIALS, LoadedTasks
+from tff_agnostic.studies.methods import ArmOptions, given_arms, overrides
+from tff_agnostic.studies.optuna_studies import (
+    NO_PRUNER,
+    NUM_AT_FIRST,
+    PRUNERS,
+    SAMPLERS,
+    Budget,
+    Method,
+    Studies,
+)
+from tff_agnostic.studies.search import Search, TrialRunner
+from tff_agnostic.studies.search_space import (
+    OF_A_DOMAIN,
+    STATISTICS,
+    parse_objective,
+    parse_search,
+    searchable,
+)
+from tff_agnostic.studies.searched_method import (
+    SearchedArm,
+    check_folder,
+    claim_folder,
+    identity,
+)
+from tff_agnostic.studies.tuning_report import report
+from tff_agnostic.tasks.registry import check_heldout, check_store, heldout_options
+
+_MAX_REPEATS = 1000
+_SECONDS_PER_HOUR = 3600.0
+# Trials of each algorithm where neither they nor hours were given.
+_TRIALS = 20
+# Of the rounds of a trial, before it may be ended early.
+_WARM_UP = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneOptions(ArmOptions):
+    """What to search, for whom, and for how long."""
+
+    search: Optional[str] = command_setting(
+        None,
+        "What to vary: [ROW:]SETTING=RANGE, separated by semicolons. A RANGE is LOW..HIGH, "
+        "LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,...; choices that have commas are separated "
+        "by |. Without ROW it is of every algorithm that has the setting.",
+    )
+    objective: str = command_setting(
+        "worst",
+        "What is to be good on the held-out split: NAME[:MEASURE], or several as "
+        f"0.7*worst+0.3*overall. Names: {', '.join(STATISTICS)}, and {OF_A_DOMAIN}(D) of the "
+        "domain D. A measure is loss or a metric of the task; its first metric if none is named.",
+    )
+    trials: Optional[int] = command_setting(
+        None,
+        "Trials of each algorithm. [20; with --hours as many as fit]",
+        at_least=1,
+        at_most=MAX_TRIALS,
+    )
+    hours: Optional[float] = command_setting(
+        None,
+        "Begin no trial of an algorithm that has had its share of so many hours of training. They "
+        "are shared evenly, and counted over all processes and sessions.",
+        positive=True,
+    )
+    repeats: int = command_setting(
+        1,
+        "Runs of each trial, of which the mean counts; run k has seed --seed + k.",
+        at_least=1,
+        at_most=_MAX_REPEATS,
+    )
+    sampler: str = command_setting("tpe", "How settings are drawn.", choices=SAMPLERS)
+    pruner: str = command_setting(
+        "median",
+        "Which trials end early: those worse than the median of the others after the same round, "
+        f"from the {NUM_AT_FIRST + 1}th on; by successive halving; or none.",
+        choices=PRUNERS,
+    )
+    prune_after: Optional[int] = command_setting(
+        None,
+        "Rounds of a trial, those of all its repeats, after which it may end early. [a quarter]",
+        at_least=1,
+    )
+    output_dir: Optional[Path] = command_setting(
+        None, "Folder of the search. [runs/tune-TASK-NUMBER, a new one]"
+    )
+    resume: bool = command_setting(
+        False,
+        "Go on with the search in --output_dir, or join other processes that run its trials.",
+    )
+
+
+def tune(given: GivenRun) -> None:
+    """Runs trials until the budget is used; prints and writes what was found."""
+    own = given.own
+    arms, seeds = searched_arms(given), _seeds(given)
+    first = next(iter(arms.values()))
+    check_store(own.data)
+    load_task = LoadedTasks()
+    task = load_task(first.spec({}, seeds[0]))
+    check_heldout(task, first.task)
+    objective = parse_objective(own.objective, measures_of(task.model), task.domain_names)
+    method = _method(given, arms, objective.higher_is_better)
+    for arm in arms.values():
+        arm.check(seeds[0], task)
+    wanted = identity(arms, method, objective.name, seeds, task)
+    config = first.spec({}, seeds[0]).config
+    options = given.runtime_options(config.runtime)
+    with session(given, f"tune-{first.task}") as at:
+        check_folder(at.path, wanted, own.resume)
+        with at.running(config.runtime, options) as (runtime, stop):
+            claim_folder(at.path, wanted, own.resume)
+            print(
+                f"{', '.join(arms)} on {first.task}, by {objective.name} on the "
+                f"{task.test_split} clients: {at.path}"
+            )
+            runner = TrialRunner(objective, seeds, runtime, load_task)
+            search = Search(arms, Studies(at.path, method), runner, _budget(own), at.path)
+            search.begin(seeds[0])
+            if config.privacy != "none":
+                print("note: epsilon is that of one run; the choice among several is not covered")
+            search.run(stop)
+        report(search, task.test_split, given.typed)
+
+
+def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
+    """Returns the algorithms that were named, with what is searched of each.
+
+    Raises:
+        UserError: If a flag is not as it has to be, has no effect on any algorithm, or asks for the
+            test split.
+    """
+    own, shared = given.own, given.settings
+    options = heldout_options(own.task, given.task_options(own.task))
+    rows = given_arms(given)
+    further = overrides(given, list(rows))
+    arms = {
+        name: SearchedArm(
+            name,
+            row.label,
+            own.task,
+            {**row.settings, **further[name]},
+            shared,
+            options,
+            own.data_dir,
+            own.data,
+        )
+        for name, row in rows.items()
+    }
+    seed = _seeds(given)[0]
+    specs = {name: arm.spec({}, seed) for name, arm in arms.items()}
+    check_given_somewhere(list(specs.values()), shared)
+    if own.search is None:
+        raise UserError(
+            "--search: expected what to vary, such as client_learning_rate=log:0.01..1, found "
+            "nothing"
+        )
+    search = parse_search(own.search, searchable(own.task, given.options), list(arms))
+    of_any = {flag for spec in specs.values() for flag in spec.flags()}
+    useless = next((flag for flag in search.shared if flag not in of_any), None)
+    if useless is not None:
+        raise UserError(f"--search: {useless} has no effect: none of {', '.join(arms)} has it")
+    return {
+        name: dataclasses.replace(arm, dimensions=search.of(name, list(specs[name].flags())))
+        for name, arm in arms.items()
+    }
+
+
+def _seeds(given: GivenRun) -> tuple[int, ...]:
+    """Returns the seeds of the runs of every trial."""
+    first: int = given.settings.get("seed", 0)
+    return tuple(first + k for k in range(given.own.repeats))
+
+
+def _budget(own: TuneOptions) -> Budget:
+    trials = _TRIALS if own.trials is None and own.hours is None else own.trials
+    return Budget(trials, None if own.hours is None else own.hours * _SECONDS_PER_HOUR)
+
+
+def _method(given: GivenRun, arms: Mapping[str, SearchedArm], higher_is_better: bool) -> Method:
+    """Returns how trials are drawn and judged.
+
+    Args:
+        given: What the command was given.
+        arms: The algorithms.
+        higher_is_better: Which direction of the objective is good.
+
+    Raises:
+        UserError: If --prune_after has no effect.
+    """
+    own, seed = given.own, _seeds(given)[0]
+    rounds = min(arm.spec({}, seed).config.rounds for arm in arms.values())
+    if own.prune_after is not None and own.pruner == NO_PRUNER:
+        raise UserError(f"--prune_after has no effect with --pruner={NO_PRUNER}")
+    warm_up = round(_WARM_UP * rounds * own.repeats)
+    return Method(
+        higher_is_better=higher_is_better,
+        seed=seed,
+        sampler=own.sampler,
+        pruner=own.pruner,
+        warm_up=warm_up if own.prune_after is None else own.prune_after,
+    )
+
+
+TUNE = RunCommand("tune", TuneOptions, tune, lambda nothing: None, without=("algorithm",))
