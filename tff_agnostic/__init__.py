@@ -1,5 +1,7 @@
 """Agnostic federated averaging on TensorFlow Federated: one model that is good for every domain."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import platform
 

@@ -3,6 +3,8 @@
 Nothing is imported before a command is asked for: some need no TensorFlow, which takes seconds.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 from typing import Any

@@ -1,5 +1,7 @@
 """The exceptions that end in one line instead of a traceback."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 

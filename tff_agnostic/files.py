@@ -1,5 +1,7 @@
 """Files: written so that a reader finds the old content or the new, never a part; their digests."""
 
+from __future__ import annotations
+
 import contextlib
 import csv
 import fcntl

@@ -1,5 +1,7 @@
 """Folders that are there whole or not at all, and numbered ones for what a command writes."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import logging
@@ -10,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
-import tensorflow as tf
-
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, temporary_path, write_errors
+from tff_agnostic.later import tf
 
 
 def check_free(folder: Path, flag: str) -> None:

@@ -1,5 +1,7 @@
 """Named, discoverable choices: algorithms, tasks, optimizers, runtimes."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar

@@ -4,6 +4,8 @@ A report is nested mappings of tensors. Mappings of the same structure, whose le
 describe it. Nothing downstream takes the name of a quantity apart.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 from collections import OrderedDict
@@ -66,7 +68,7 @@ class Quantity:
 Quantities = Mapping[str, Any]
 
 
-def nested(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> "OrderedDict[str, Any]":
+def nested(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> OrderedDict[str, Any]:
     """Returns nested mappings of (keys from the outermost to the innermost, leaf)."""
     root: OrderedDict[str, Any] = OrderedDict()
     for (*outer, last), leaf in leaves:

@@ -4,6 +4,8 @@ What can be chosen by name, such as an algorithm, declares its settings as such 
 exists because a field does, and has an effect where the chosen dataclass has that field.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -391,7 +393,7 @@ class OptionTable(Registry[Option]):
     """Options by flag: defined as absl's flags, and read from flags or from Python."""
 
     @classmethod
-    def of(cls, kind: str, parts: Iterable[tuple[str, str, type]]) -> "OptionTable":
+    def of(cls, kind: str, parts: Iterable[tuple[str, str, type]]) -> OptionTable:
         """Joins the options of several dataclasses; what several have is one option.
 
         Args:

@@ -6,8 +6,11 @@ clients matters. Seeds are int64; all of this is integer arithmetic, elementwise
 the same numbers for one client, for many at once, and on every device.
 """
 
+from __future__ import annotations
+
 import numpy as np
-import tensorflow as tf
+
+from tff_agnostic.later import tf
 
 # SplitMix64 (Steele, Lea and Flood 2014, figure 15): increment and multipliers, as signed numbers.
 _INCREMENT = -7046029254386353131

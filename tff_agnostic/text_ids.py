@@ -1,5 +1,7 @@
 """Token ids of TFF's Stack Overflow baseline."""
 
+from __future__ import annotations
+
 import dataclasses
 
 

@@ -1,5 +1,7 @@
 """A user's own Python file, run as a module, with errors that show the user's lines only."""
 
+from __future__ import annotations
+
 import builtins
 import contextlib
 import hashlib

@@ -5,16 +5,16 @@ pure functions around one sum, and a state of its own on the server. `PlainSum` 
 they are; `secure_sum.SecureSum` turns them into bounded integers.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
 from tff_agnostic.report_fields import Quantities
 from tff_agnostic.settings import Settings, setting
 
@@ -172,7 +172,7 @@ class Aggregation:
         """
         return (self,) * len(bounds)
 
-    def on_clients(self) -> "Aggregation":
+    def on_clients(self) -> Aggregation:
         """Returns the aggregation as clients have it: without secrets of the server."""
         return self
 

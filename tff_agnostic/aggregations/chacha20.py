@@ -6,11 +6,14 @@ part. All of it is 32-bit integer arithmetic, so every runtime, every device and
 graph has the same bits. There is no table look-up and no branch that depends on the key.
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Callable, Optional
 
 import numpy as np
-import tensorflow as tf
+
+from tff_agnostic.later import tf
 
 # int64 numbers of a key, and bits of it.
 KEY_NUMBERS = 4
@@ -25,7 +28,7 @@ _DOUBLE_ROUNDS = 10
 _LOW = 2**32 - 1
 
 # Four rows of four words of the state, each uint32 [4, blocks].
-_Rows = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+_Rows = tuple["tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"]
 
 
 def keystream(

@@ -10,15 +10,16 @@ ratios as they were. Whatever a client sends, infinite numbers included, the sum
 by at most its bound when the client joins or leaves.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-import tensorflow as tf
-
 from tff_agnostic.aggregations.aggregation import Bound
+from tff_agnostic.later import tf
 
 # Values are scaled to slightly below their bound: results are rounded to float32.
 _ROOM = 1.0 - 1e-6

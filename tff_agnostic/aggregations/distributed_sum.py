@@ -17,20 +17,21 @@ sound where one process simulates all parties. On a device the noise must be the
 and no key is sent.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
 from tff_agnostic.aggregations.integer_codec import IntegerCodec, joined, pieces_of
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.privacy_options import DistributedOptions
 from tff_agnostic.aggregations.private_sum import PrivateRelease, PrivateState, Released
+from tff_agnostic.later import tf, tff
 from tff_agnostic.report_fields import Quantities, Quantity
 
 
@@ -104,7 +105,7 @@ class DistributedSum(PrivateRelease):
         bundle = clients_of_a_table(widest**2 / self.noise_clients, most)
         return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
 
-    def on_clients(self) -> "DistributedSum":
+    def on_clients(self) -> DistributedSum:
         """Returns it without the key, which clients get in the broadcast."""
         return dataclasses.replace(self, noise_key=())
 

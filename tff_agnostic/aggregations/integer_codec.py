@@ -9,16 +9,18 @@ stay, and each coordinate of y is sub-Gaussian with the variance |x|^2 / p (Kair
 2021, section 4), so that integers of fewer bits hold it. Signs are public.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations.noise import skellam, skellam_words
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.stateless_random import fold_in
 

@@ -13,6 +13,8 @@ drawn by its definition from TensorFlow's Poisson numbers, which are computed in
 random words alone must decide, as the sum of several numbers of a table.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import decimal
 import functools
@@ -22,7 +24,8 @@ from decimal import Decimal
 from typing import NamedTuple, Optional, Protocol
 
 import numpy as np
-import tensorflow as tf
+
+from tff_agnostic.later import tf
 
 # Distance between the numbers of different trees' nodes.
 _TREE = 2**40

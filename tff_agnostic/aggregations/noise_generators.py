@@ -31,6 +31,8 @@ probabilities are right to 2^-80. A discrete Gaussian differs from a rounded one
 a number is drawn with a total variation of at most 2^-62 from the one accounted for.
 """
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import decimal
@@ -41,12 +43,12 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.integer_codec import Draws, IntegerCodec, pieces_of
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, alias_columns
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 
 _DIGITS = 3

@@ -1,5 +1,7 @@
 """Settings of private sums."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Optional
 

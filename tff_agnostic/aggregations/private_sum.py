@@ -5,14 +5,13 @@ Everything that a client sends in a round is one release, in groups that share o
 and where the sum of weights is public, clients send no weights.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import (
     Aggregation,
@@ -31,6 +30,7 @@ from tff_agnostic.aggregations.clipping import (
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussian
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, NoiseGenerator
 from tff_agnostic.aggregations.privacy_options import CLIPPINGS, PrivacyOptions, ServerNoiseOptions
+from tff_agnostic.later import tf, tff
 from tff_agnostic.report_fields import Quantities, Quantity
 from tff_agnostic.settings import part_of
 

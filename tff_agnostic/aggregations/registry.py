@@ -1,5 +1,7 @@
 """Every aggregation and every kind of differential privacy by name."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 

@@ -1,12 +1,11 @@
 """Sums of bounded integers, as a secure-sum protocol can carry them."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import (
     Aggregation,
@@ -15,6 +14,7 @@ from tff_agnostic.aggregations.aggregation import (
     ClientLimits,
     Guarantee,
 )
+from tff_agnostic.later import tf, tff
 from tff_agnostic.report_fields import Quantities, Quantity, Unit
 from tff_agnostic.settings import setting
 
@@ -57,7 +57,7 @@ class SecureSummand(NamedTuple):
     """
 
     values: Any
-    clipped: "OrderedDict[str, tf.Tensor]"
+    clipped: OrderedDict[str, tf.Tensor]
     num_clients: tf.Tensor
 
 
@@ -80,7 +80,7 @@ class SecureSum(Aggregation):
 
     options: SecureSumOptions = SecureSumOptions()
     name: str = "secure"
-    real_type: tf.DType = tf.float32
+    real_type: str = "float32"
 
     guarantees = frozenset({Guarantee.SECURE_SUMS})
     cuts_clients = True
@@ -95,9 +95,9 @@ class SecureSum(Aggregation):
         """The fewest clients of a sum."""
         return self.options.min_clients
 
-    def exact(self) -> "SecureSum":
+    def exact(self) -> SecureSum:
         """Returns it with real sums in float64."""
-        return dataclasses.replace(self, real_type=tf.float64)
+        return dataclasses.replace(self, real_type="float64")
 
     def rounding(self, bound: Bound) -> float:
         """Returns half a step; 0 for whole numbers."""

@@ -1,5 +1,7 @@
 """Federated algorithms, a file each, and the registry of them all."""
 
+from __future__ import annotations
+
 from tff_agnostic.algorithms import (
     agnostic_fed_avg,
     delta_fl,

@@ -4,12 +4,12 @@ Each client sends one weighted model delta together with the loss sum and the ex
 domain. The server averages the deltas and moves lambda towards the domains with the largest losses.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic import computations as core
 from tff_agnostic.domain_weights.ascent import (
@@ -20,6 +20,7 @@ from tff_agnostic.domain_weights.ascent import (
     per_domain,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
 from tff_agnostic.settings import part_of, setting
 
 # beta^k is the client's share of the round, about 1 / c; it is larger where a domain was rarer in

@@ -12,11 +12,11 @@ Where the threshold is known before, from the round before or tracked, the round
 `tail_thresholds`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Any, Callable, NamedTuple
-
-import tensorflow as tf
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.tail_thresholds import (
@@ -28,11 +28,12 @@ from tff_agnostic.algorithms.tail_thresholds import (
     paper_cut,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 
 # (theta, settings) -> the threshold of a level, made of a histogram.
-BOUNDARIES: Registry[Callable[[float, "DeltaFlOptions"], Threshold]] = Registry(
+BOUNDARIES: Registry[Callable[[float, DeltaFlOptions], Threshold]] = Registry(
     "boundary",
     {
         "exact": lambda theta, options: Binned(theta, exact_cut),
@@ -50,7 +51,7 @@ class _ThresholdChoice(NamedTuple):
         surveys: Whether clients send their losses in a step before the training.
     """
 
-    threshold: Callable[[float, "DeltaFlOptions"], Threshold]
+    threshold: Callable[[float, DeltaFlOptions], Threshold]
     surveys: bool = False
 
 

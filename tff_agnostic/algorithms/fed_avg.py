@@ -14,17 +14,18 @@ with the same budget: FedAvg on as many clients, about theta m of m, drawn regar
 losses.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Callable, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic import computations as core
 from tff_agnostic.domain_weights.ascent import ALPHA
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 from tff_agnostic.stateless_random import uniform

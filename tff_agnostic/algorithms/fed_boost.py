@@ -13,11 +13,12 @@ loss L_k of each domain. Here, as in Stochastic-AFL, an example of domain k coun
 where N_k are the examples of it that a round is expected to have.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import DOMAIN_LOSSES, LossEstimatorOptions, running_mean
@@ -35,6 +36,7 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_steps,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
 _MAX_BETA = 10.0

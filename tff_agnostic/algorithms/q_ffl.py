@@ -7,12 +7,13 @@ Losses are measured in units of c, the cohort's mean loss of the round before, s
 overflows. That changes no update: Delta_k and h_k are both c^q times smaller.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from tff_agnostic import computations as core
+from tff_agnostic.later import tf
 from tff_agnostic.settings import part_of, setting
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.

@@ -3,12 +3,13 @@
 Source: Mohri, Sivek, Suresh 2019, section 4.2. Pure functions on float32 vectors [p].
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Callable, NamedTuple, Optional
 
-import tensorflow as tf
-
 from tff_agnostic.computations import DomainSums
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
@@ -16,21 +17,21 @@ from tff_agnostic.settings import Settings, setting
 STEP_DECAYS: Registry[Callable[[tf.Tensor], tf.Tensor]] = Registry(
     "decay of steps",
     {
-        "none": tf.ones_like,
-        "inverse_sqrt": tf.math.rsqrt,
-        "inverse": tf.math.reciprocal,
+        "none": lambda t: tf.ones_like(t),
+        "inverse_sqrt": lambda t: tf.math.rsqrt(t),
+        "inverse": lambda t: tf.math.reciprocal(t),
     },
 )
 
 # (lambda, seed, int32 [2]) -> by what the gradient of each domain's loss counts, in expectation
 # lambda.
-WeightsGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+WeightsGradient = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 # (losses L of the domains, seed) -> the gradient by lambda, in expectation L.
-LambdaGradient = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+LambdaGradient = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 # (sums of the round, examples of each domain that a round is expected to measure) -> L.
-DomainLosses = Callable[[DomainSums, tf.Tensor], tf.Tensor]
+DomainLosses = Callable[[DomainSums, "tf.Tensor"], "tf.Tensor"]
 
 
 def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

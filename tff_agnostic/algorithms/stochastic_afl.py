@@ -9,11 +9,12 @@ uniform sampling of clients the sums are unbiased estimates of both gradients; a
 as the mean loss of a cohort, is not.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, ClassVar, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import (
@@ -38,6 +39,7 @@ from tff_agnostic.domain_weights.ascent import (
     lambda_steps,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.settings import setting
 from tff_agnostic.stateless_random import fold_in, stateless_seed
 

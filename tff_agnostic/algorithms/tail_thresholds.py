@@ -28,14 +28,16 @@ the objective is the one with which exactly theta of the weight counts. A loss i
 bin.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound
 from tff_agnostic.computations.histograms import LogGrid
+from tff_agnostic.later import tf
 
 GRID = LogGrid(num_bins=1025)
 _ROUNDING = 1e-12

@@ -8,12 +8,13 @@ Clients send p_k exp(t (F_k - c)), so that no power overflows: the quotient is t
 which is the mean of the F_k by the weights of the round before.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from tff_agnostic import computations as core
+from tff_agnostic.later import tf
 from tff_agnostic.settings import part_of, setting
 
 # In secure sums a client that weighs more than this for each example is scaled down as a whole.

@@ -5,6 +5,8 @@ lines. A round is traced as soon as the algorithm is built: what is wrong is kno
 runs.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -12,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import tensorflow as tf
-
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations.clients import arrays_of_client
 from tff_agnostic.computations.round import check_bounds, check_state, client_result
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, settings_in
 from tff_agnostic.user_code import UserFile
@@ -98,7 +99,7 @@ def making_options_of(name: str) -> Iterator[None]:
         raise mistake
 
 
-def _of(path: Path) -> "_Loaded":
+def _of(path: Path) -> _Loaded:
     try:
         found = path.stat()
     except OSError:

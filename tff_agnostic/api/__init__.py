@@ -3,6 +3,8 @@
 Each imports what it needs when it is called.
 """
 
+from __future__ import annotations
+
 import importlib
 import os
 from collections.abc import Mapping, Sequence
@@ -38,7 +40,7 @@ def train(
     resume: bool = False,
     show_progress: bool = True,
     **settings: Any,
-) -> "TrainedRun":
+) -> TrainedRun:
     """Trains one model with one algorithm on one task, as `./run train` does.
 
     Every flag of that command is an argument: settings of runs and of the algorithm (`rounds=200`,
@@ -85,7 +87,7 @@ def compare(
     resume: bool = False,
     show_progress: bool = True,
     **settings: Any,
-) -> "ComparedRuns":
+) -> ComparedRuns:
     """Compares algorithms on one task over several seeds, as `./run compare` does.
 
     Every flag of `./run train` is an argument, for all rows alike; see `train`.
@@ -124,7 +126,7 @@ def compare(
     return compared
 
 
-def import_data(show_progress: bool = True, **options: Any) -> "ImportReport":
+def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
     """Makes a client store of files, as `./run import_data` does.
 
     Every flag of that command is an argument: `format="csv"`, `input=["examples.csv"]`,
@@ -157,7 +159,7 @@ def save_model(
     data_dir: Optional[PathName] = None,
     trust: bool = False,
     **task_options: Any,
-) -> "list[SavedFile]":
+) -> list[SavedFile]:
     """Saves every model of a checkpoint, and its card, as `./run save_model` does.
 
     Each file is loaded again, and compared with the run's model on test examples.

@@ -1,5 +1,7 @@
 """Unigram models of groups of clients, from counts of the training examples."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Callable

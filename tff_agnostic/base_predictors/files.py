@@ -5,6 +5,8 @@ Files of base predictors: several models of one architecture, in one .npz file.
 The zip format holds a checksum of every array, so damage is noticed when a file is read.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import io
 import json
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, architecture_of, ensemble, form_of
@@ -21,6 +22,7 @@ from tff_agnostic.boosting.predictor_store import Architecture
 from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file, digest, read_json
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.keras_export import classes_of
 from tff_agnostic.models.losses import takes_scores

@@ -3,12 +3,12 @@
 Source: Hamer, Mohri, Suresh 2020, figures 1 and 2.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
-
-import tensorflow as tf
 
 from tff_agnostic import computations as core
 from tff_agnostic.boosting.ensemble import EnsembleModel
@@ -23,6 +23,7 @@ from tff_agnostic.boosting.sampling import (
 from tff_agnostic.domain_weights.ascent import exponentiated_gradient, projected_gradient
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting

@@ -4,12 +4,13 @@ Source: Hamer, Mohri, Suresh 2020, section 2.2: h_alpha = sum_k alpha_k h_k with
 simplex. The predictors are the model's other weights, in arrays as their form holds them.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.boosting.members import (
     ClassMembers,
@@ -23,6 +24,7 @@ from tff_agnostic.boosting.members import (
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES, MixtureLoss
 from tff_agnostic.boosting.predictor_store import Architecture, Held, SeveralArchitectures, held_by
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.models.losses import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.next_word import unigram_loss

@@ -1,11 +1,12 @@
 """Predictor families (discrete, class, word, number) as members of an ensemble."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Optional, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.boosting.mixture_losses import (
     ClassOutputs,
@@ -19,6 +20,7 @@ from tff_agnostic.boosting.mixture_losses import (
     over_words,
 )
 from tff_agnostic.boosting.predictor_store import Held, Stacks
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import ModelWeights
 
 _EXAMPLES_AT_ONCE = 256

@@ -13,13 +13,14 @@ from the mixture, up to what does not depend on the mixture: of F = sum x log x 
 of classes is the cross-entropy of the mixed probabilities; of F = |x|^2 the squared loss.
 """
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.losses import is_word
 from tff_agnostic.registry import Registry
 

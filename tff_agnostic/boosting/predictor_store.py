@@ -7,17 +7,19 @@ begins, and whoever reads it switches by that. A message has room for the C larg
 size is the same in every round: no predictor is padded to the size of another one.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 
 # Arrays that hold predictors: those that the server keeps, or those of a message.
-Stacks = Sequence[tf.Tensor]
+Stacks = Sequence["tf.Tensor"]
 
 _FLOAT_BYTES = _INT_BYTES = 4
 

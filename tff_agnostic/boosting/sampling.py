@@ -8,11 +8,12 @@ that of either; the third is its corrected form, whose mean over all masks was e
 functions on float32 [n, C], C predictors that were sent.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Callable, NamedTuple, Optional
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.stateless_random import fold_in, random_order, uniform
 
@@ -23,7 +24,7 @@ _FILLING, _ORDER, _START, _COINS = 0, 1, 2, 3
 _ROOM = 5.0
 
 # (alpha [q], C, share of uniform sampling) -> gamma, float32 [q], each in (0, 1], sum at most C.
-Gammas = Callable[[tf.Tensor, int, float], tf.Tensor]
+Gammas = Callable[["tf.Tensor", int, float], "tf.Tensor"]
 
 
 def all_of_them(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
@@ -157,7 +158,7 @@ class Sent(NamedTuple):
 
 
 # (gradients at alpha~ [n, C], |h_k|^2 [n or 1, C], predictors) -> estimates [n, C].
-Estimate = Callable[[tf.Tensor, tf.Tensor, Sent], tf.Tensor]
+Estimate = Callable[["tf.Tensor", "tf.Tensor", Sent], "tf.Tensor"]
 
 
 class GradientEstimator(NamedTuple):

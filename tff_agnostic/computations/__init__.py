@@ -1,5 +1,7 @@
 """The names that an algorithm is written with, from one import, and its form in TFF."""
 
+from __future__ import annotations
+
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions

@@ -6,16 +6,17 @@ pure TensorFlow without variables, so that every runtime can trace them and a co
 apart.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
-import tensorflow as tf
-
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.domain_weights.sets import LambdaSet
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.report_fields import Quantities, Quantity, nested
 from tff_agnostic.settings import Settings
@@ -55,7 +56,7 @@ class Problem:
         return len(self.domain_names)
 
     @classmethod
-    def of_numbered_domains(cls, model: Model, num_domains: int, seed: int = 0) -> "Problem":
+    def of_numbered_domains(cls, model: Model, num_domains: int, seed: int = 0) -> Problem:
         """Returns a problem whose domains are called "0", "1" and so on."""
         return cls(model, tuple(map(str, range(num_domains))), seed)
 
@@ -211,7 +212,7 @@ class Algorithm:
         """Returns the weights of the main model of a state."""
         return next(iter(self.models(state).values()))
 
-    def with_main_model(self, name: str) -> "Algorithm":
+    def with_main_model(self, name: str) -> Algorithm:
         """Returns the algorithm with another one of its models as the main one."""
 
         def models(state: Any) -> Models:

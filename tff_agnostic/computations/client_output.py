@@ -1,10 +1,10 @@
 """What a client sends after its training, its bounds, and zeros in place of what is not finite."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from typing import Any, Callable, NamedTuple, Optional
-
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.clients import Clients
@@ -15,6 +15,7 @@ from tff_agnostic.computations.domain_losses import (
     MetricSums,
     domain_sums_bounds,
 )
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
@@ -23,7 +24,9 @@ from tff_agnostic.settings import Settings, setting
 UNCOUNTED: Any = ()
 
 # n_k -> p_k, up to a factor of all clients.
-CLIENT_WEIGHTINGS = Registry("client weighting", {"examples": lambda n: n, "equal": tf.ones_like})
+CLIENT_WEIGHTINGS = Registry(
+    "client weighting", {"examples": lambda n: n, "equal": lambda n: tf.ones_like(n)}
+)
 
 
 class TrainingBroadcast(NamedTuple):
@@ -73,7 +76,7 @@ class TrainingOutput(NamedTuple):
     beta: tf.Tensor
     domain_losses: tf.Tensor
     domain_counts: tf.Tensor
-    metric_sums: "OrderedDict[str, MetricSums]"
+    metric_sums: OrderedDict[str, MetricSums]
     clients: ClientCounts
     trained_counts: Any = ()
 

@@ -5,6 +5,8 @@ stay outside, and what happens to each client inside a loop goes through `Client
 for one client and a vectorised one for several.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import importlib
@@ -12,12 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
-import tensorflow as tf
 
-# What `tf.vectorized_map` is made of. That one would also let arguments have one entry for all,
-# which takes a copy of each argument, and more operations than many a model's step.
-from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.stateless_random import fold_in, hash_multipliers, known_multipliers, random_order
 
@@ -51,6 +49,10 @@ class _VectorisedClients:
     is_vectorised = True
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
+        # What `tf.vectorized_map` is made of. That one would also let arguments have one entry for
+        # all, which takes a copy of each, and more operations than many a model's step.
+        from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
+
         _insert_only_missing_axes()
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
         return pfor(
@@ -128,7 +130,7 @@ class Clients:
     order: Any = ()
 
     @classmethod
-    def of(cls, arrays: ClientArrays, map_: ClientMap = one_client) -> "Clients":
+    def of(cls, arrays: ClientArrays, map_: ClientMap = one_client) -> Clients:
         """Returns the clients of these arrays."""
         return cls(*arrays, map_=map_)
 
@@ -185,7 +187,7 @@ class Clients:
         )
         return final
 
-    def limited(self, max_examples: Optional[int]) -> "Clients":
+    def limited(self, max_examples: Optional[int]) -> Clients:
         """Returns the same clients with no more than their first `max_examples`; all if None."""
         if max_examples is None:
             return self
@@ -195,7 +197,7 @@ class Clients:
             capacity=tf.minimum(self.capacity, max_examples),
         )
 
-    def only(self, is_chosen: tf.Tensor) -> "Clients":
+    def only(self, is_chosen: tf.Tensor) -> Clients:
         """Returns the clients, of which those that are not chosen have no examples.
 
         Args:
@@ -208,7 +210,7 @@ class Clients:
             capacity = tf.minimum(capacity, tf.reduce_max(num_examples))
         return dataclasses.replace(self, num_examples=num_examples, capacity=capacity)
 
-    def seeded(self, round_seed: tf.Tensor) -> "Clients":
+    def seeded(self, round_seed: tf.Tensor) -> Clients:
         """Returns the clients with their seeds in a round; see `client_seeds`."""
         return dataclasses.replace(self, seed=client_seeds(round_seed, self))
 

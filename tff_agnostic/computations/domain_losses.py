@@ -6,15 +6,16 @@ lambda moves away while the domain is still served badly. With a `Holdout` each 
 of its examples out of training, the same ones in every round, and measures those instead.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
-import tensorflow as tf
-
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.clients import Batch, Clients, client_seeds
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.settings import Settings, setting
 from tff_agnostic.stateless_random import UNIFORM_BITS, random_order, uniform_bits
@@ -46,7 +47,7 @@ class DomainSums(NamedTuple):
 
     losses: tf.Tensor
     counts: tf.Tensor
-    metric_sums: "OrderedDict[str, MetricSums]"
+    metric_sums: OrderedDict[str, MetricSums]
     trained: Any = ()
 
     @property
@@ -160,7 +161,7 @@ class ExampleMeasures(NamedTuple):
     """
 
     losses: tf.Tensor
-    metrics: "OrderedDict[str, MetricSums]"
+    metrics: OrderedDict[str, MetricSums]
 
 
 def example_measures(

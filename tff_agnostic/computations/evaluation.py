@@ -11,12 +11,12 @@ and with the one that turns out best.
 Outcome counts, how often each outcome is among the examples of each domain, make unigram models.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
-
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
@@ -31,6 +31,7 @@ from tff_agnostic.computations.domain_losses import (
     domain_sums_bounds,
 )
 from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
+from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
 
@@ -78,12 +79,12 @@ class EvaluationOutput(NamedTuple):
     """
 
     sums: DomainSums
-    over_clients: "OrderedDict[str, ClientDistribution]"
-    by_size: "OrderedDict[str, SizeSums]"
-    clients: "OrderedDict[str, tf.Tensor]"
+    over_clients: OrderedDict[str, ClientDistribution]
+    by_size: OrderedDict[str, SizeSums]
+    clients: OrderedDict[str, tf.Tensor]
 
 
-def measure_grids(model: Model) -> "OrderedDict[str, Grid]":
+def measure_grids(model: Model) -> OrderedDict[str, Grid]:
     """Returns the histogram grid of the loss and of each metric's ratio."""
     grids: OrderedDict[str, Grid] = OrderedDict(loss=grid_of(None))
     for metric in model.metrics:
@@ -189,7 +190,7 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
 
 def _by_size(
     is_of_size: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
-) -> "OrderedDict[str, SizeSums]":
+) -> OrderedDict[str, SizeSums]:
     counted, none = tf.cast(is_of_size, tf.int64), tf.zeros([SIZES.num_bins])
     return OrderedDict(
         # Of all of a client's examples together; the value is 0 where it is undefined.
@@ -282,7 +283,7 @@ class ChoiceOutput(NamedTuple):
     chosen: EvaluationOutput
     in_hindsight: EvaluationOutput
     num_choices: tf.Tensor
-    clients: "OrderedDict[str, tf.Tensor]"
+    clients: OrderedDict[str, tf.Tensor]
 
 
 def choose_models(

@@ -6,12 +6,15 @@ On a linear grid the error of both is at most half a step, 0.0025 over [0, 1]; o
 one at most 2.74% of the number itself.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Union
 
 import numpy as np
-import tensorflow as tf
+
+from tff_agnostic.later import tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Local SGD, and one full gradient, over the examples of each client."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
-
-import tensorflow as tf
 
 from tff_agnostic.computations.clients import Batch, ClientMap, Clients
 from tff_agnostic.computations.domain_losses import (
@@ -13,6 +13,7 @@ from tff_agnostic.computations.domain_losses import (
     example_measures,
     zero_sums,
 )
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting

@@ -5,13 +5,13 @@ evaluations are all made of such steps, and every runtime takes its functions fr
 server does before and after each sum, and what a client does in between.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
-
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientFacts
 from tff_agnostic.computations.algorithm import (
@@ -26,12 +26,13 @@ from tff_agnostic.computations.algorithm import (
 from tff_agnostic.computations.client_output import all_finite
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.report_fields import Quantities, Quantity
 
 _SKIPPED = Quantity(
     "skipped", "whether the round was skipped, because a sum or the update was not finite"
 )
-_DTYPES = (tf.float32, tf.int64)
+_DTYPES = ("float32", "int64")
 
 
 class Message(NamedTuple):
@@ -71,7 +72,7 @@ class RoundStep:
         """Bounds of what a client sends, in its structure."""
         return self.step.bounds(self.aggregation.limits)
 
-    def on_clients(self) -> "RoundStep":
+    def on_clients(self) -> RoundStep:
         """Returns it as clients have it: without what only the server may know."""
         return dataclasses.replace(self, aggregation=self.aggregation.on_clients())
 
@@ -358,7 +359,7 @@ def _check_field(where: str, values: Any, bounds: Any, field: str) -> None:
     for value, bound in zip(leaves, limits):
         if not isinstance(bound, Bound):
             raise UserError(f"{where}: expected a Bound, found {type(bound).__name__}")
-        if not tf.is_tensor(value) or value.dtype not in _DTYPES:
+        if not tf.is_tensor(value) or value.dtype.name not in _DTYPES:
             found = value.dtype.name if tf.is_tensor(value) else type(value).__name__
             raise UserError(
                 f"{where}: expected float32 or int64 tensors, which can be summed, found {found}"

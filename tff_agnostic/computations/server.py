@@ -1,13 +1,14 @@
 """The server's step: the weighted average, and the columns that every training reports."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
-
-import tensorflow as tf
 
 from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
 from tff_agnostic.computations.server_optimizers import ServerOptimizer
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
 from tff_agnostic.report_fields import Quantity, Role, Unit
 

@@ -4,13 +4,14 @@ They compute what `tff.learning.optimizers` of TFF 0.87 computes, and their stat
 keys, so that checkpoints of runs with those go on. These need no TFF, and have Nesterov momentum.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Callable
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
@@ -23,7 +24,7 @@ _YOGI_START = 1e-6
 _ADAGRAD_START = 0.1
 
 # (hyperparameters in the dtype of the weight, weight, gradient, *slots) -> (weight, *slots).
-Update = Callable[..., tuple[tf.Tensor, ...]]
+Update = Callable[..., tuple["tf.Tensor", ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ServerOptimizer:
     slots: tuple[tuple[str, float], ...] = ()
     counts_steps: bool = False
 
-    def initialize(self, specs: Any) -> "OrderedDict[str, Any]":
+    def initialize(self, specs: Any) -> OrderedDict[str, Any]:
         """Returns the state before the first step.
 
         Args:
@@ -60,7 +61,7 @@ class ServerOptimizer:
 
     def next(
         self, state: Mapping[str, Any], weights: list[tf.Tensor], gradients: list[tf.Tensor]
-    ) -> "tuple[OrderedDict[str, Any], list[tf.Tensor]]":
+    ) -> tuple[OrderedDict[str, Any], list[tf.Tensor]]:
         """Returns the state and the weights after one step."""
         after = OrderedDict(state)
         if self.counts_steps:

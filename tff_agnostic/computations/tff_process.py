@@ -1,16 +1,17 @@
 """The same round and evaluation as `tff.federated_computation`s."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.round import Round, RoundProgress, RoundStep
+from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Model, ModelWeights
 
 
@@ -26,7 +27,7 @@ class Process(NamedTuple):
     """
 
     learning_process: tff.learning.templates.LearningProcess
-    steps: "dict[str, tff.Computation]"
+    steps: dict[str, tff.Computation]
     round_: Round
 
 

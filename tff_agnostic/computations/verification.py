@@ -9,13 +9,12 @@ followed through the graphs of the server's functions, and of the functions that
 where random numbers are drawn with it: what comes out there is noise.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
-
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
 from tff_agnostic.aggregations.chacha20 import KEYSTREAM
@@ -23,6 +22,7 @@ from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, specs_of
 from tff_agnostic.computations.tff_process import EvaluationFunctions, Process, build_measurement
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
 
 # The intrinsics that this package makes secure sums of. Any other name is no promise.
 SECURE_SUMS = frozenset({"federated_secure_sum_bitwidth", "federated_secure_modular_sum"})
@@ -47,7 +47,7 @@ class SecurityReport:
     secure: tuple[str, ...]
 
     @classmethod
-    def of_steps(cls, reports: Mapping[str, "SecurityReport"]) -> "SecurityReport":
+    def of_steps(cls, reports: Mapping[str, SecurityReport]) -> SecurityReport:
         """Returns one report of several steps, by their names; of a single one its own."""
         if len(reports) == 1:
             return next(iter(reports.values()))

@@ -1,13 +1,15 @@
 """Client datasets: of parts that need little memory, or dealt from pooled examples."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Protocol, runtime_checkable
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest_of
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 
 _MAX_CLIENTS = 1000

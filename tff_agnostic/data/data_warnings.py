@@ -4,6 +4,8 @@ Imports print them about stores, see `importing.report`, and runs about their tr
 lost examples are counted here for both.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional

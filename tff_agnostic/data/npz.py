@@ -1,5 +1,7 @@
 """Reads .npz files that are untrusted or may be damaged."""
 
+from __future__ import annotations
+
 import os
 import zipfile
 from pathlib import Path

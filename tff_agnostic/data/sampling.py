@@ -1,5 +1,7 @@
 """The clients of a round, and cohorts that are read while the round before runs."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -242,7 +244,7 @@ class CohortReader:
         self._pool = ThreadPoolExecutor(1, "cohort-reader")
         self._next: dict[int, Future[list[Examples]]] = {}
 
-    def __enter__(self) -> "CohortReader":
+    def __enter__(self) -> CohortReader:
         """Starts."""
         return self
 

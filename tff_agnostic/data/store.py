@@ -1,5 +1,7 @@
 """Client stores read one client at a time, as datasets of parsed examples."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
@@ -11,11 +13,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.data.store_format import Feature, StoreDescription, description_from_json
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest, file_digest
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 
 _TFF_TABLES = {

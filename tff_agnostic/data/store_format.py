@@ -11,6 +11,8 @@ these modules read TFF's, which lack our tables:
     tff_agnostic    one row: a JSON description; written last
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math

@@ -1,5 +1,7 @@
 """Writes client stores, in one pass over records in any order and in bounded memory."""
 
+from __future__ import annotations
+
 import os
 import sqlite3
 from collections import Counter
@@ -64,7 +66,7 @@ class StoreWriter:
         """Examples so far, by (split, domain)."""
         return self._contents.counts
 
-    def __enter__(self) -> "StoreWriter":
+    def __enter__(self) -> StoreWriter:
         """Makes the temporary file."""
         self._connection = self._unsorted.create()
         self._connection.executescript(
@@ -370,7 +372,7 @@ class ScratchDatabase:
             )
             return connection
 
-    def errors(self) -> "_StoreErrors":
+    def errors(self) -> _StoreErrors:
         """Returns a context in which errors of writing become a `UserError`."""
         return _StoreErrors(self._store)
 

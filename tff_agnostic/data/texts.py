@@ -1,5 +1,7 @@
 """Sentences and texts as the ids of their words."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 

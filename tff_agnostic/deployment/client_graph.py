@@ -4,21 +4,14 @@ An example of the task is one serialised `tf.train.Example` with a feature for e
 and "domain_id"; columns of columns are "x/NAME". The client's graph parses them.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
-from tensorflow.core.framework.graph_pb2 import GraphDef
-
-# The only way from Python to register an op without loading a library.
-from tensorflow.lite.python.convert import register_custom_opdefs
-
-# A second registration of the same op ends the process.
-from tensorflow.python.framework import op_def_registry
 
 from plan_runner import plan_pb2
 from tff_agnostic.computations.verification import without_graph_optimization
@@ -34,6 +27,7 @@ from tff_agnostic.deployment.graphs import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
 
@@ -50,14 +44,14 @@ output_arg { name: "handle" type: DT_VARIANT }
 is_stateful: true
 """
 # Dtypes of columns, and those that a `tf.train.Example` holds in their place.
-_STORED_AS: Registry[tf.DType] = Registry(
+_STORED_AS: Registry[str] = Registry(
     "dtype of an exported task's columns",
     {
-        "float32": tf.float32,
-        "int64": tf.int64,
-        "int32": tf.int64,
-        "uint8": tf.int64,
-        "bool": tf.int64,
+        "float32": "float32",
+        "int64": "int64",
+        "int32": "int64",
+        "uint8": "int64",
+        "bool": "int64",
     },
 )
 
@@ -88,7 +82,7 @@ class ExampleFormat:
     def features(self) -> dict[str, dict[str, Any]]:
         """Returns dtype and shape of each feature, for the manifest."""
         return {
-            name: {"dtype": _STORED_AS[spec.dtype.name].name, "shape": spec.shape[1:].as_list()}
+            name: {"dtype": _STORED_AS[spec.dtype.name], "shape": spec.shape[1:].as_list()}
             for name, spec in self._specs()
         }
 
@@ -105,7 +99,9 @@ class ExampleFormat:
         parsed = tf.io.parse_example(
             serialized,
             {
-                name: tf.io.FixedLenFeature(spec.shape[1:], _STORED_AS[spec.dtype.name])
+                name: tf.io.FixedLenFeature(
+                    spec.shape[1:], tf.as_dtype(_STORED_AS[spec.dtype.name])
+                )
                 for name, spec in self._specs()
             },
         )
@@ -119,7 +115,7 @@ class ExampleFormat:
     def serialize(self, examples: Examples) -> Iterator[bytes]:
         """Yields one client's examples, serialised."""
         columns = [
-            (name, _value_of(examples, name), _LISTS[_STORED_AS[spec.dtype.name].name])
+            (name, _value_of(examples, name), _LISTS[_STORED_AS[spec.dtype.name]])
             for name, spec in self._specs()
         ]
         for row in range(len(examples["domain_id"])):
@@ -215,7 +211,7 @@ class ClientWork:
 
 def build_client_graph(
     work: ClientWork, source: ExampleSource
-) -> tuple[GraphDef, plan_pb2.ClientPhase]:
+) -> tuple[tf.compat.v1.GraphDef, plan_pb2.ClientPhase]:
     """Returns the graph of a client, and how it is run.
 
     Inputs are the path of the server's checkpoint, the path to write the update to (if any of it
@@ -300,6 +296,12 @@ def serialized_examples(
         selector: A serialised ExampleSelector, which selects the examples.
         max_examples: At most so many are read; all if None.
     """
+    # The only way from Python to register an op without loading a library.
+    from tensorflow.lite.python.convert import register_custom_opdefs
+
+    # A second registration of the same op ends the process.
+    from tensorflow.python.framework import op_def_registry
+
     if op_def_registry.get(OP_NAME) is None:
         register_custom_opdefs([_DEFINITION])
     node = tf.compat.v1.get_default_graph().create_op(

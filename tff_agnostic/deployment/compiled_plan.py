@@ -1,15 +1,15 @@
 """A plan in memory, its description for a manifest, and its variables in checkpoints."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Optional
 
-import tensorflow as tf
-from tensorflow.core.framework.graph_pb2 import GraphDef
-
 from plan_runner import plan_pb2
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
+from tff_agnostic.later import tf
 from tff_agnostic.report_fields import Quantities
 
 
@@ -75,7 +75,7 @@ class CompiledPlan:
     """
 
     plan: plan_pb2.Plan
-    client_graph: GraphDef
+    client_graph: tf.compat.v1.GraphDef
     client_phase: plan_pb2.ClientPhase
     tensors: PlanTensors
     secure: tuple[SecureValue, ...] = ()

@@ -6,6 +6,8 @@ server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at co
 never sent to a server.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -13,7 +15,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 
@@ -62,8 +64,10 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import OWNER_ONLY
 from tff_agnostic.folders import new_folder
 from tff_agnostic.registry import Registry
-from tff_agnostic.runtimes.tff import TffRuntime
 from tff_agnostic.settings import Settings, setting
+
+if TYPE_CHECKING:
+    from tff_agnostic.runtimes.tff import TffRuntime
 
 STATE = "server_state.ckpt"
 # Whether a device gets TensorFlow's graph in addition to TFLite's, by name.

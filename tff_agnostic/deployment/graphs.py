@@ -5,6 +5,8 @@ the same bytes in every process. Nodes are named after their op and their positi
 the order of their first use.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 import tempfile
@@ -13,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
-from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.later import tf, tff
 
 # Prefixes of the names in checkpoints, those of the platform's own tools.
 SERVER = "server"
@@ -77,7 +77,7 @@ def save(
     )
 
 
-def finished(graph: tf.Graph, needed: Iterable[str]) -> GraphDef:
+def finished(graph: tf.Graph, needed: Iterable[str]) -> tf.compat.v1.GraphDef:
     """Returns the graph for writing: only needed parts, the same in every process.
 
     Args:
@@ -86,7 +86,7 @@ def finished(graph: tf.Graph, needed: Iterable[str]) -> GraphDef:
     return with_renamed_functions(_pruned(graph.as_graph_def(), needed), "function")
 
 
-def _pruned(graph_def: GraphDef, needed: Iterable[str]) -> GraphDef:
+def _pruned(graph_def: tf.compat.v1.GraphDef, needed: Iterable[str]) -> tf.compat.v1.GraphDef:
     by_name = {node.name: node for node in graph_def.node}
     reached: set[str] = set()
     waiting = list(needed)
@@ -95,7 +95,7 @@ def _pruned(graph_def: GraphDef, needed: Iterable[str]) -> GraphDef:
         if name not in reached:
             reached.add(name)
             waiting.extend(by_name[name].input)
-    pruned = GraphDef(versions=graph_def.versions, library=graph_def.library)
+    pruned = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     pruned.node.extend(node for node in graph_def.node if node.name in reached)
     return pruned
 
@@ -174,10 +174,12 @@ def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
         raise TypeError(f"expected a structure of tensors, found {structure} at {'/'.join(path)}")
 
 
-def with_renamed_nodes(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
+def with_renamed_nodes(
+    graph_def: tf.compat.v1.GraphDef,
+) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
     """Returns a copy with names of nodes that depend on the graph alone, and the new names."""
     new_names = _numbered(graph_def.node)
-    renamed = GraphDef(versions=graph_def.versions, library=graph_def.library)
+    renamed = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
         copy = renamed.node.add()
         copy.CopyFrom(node)
@@ -185,7 +187,7 @@ def with_renamed_nodes(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
     return renamed, new_names
 
 
-def with_renamed_functions(graph_def: GraphDef, prefix: str) -> GraphDef:
+def with_renamed_functions(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:
     """Returns a copy with names of functions, and inside them, that depend on the graph alone.
 
     Functions that nothing calls are left out, as are notes that TensorFlow keeps in nodes.
@@ -203,7 +205,7 @@ def with_renamed_functions(graph_def: GraphDef, prefix: str) -> GraphDef:
                 visit(by_name[name].node_def)
 
     visit(graph_def.node)
-    renamed = GraphDef(versions=graph_def.versions, node=graph_def.node)
+    renamed = tf.compat.v1.GraphDef(versions=graph_def.versions, node=graph_def.node)
     for old, new in new_names.items():
         function = renamed.library.function.add()
         function.CopyFrom(by_name[old])

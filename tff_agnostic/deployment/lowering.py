@@ -11,15 +11,15 @@ their place:
 - other ops that devices may lack.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.python.framework import op_def_registry
-from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+
+from tff_agnostic.later import tf
 
 # Ops that pass their last inputs to the functions that they call.
 _CALLS = ("Case", "If", "PartitionedCall", "While")
@@ -44,7 +44,9 @@ class KnownValues:
     datasets call, none is known.
     """
 
-    def __init__(self, graph_def: GraphDef) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
+        from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+
         functions = {function.signature.name: function for function in graph_def.library.function}
         shapes: dict[str, list[tf.TensorShape]] = {}
         with tf.Graph().as_default() as graph:
@@ -114,7 +116,7 @@ def _value(tensor: tf.Tensor) -> Optional[np.ndarray]:
     return None if value is None else np.asarray(value)
 
 
-BinaryOp = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+BinaryOp = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -187,7 +189,7 @@ def _scalar(value: Optional[np.ndarray]) -> Optional[int]:
     return None if value is None or value.size != 1 else int(value.item())
 
 
-Gradient = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+Gradient = Callable[["tf.Tensor", "tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def convolution_filter_gradient(
@@ -344,23 +346,23 @@ def _is_of_images(attr: Any) -> bool:
 
 
 # Replacements by op and dtype.
-LOWERINGS: Mapping[tuple[str, tf.DType], Lowering] = {
-    ("BitwiseXor", tf.int64): lambda attr, known: xor,
-    ("BitwiseAnd", tf.int64): lambda attr, known: and_with(known[1]),
-    ("BitwiseOr", tf.int64): lambda attr, known: or_,
-    ("RightShift", tf.int64): lambda attr, known: right_shift_by(known[1]),
-    ("TensorScatterSub", tf.float32): lambda attr, known: tensor_scatter_sub,
-    ("SparseSoftmaxCrossEntropyWithLogits", tf.float32): (
+LOWERINGS: Mapping[tuple[str, str], Lowering] = {
+    ("BitwiseXor", "int64"): lambda attr, known: xor,
+    ("BitwiseAnd", "int64"): lambda attr, known: and_with(known[1]),
+    ("BitwiseOr", "int64"): lambda attr, known: or_,
+    ("RightShift", "int64"): lambda attr, known: right_shift_by(known[1]),
+    ("TensorScatterSub", "float32"): lambda attr, known: tensor_scatter_sub,
+    ("SparseSoftmaxCrossEntropyWithLogits", "float32"): (
         lambda attr, known: sparse_softmax_cross_entropy
     ),
-    ("Conv2DBackpropFilter", tf.float32): _filter_gradient,
-    ("MaxPoolGrad", tf.float32): _pool_gradient,
+    ("Conv2DBackpropFilter", "float32"): _filter_gradient,
+    ("MaxPoolGrad", "float32"): _pool_gradient,
 }
 
 
-def lowered(graph_def: GraphDef) -> GraphDef:
+def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     """Returns a copy without the ops of `LOWERINGS`, functions' bodies included."""
-    result = GraphDef()
+    result = tf.compat.v1.GraphDef()
     result.CopyFrom(graph_def)
     made: dict[str, Any] = {}
     values = KnownValues(graph_def)
@@ -386,6 +388,8 @@ def lowered(graph_def: GraphDef) -> GraphDef:
 
 def _function(node: Any, compute: Callable[..., Any], known: Known) -> Any:
     """Returns a function with the inputs and outputs of the node, which computes in its place."""
+    from tensorflow.python.framework import op_def_registry
+
     definition = op_def_registry.get(node.op)
     dtypes = [
         tf.as_dtype(node.attr[arg.type_attr].type if arg.type_attr else arg.type)
@@ -412,4 +416,4 @@ def _function(node: Any, compute: Callable[..., Any], known: Known) -> Any:
 def _dtype(node: Any) -> Any:
     # For some ops the attribute is a list.
     number = node.attr["T"].type if "T" in node.attr else 0
-    return tf.as_dtype(number) if number else None
+    return tf.as_dtype(number).name if number else None

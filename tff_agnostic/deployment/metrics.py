@@ -5,13 +5,13 @@ each, NAME/0 to NAME/(p - 1), and NAME/overall for all domains where that follow
 metric with entries per domain and something else, such as a histogram, is in the checkpoint only.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
-
-import tensorflow as tf
 
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
@@ -22,6 +22,7 @@ from tff_agnostic.computations.evaluation import (
 )
 from tff_agnostic.computations.histograms import Grid
 from tff_agnostic.deployment.graphs import METRICS, Leaf, node_name
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Measure, Model, measures_of
 from tff_agnostic.report_fields import Quantities, Quantity, Unit
 
@@ -92,7 +93,7 @@ class EvaluationMetrics:
 
     def _over_clients(
         self, measure: Measure, of: ClientDistribution
-    ) -> "OrderedDict[str, tf.Tensor]":
+    ) -> OrderedDict[str, tf.Tensor]:
         mean = _ratio(of.total, tf.cast(of.num_clients, tf.float32))
         values = OrderedDict(mean=_value(measure, mean))
         grid = grid_of(measure.metric)

@@ -5,12 +5,12 @@ deployment has a secret key of its own. Conformance rounds, which are public, ar
 key, in a state of their own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions, TreeOptions
@@ -19,6 +19,7 @@ from tff_agnostic.aggregations.secure_sum import SecureSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
+from tff_agnostic.later import tf, tff
 
 # Not secret: with it the noise of conformance rounds can be removed, which hides no one. A
 # generator takes as many of these numbers as its keys have.

@@ -5,13 +5,11 @@ holds a client's values: its tensors go to a secure aggregation protocol, and th
 gets their sums through side channels.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
-
-import tensorflow as tf
-import tensorflow_federated as tff
-from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from plan_runner import plan_pb2
 from tff_agnostic.computations.verification import without_graph_optimization
@@ -35,6 +33,7 @@ from tff_agnostic.deployment.compiled_plan import (
 from tff_agnostic.deployment.graphs import file_path, finished, restore, save, serialized_spec
 from tff_agnostic.deployment.metrics import scalar_outputs
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Quantities
 
@@ -202,7 +201,7 @@ def _prepare_graph(
     prepare: TfFunction,
     tensors: PlanTensors,
     intermediate: Sequence[graphs.Leaf],
-) -> GraphDef:
+) -> tf.compat.v1.GraphDef:
     spec, router = phase.tensorflow_spec_prepare, phase.prepare_router
     with tf.Graph().as_default() as graph:
         state_path = file_path("server_state_input_filepath")
@@ -237,7 +236,7 @@ def _result_graph(
     tensors: PlanTensors,
     inputs: _ResultInputs,
     quantities: Quantities,
-) -> GraphDef:
+) -> tf.compat.v1.GraphDef:
     spec, router = phase.tensorflow_spec_result, phase.result_router
     with tf.Graph().as_default() as graph:
         intermediate_path = file_path("intermediate_state_input_filepath")
@@ -276,7 +275,7 @@ def _finish(
     paths: Sequence[tf.Tensor],
     ops: Any,
     outputs: Sequence[tf.Tensor] = (),
-) -> GraphDef:
+) -> tf.compat.v1.GraphDef:
     spec.input_tensor_specs.extend(
         serialized_spec(tf.TensorSpec(path.shape, path.dtype, path.name)) for path in paths
     )
@@ -338,7 +337,7 @@ def _server_graph(
     work: _ServerWork,
     tensors: PlanTensors,
     secure: Sequence[SecureValue],
-) -> GraphDef:
+) -> tf.compat.v1.GraphDef:
     with tf.Graph().as_default() as graph:
         state = Variables(graphs.named(tensors.state, graphs.SERVER))
         metrics = Variables(graphs.named(tensors.metrics, graphs.METRICS))

@@ -5,14 +5,14 @@ can evaluate any checkpoint of the training. With noise there is a state of the 
 well: a key, and the number of releases.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
@@ -28,11 +28,14 @@ from tff_agnostic.deployment.graphs import METRICS, SERVER, named_values
 from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.profiles import round_of
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Quantities
 from tff_agnostic.runtimes.runtime import to_numpy_examples
-from tff_agnostic.runtimes.tff import TffRuntime
+
+if TYPE_CHECKING:
+    from tff_agnostic.runtimes.tff import TffRuntime
 
 TRAINING, EVALUATION = "training", "evaluation"
 NUM_ROUNDS = 3

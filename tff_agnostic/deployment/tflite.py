@@ -1,21 +1,13 @@
 """The client's graph for TensorFlow Lite, and its ops that devices lack."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-import tensorflow as tf
-from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
-
 from plan_runner import plan_pb2
-from tff_agnostic.deployment.lowering import lowered
 from tff_agnostic.errors import UserError
-from tff_agnostic.models.tflite_files import (
-    compacted,
-    custom_op_names,
-    in_fixed_order,
-    oldest_runtime,
-)
+from tff_agnostic.later import tf
 
 _FLEX = "Flex"
 # TensorFlow's ops in On-Device Personalization's build of TensorFlow Lite, next to TFLite's own:
@@ -86,7 +78,9 @@ class TfLiteGraph:
     oldest_runtime: str
 
 
-def convert_client_graph(graph_def: GraphDef, phase: plan_pb2.ClientPhase) -> TfLiteGraph:
+def convert_client_graph(
+    graph_def: tf.compat.v1.GraphDef, phase: plan_pb2.ClientPhase
+) -> TfLiteGraph:
     """Converts a client's graph; inputs, outputs and target ops keep their names.
 
     All that TFLite has not itself is a Flex op, the platform's own op too: its client brings a
@@ -95,6 +89,15 @@ def convert_client_graph(graph_def: GraphDef, phase: plan_pb2.ClientPhase) -> Tf
     Raises:
         ValueError: If ops are left that are neither TFLite's nor TensorFlow's.
     """
+    # These modules load TensorFlow.
+    from tff_agnostic.deployment.lowering import lowered
+    from tff_agnostic.models.tflite_files import (
+        compacted,
+        custom_op_names,
+        in_fixed_order,
+        oldest_runtime,
+    )
+
     spec = phase.tensorflow_spec
     # The platform's client looks inputs up by these names, and takes outputs in this order.
     inputs = [spec.dataset_token_tensor_name, *_names(spec.input_tensor_specs)]
@@ -124,6 +127,8 @@ def convert_client_graph(graph_def: GraphDef, phase: plan_pb2.ClientPhase) -> Tf
 
 
 def _names(specs: Iterable[bytes]) -> list[str]:
+    from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
+
     return [TensorSpecProto.FromString(spec).name for spec in specs]
 
 

@@ -1,5 +1,7 @@
 """Sets Lambda of mixtures of the domains, and how agnostic training moves in them."""
 
+from __future__ import annotations
+
 from tff_agnostic.domain_weights.ball import Ball
 from tff_agnostic.domain_weights.sets import (
     Box,

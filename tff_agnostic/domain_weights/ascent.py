@@ -13,12 +13,13 @@ alpha alone; a theta of at most every alpha_i allows all mixtures, and the worst
 The arithmetic is in pure functions on vectors of one entry per domain, usable with NumPy arrays.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.domain_weights.sets import (
     LambdaSet,
@@ -27,6 +28,7 @@ from tff_agnostic.domain_weights.sets import (
     project_to_simplex,
 )
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.report_fields import Quantity, Role
 from tff_agnostic.settings import setting
@@ -121,7 +123,7 @@ def no_step(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
 
 
 # (set, what the round has) -> coordinates.
-DomainWeightUpdate = Callable[[LambdaSet, Step], tf.Tensor]
+DomainWeightUpdate = Callable[[LambdaSet, Step], "tf.Tensor"]
 
 
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -195,8 +197,8 @@ class _Way(NamedTuple):
         starts_at_training_mixture: Whether this is lambda_0 where none is given.
     """
 
-    build: Callable[["LambdaOptions", Sequence[float]], DomainWeightUpdate]
-    check: Callable[["LambdaOptions"], None] = lambda options: None
+    build: Callable[[LambdaOptions, Sequence[float]], DomainWeightUpdate]
+    check: Callable[[LambdaOptions], None] = lambda options: None
     starts_at_training_mixture: bool = False
 
 
@@ -204,7 +206,7 @@ def _always(update: DomainWeightUpdate) -> _Way:
     return _Way(lambda options, training_mixture: update)
 
 
-def _check_cvar(options: "LambdaOptions") -> None:
+def _check_cvar(options: LambdaOptions) -> None:
     flag = f"--domain_weight_update={options.domain_weight_update}"
     if options.lambda_set != "simplex":
         raise UserError(
@@ -218,7 +220,7 @@ def _check_cvar(options: "LambdaOptions") -> None:
         )
 
 
-def _cvar(options: "LambdaOptions", training_mixture: Sequence[float]) -> DomainWeightUpdate:
+def _cvar(options: LambdaOptions, training_mixture: Sequence[float]) -> DomainWeightUpdate:
     def update(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
         del lambda_set
         return cvar_step(

@@ -8,13 +8,15 @@ which x(mu) is on its surface; chi2 falls as mu grows, so that mu is found by bi
 in float64: the weights of small domains divide.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 
 _TOLERANCE = 1e-6
 # Of the multiplier, in powers of 2; each bisection halves what is left.

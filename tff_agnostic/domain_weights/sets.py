@@ -14,6 +14,8 @@ and it bends only where a coordinate reaches a bound, so that the piece that hol
 trying all bends, and solved exactly.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -21,11 +23,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.domain_weights.ball import Ball
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
 
@@ -349,14 +351,14 @@ def _mixture(where: str, weights: Any, domain_names: Sequence[str]) -> tuple[flo
 
 
 def _simplex(
-    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
 ) -> LambdaSet:
     del options, domain_names, training_mixture
     return Simplex()
 
 
 def _box(
-    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
 ) -> LambdaSet:
     del training_mixture
     p = len(domain_names)
@@ -382,7 +384,7 @@ def _box(
 
 
 def _hull(
-    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
 ) -> LambdaSet:
     del training_mixture
     if options.mixtures is None:
@@ -393,7 +395,7 @@ def _hull(
 
 
 def _ball(
-    options: "LambdaSetOptions", domain_names: Sequence[str], training_mixture: np.ndarray
+    options: LambdaSetOptions, domain_names: Sequence[str], training_mixture: np.ndarray
 ) -> LambdaSet:
     del domain_names
     return Ball(tuple(training_mixture.tolist()), options.lambda_radius)

@@ -1,5 +1,7 @@
 """The papers' experiments: what to run, and what the papers found."""
 
+from __future__ import annotations
+
 from tff_agnostic.experiments.experiment import Experiment
 from tff_agnostic.experiments.hamer_2020 import SHAKESPEARE, STACKEXCHANGE
 from tff_agnostic.experiments.laguel_2021 import DELTA_FL

@@ -1,5 +1,7 @@
 """What an experiment of a paper is, and its data."""
 
+from __future__ import annotations
+
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence

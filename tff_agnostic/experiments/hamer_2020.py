@@ -6,6 +6,8 @@ Shakespeare. What is estimated is the distribution of the words of the whole tex
 evaluation are on the same clients. The second is no experiment of the paper's.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from tff_agnostic.experiments.experiment import (

@@ -3,6 +3,8 @@
 The paper's data, EMNIST-62 of 1730 writers, is replaced by the digits of MNIST's training writers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

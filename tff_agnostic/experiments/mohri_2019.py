@@ -1,5 +1,7 @@
 """The experiments of Mohri et al. 2019: Adult, Fashion-MNIST, two kinds of text."""
 
+from __future__ import annotations
+
 from tff_agnostic.experiments.experiment import AnyColumn, Experiment, PaperTable
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.studies.arms import Arm

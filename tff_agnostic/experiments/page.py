@@ -1,5 +1,7 @@
 """The Markdown page of an experiment: our numbers beside the paper's."""
 
+from __future__ import annotations
+
 import dataclasses
 import datetime
 import math
@@ -8,7 +10,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.experiments.experiment import (
@@ -17,6 +18,7 @@ from tff_agnostic.experiments.experiment import (
     Experiment,
     OverClients,
 )
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.columns import tested
 from tff_agnostic.metrics.formatting import UNDEFINED, shown, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
@@ -149,7 +151,7 @@ def table(experiment: Experiment, comparison: Comparison, measure: str, table_fo
     return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
 
 
-def curve(experiment: Experiment, comparison: Comparison) -> Figure:
+def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.Figure:
     """Returns the measure of the harder domain over the rounds, as figure 1 of Ro et al. 2021."""
     result = new_figure(7, 4.5)
     axes = result.subplots()

@@ -1,5 +1,7 @@
 """Reproducing as a command: the trials of a paper's table, ours beside the paper's numbers."""
 
+from __future__ import annotations
+
 import dataclasses
 import datetime
 import os

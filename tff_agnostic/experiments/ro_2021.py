@@ -1,5 +1,7 @@
 """The experiments of Ro et al. 2021: EMNIST, Stack Overflow, the Spanish keyboard."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from tff_agnostic.experiments.experiment import Experiment, PaperTable, fed_avg_arms

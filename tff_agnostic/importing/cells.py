@@ -1,5 +1,7 @@
 """Cells of a table: images, vectors, missing values, labels, categories."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math
@@ -460,7 +462,7 @@ class CategoryCounts:
         """Returns what became of each column's values, given those that are known."""
         return {column: self._summary(column, frozenset(known[column])) for column in self._counts}
 
-    def _summary(self, column: str, known: "frozenset[str]") -> CategorySummary:
+    def _summary(self, column: str, known: frozenset[str]) -> CategorySummary:
         splits = self._counts[column]
         unknown = {
             split: self._examples[column][split] - counts.total_of(known)

@@ -1,5 +1,7 @@
 """The columns of a table as inputs of a model, and its rows as examples."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -202,7 +204,7 @@ class _TextCheck:
             )
 
 
-def _text(row: Mapping[str, Any], name: "str | None", place: str) -> str:
+def _text(row: Mapping[str, Any], name: str | None, place: str) -> str:
     assert name is not None
     value = cell(row, name, place)
     if value is None or value == "" or isinstance(value, (dict, list)):

@@ -1,5 +1,7 @@
 """All formats by name."""
 
+from __future__ import annotations
+
 from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
 from tff_agnostic.importing.source import Format
 from tff_agnostic.registry import Registry

@@ -3,6 +3,8 @@
 The files name no clients: examples are dealt to clients of equal size.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

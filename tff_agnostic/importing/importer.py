@@ -1,5 +1,7 @@
 """An import, from the names of domains to the report. Nothing here loads TensorFlow."""
 
+from __future__ import annotations
+
 import dataclasses
 import shlex
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence

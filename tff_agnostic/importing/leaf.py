@@ -1,5 +1,7 @@
 """LEAF's JSON: `users`, and in `user_data` the lists `x` and `y` of each user."""
 
+from __future__ import annotations
+
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,6 +3,8 @@
 Each row is one example. Arrays whose names end in _train, _heldout or _test go to that split.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 import sys
@@ -115,7 +117,7 @@ class NpzColumns:
         names = [name for name in self._zip.namelist() if name.endswith(_SUFFIX)]
         self.names = [name[: -len(_SUFFIX)] for name in names]
 
-    def __enter__(self) -> "NpzColumns":
+    def __enter__(self) -> NpzColumns:
         """Does nothing more."""
         return self
 

@@ -1,5 +1,7 @@
 """The options of an import, their choices, and what is done to markup."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """The report of an import: counts, sizes, skewness, and warnings about the store."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import itertools
@@ -132,7 +134,7 @@ class Sizes:
     largest: int
 
     @classmethod
-    def of(cls, counts: Mapping[int, int]) -> "Sizes":
+    def of(cls, counts: Mapping[int, int]) -> Sizes:
         """Returns the distribution of things by their size, at least one of them."""
         sizes = np.array(sorted(counts), np.int64)
         up_to = np.cumsum([counts[size] for size in sizes.tolist()])

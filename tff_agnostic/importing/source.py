@@ -1,5 +1,7 @@
 """The interface of a format: input files, how they are read, and keys in few bytes."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import gzip
@@ -57,7 +59,7 @@ class DistinctKeys:
         self._merge()
         return len(self._sorted)
 
-    def num_missing_in(self, other: "DistinctKeys") -> int:
+    def num_missing_in(self, other: DistinctKeys) -> int:
         """Returns how many of these are not in another set."""
         self._merge()
         other._merge()

@@ -6,6 +6,8 @@ units are put into strata by the domain of most of their examples, ordered by ha
 and cut by rank; those that are too many or too few in a domain move.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math

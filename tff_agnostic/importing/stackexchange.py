@@ -3,6 +3,8 @@
 A client is the owner of posts, an example one of their sentences, a domain what --domain chooses.
 """
 
+from __future__ import annotations
+
 import bisect
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +125,7 @@ def _malformed(path: Path, error: ParseError, parser: Any) -> UserError:
     return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
 
 
-def _wrong_byte(file: IO[bytes], offset: int) -> "tuple[int, int] | None":
+def _wrong_byte(file: IO[bytes], offset: int) -> tuple[int, int] | None:
     file.seek(offset)
     try:
         # A character has at most four bytes; one that is cut off at the end is no error.

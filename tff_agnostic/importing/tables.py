@@ -1,5 +1,7 @@
 """CSV files, JSON Lines and Parquet files."""
 
+from __future__ import annotations
+
 import csv
 import json
 import re

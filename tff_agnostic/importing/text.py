@@ -5,6 +5,8 @@ beyond ASCII; punctuation apart, except apostrophes and hyphens inside words; a 
 every URL.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections import Counter
@@ -142,7 +144,7 @@ class VocabularySummary:
     unknown: int
 
     @classmethod
-    def of(cls, kept: Mapping[str, int], words: WordCounts) -> "VocabularySummary":
+    def of(cls, kept: Mapping[str, int], words: WordCounts) -> VocabularySummary:
         """Returns the summary of a vocabulary and all words that it was chosen from."""
         return cls(
             size=len(kept),

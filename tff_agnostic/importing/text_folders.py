@@ -8,6 +8,8 @@
   that is given.
 """
 
+from __future__ import annotations
+
 import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

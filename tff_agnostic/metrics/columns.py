@@ -1,5 +1,7 @@
 """Which columns a run has, and their values."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -6,6 +6,8 @@ Both are sums over clients, and only what is not empty is kept: enough to draw t
 enough for result.json.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -326,7 +328,7 @@ class EvaluationReport:
         name = self.worst_domain(measure)
         return math.nan if name is None else self.domains[name].measures[measure].value
 
-    def worst_mixture(self) -> Optional["WorstMixture"]:
+    def worst_mixture(self) -> Optional[WorstMixture]:
         """Returns the mixture of `lambda_set` with the largest loss.
 
         None without such a set, or if a domain has no examples or no finite loss.

@@ -1,5 +1,7 @@
 """Numbers and names as text."""
 
+from __future__ import annotations
+
 import csv
 import io
 import math

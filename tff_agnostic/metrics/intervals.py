@@ -13,11 +13,14 @@ All are two-sided and of the level `LEVEL`. What each of them takes for granted:
 Clients are taken for a random sample of those that the model is for.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Optional
 
 import numpy as np
-from scipy import special
+
+from tff_agnostic.later import scipy
 
 LEVEL = 0.95
 # With fewer the intervals of skewed tails are far too narrow.
@@ -36,7 +39,7 @@ def share_interval(share: float, count: float) -> Interval:
     """
     if not count > 0 or not 0 <= share <= 1:
         return None
-    z = float(special.ndtri((1 + LEVEL) / 2))
+    z = float(scipy.special.ndtri((1 + LEVEL) / 2))
     center = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
@@ -117,15 +120,15 @@ def _students(values: np.ndarray, clients: np.ndarray, mean: float) -> Interval:
     variance = float(weights @ (values - center) ** 2) * total / (total - 1)
     if variance == 0:
         return None
-    half = float(special.stdtrit(total - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / total)
+    half = float(scipy.special.stdtrit(total - 1, (1 + LEVEL) / 2)) * math.sqrt(variance / total)
     return mean - half, mean + half
 
 
 def _largest_unlikely(total: int, q: float, probability: float) -> int:
     """Returns the largest k with P(Binomial(total, q) <= k) <= probability; -1 if there is none."""
     # The inverse in a real k, then the whole numbers beside it.
-    guess = special.bdtrik(probability, total, q)
+    guess = scipy.special.bdtrik(probability, total, q)
     k = -1 if math.isnan(guess) else math.floor(guess) + 1
-    while k >= 0 and special.bdtr(min(k, total), total, q) > probability:
+    while k >= 0 and scipy.special.bdtr(min(k, total), total, q) > probability:
         k -= 1
     return k

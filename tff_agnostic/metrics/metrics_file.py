@@ -1,5 +1,7 @@
 """metrics.csv: the rounds of a run in rows, written and read."""
 
+from __future__ import annotations
+
 import csv
 import dataclasses
 import io

@@ -1,10 +1,12 @@
 """Models as pure functions of their weights, made from Keras models."""
 
-from tff_agnostic.models.cifg import CIFG
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from tff_agnostic.models.classifiers import emnist_cnn, logistic_regression
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.losses import SentenceLoss
-from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import (
     Metric,
     accuracy,
@@ -16,6 +18,10 @@ from tff_agnostic.models.metrics import (
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import keyboard_cifg, next_word_lstm, two_layer_lstm
 from tff_agnostic.models.user_model import ModelData, load_user_model
+
+if TYPE_CHECKING:
+    from tff_agnostic.models.cifg import CIFG
+    from tff_agnostic.models.lstm import LSTM
 
 __all__ = [
     "CIFG",
@@ -38,3 +44,16 @@ __all__ = [
     "text_metrics",
     "two_layer_lstm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Their modules load Keras.
+    if name == "CIFG":
+        from tff_agnostic.models.cifg import CIFG
+
+        return CIFG
+    if name == "LSTM":
+        from tff_agnostic.models.lstm import LSTM
+
+        return LSTM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,11 +1,13 @@
 """A CIFG layer: an LSTM with coupled input and forget gates, and a projection of its state."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow as tf
 
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras_export import PlainForm, with_weights
 from tff_agnostic.models.recurrent import (
     RecurrentLayer,

@@ -1,10 +1,11 @@
 """EMNIST CNN and linear model, logistic regression."""
 
+from __future__ import annotations
+
 import functools
 from typing import Callable
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras, with_seed
 from tff_agnostic.models.losses import sparse_cross_entropy
 from tff_agnostic.models.metrics import accuracy

@@ -5,15 +5,16 @@ Variables are swapped for tensors while a call is traced.
 cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Callable, Optional, Union
 
-import tensorflow as tf
-
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras_variables import (
     StatelessGenerator,
     find_random_slots,
@@ -40,7 +41,7 @@ _POLICIES: Registry[tuple[str, float]] = Registry(
 PRECISIONS: Registry[str] = Registry("precision", {name: name for name in _POLICIES})
 _FLAG = "--frozen_layers"
 
-Predict = Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
+Predict = Callable[[ModelWeights, Any, bool, "tf.Tensor"], "tf.Tensor"]
 
 
 def model_from_keras(
@@ -298,7 +299,7 @@ class WeightPenalties:
         """Returns their sum, a scalar."""
         return tf.add_n([penalty(weights[position]) for position, penalty in self.penalties])
 
-    def without(self, frozen: Sequence[int]) -> "Optional[WeightPenalties]":
+    def without(self, frozen: Sequence[int]) -> Optional[WeightPenalties]:
         """Returns those of the weights that are left where some are not trained; None if none are.
 
         Args:

@@ -1,10 +1,11 @@
 """Keras models of this package's layers as models of Keras' own layers, with the same numbers."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras_variables import layers_of
 
 # A layer of this package has this method. It returns what takes the layer's place in a functional

@@ -1,10 +1,12 @@
 """Finds the weights and random generators of a Keras model, and swaps them for tensors."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
-import tensorflow as tf
+from tff_agnostic.later import tf
 
 # Keras' own bookkeeping of a layer's variables; its forward pass never reads them.
 _BOOKKEEPING = frozenset(

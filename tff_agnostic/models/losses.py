@@ -5,11 +5,13 @@ pass, and computes each exponential twice. With 10,000 classes, which exceed a p
 that is most of a language model's time next to its matrix products.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Callable, ClassVar, Optional
 
-import tensorflow as tf
+from tff_agnostic.later import tf
 
 # From here on, a pass over all scores for the gradient of one class in each row costs too much.
 _MANY_CLASSES = 1000

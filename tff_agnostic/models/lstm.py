@@ -1,10 +1,11 @@
 """An LSTM layer with the weights and outputs of Keras' own, and a faster backward pass."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any, Callable, Optional
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras_export import PlainForm
 from tff_agnostic.models.recurrent import (
     RecurrentLayer,

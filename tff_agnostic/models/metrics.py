@@ -12,13 +12,14 @@ word. Each states it in full, and TensorFlow computes it once: it merges equal o
 graph.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Callable, Literal, Optional
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.losses import is_word, word_cross_entropies
 from tff_agnostic.text_ids import TokenIds
 
@@ -27,7 +28,7 @@ from tff_agnostic.text_ids import TokenIds
 _MAX_CROSS_ENTROPY = 20.0
 
 # (labels, predictions) -> (numerator [n], denominator [n]), both float32.
-PerExampleFn = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+PerExampleFn = Callable[["tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", "tf.Tensor"]]
 
 
 @dataclasses.dataclass(frozen=True)

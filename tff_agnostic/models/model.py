@@ -1,17 +1,19 @@
 """The functional model, and its measures (loss and metrics)."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 
+from tff_agnostic.later import tf
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.report_fields import Unit
 
-Weights = Sequence[tf.Tensor]
+Weights = Sequence["tf.Tensor"]
 
 
 class ModelWeights(NamedTuple):
@@ -103,7 +105,7 @@ class Model:
         """Bytes of weights that one example gathers; None if the model uses all weights."""
         return None
 
-    def client_data_spec(self) -> "OrderedDict[str, Any]":
+    def client_data_spec(self) -> OrderedDict[str, Any]:
         """Specs of one client's data: "x", "y" and "domain_id", each with first dimension None."""
         return OrderedDict(
             x=self.example_spec["x"],
@@ -143,7 +145,7 @@ class Measure:
     metric: Optional[Metric]
 
 
-def measures_of(model: Model) -> "OrderedDict[str, Measure]":
+def measures_of(model: Model) -> OrderedDict[str, Measure]:
     """Returns the measures of a model by name: the loss, then its metrics."""
     measures = OrderedDict(loss=Measure("loss", Unit.NONE, False, None))
     for metric in model.metrics:

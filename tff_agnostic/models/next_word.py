@@ -8,18 +8,17 @@ outcome, and its own label, and the prediction is its probability. Hamer, Mohri,
 section 2: density estimation is classification without inputs.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
-import tensorflow as tf
 
-from tff_agnostic.models.cifg import CIFG
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras, with_seed
-from tff_agnostic.models.keras_export import PlainForm, with_weights
 from tff_agnostic.models.losses import SentenceLoss, sentence_spec
-from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import Metric, text_metrics
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
@@ -99,6 +98,8 @@ def _next_word_model(
 
 
 def _build(network: NextWordNetwork, ids: TokenIds, sequence_length: int) -> tf.keras.Model:
+    from tff_agnostic.models.word_layers import DenseOverSteps
+
     tokens = tf.keras.Input([sequence_length], dtype=tf.int32)
     words = _words(network, ids)
     hidden = words(tokens)
@@ -107,66 +108,29 @@ def _build(network: NextWordNetwork, ids: TokenIds, sequence_length: int) -> tf.
             hidden = layer(hidden)
     if network.tied:
         return tf.keras.Model(tokens, words(hidden, as_scores=True))
-    return tf.keras.Model(tokens, _DenseOverSteps(ids.num_ids)(hidden))
+    return tf.keras.Model(tokens, DenseOverSteps(ids.num_ids)(hidden))
 
 
 def _words(network: NextWordNetwork, ids: TokenIds) -> tf.keras.layers.Embedding:
+    from tff_agnostic.models.word_layers import TiedEmbedding
+
     if not network.tied:
         return tf.keras.layers.Embedding(ids.num_ids, network.embedding)
     scale = network.embedding_scale
     start = tf.keras.initializers.RandomUniform(-scale, scale)
-    return _TiedEmbedding(ids.num_ids, network.embedding, embeddings_initializer=start)
-
-
-class _DenseOverSteps(tf.keras.layers.Dense):
-    """A dense layer on [n, T, in] with a product and bias that TensorFlow can fuse, as on rows."""
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns [n, T, units]."""
-        rows = super().call(tf.reshape(inputs, [-1, inputs.shape[-1]]))
-        return tf.reshape(rows, [-1, inputs.shape[1], self.units])
-
-    def plain_form(self) -> PlainForm:
-        """Keras' dense layer."""
-        layer = tf.keras.layers.Dense(self.units, name=self.name, dtype=self.dtype_policy)
-        return with_weights(layer, int(self.kernel.shape[0]), self.kernel, self.bias)
-
-
-class _TiedEmbedding(tf.keras.layers.Embedding):
-    """Word vectors that also score how well a state fits each word."""
-
-    def build(self, input_shape: Any) -> None:
-        """Creates the vectors, and a bias of each word."""
-        super().build(input_shape)
-        self.bias = self.add_weight(name="bias", shape=[self.input_dim], initializer="zeros")
-
-    def call(self, inputs: tf.Tensor, as_scores: bool = False) -> tf.Tensor:
-        """Vectors [n, T, size] of ids [n, T]; or of states [n, T, size] scores [n, T, ids]."""
-        if not as_scores:
-            return super().call(inputs)
-        rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
-        scores = tf.nn.bias_add(tf.matmul(rows, self.embeddings, transpose_b=True), self.bias)
-        return tf.reshape(scores, [-1, inputs.shape[1], self.input_dim])
-
-    def plain_form(self) -> PlainForm:
-        """Keras' embedding and a dense layer that has a copy of the vectors: Keras ties none."""
-        embedding = tf.keras.layers.Embedding(
-            self.input_dim, self.output_dim, name=self.name, dtype=self.dtype_policy
-        )
-        embedding = with_weights(embedding, 1, self.embeddings)
-        scores = tf.keras.layers.Dense(
-            self.input_dim, name=f"{self.name}_scores", dtype=self.dtype_policy
-        )
-        transposed = tf.transpose(self.embeddings)
-        scores = with_weights(scores, self.output_dim, transposed, self.bias)
-        return lambda inputs, as_scores=False: (scores if as_scores else embedding)(inputs)
+    return TiedEmbedding(ids.num_ids, network.embedding, embeddings_initializer=start)
 
 
 def _lstm(units: int, size: int) -> list[tf.keras.layers.Layer]:
-    return [LSTM(units, return_sequences=True), _DenseOverSteps(size)]
+    from tff_agnostic.models.lstm import LSTM
+    from tff_agnostic.models.word_layers import DenseOverSteps
+
+    return [LSTM(units, return_sequences=True), DenseOverSteps(size)]
 
 
 def _cifg(units: int, size: int) -> list[tf.keras.layers.Layer]:
+    from tff_agnostic.models.cifg import CIFG
+
     return [CIFG(units, projection_units=size, return_sequences=True)]
 
 

@@ -6,20 +6,21 @@ time step. Here the walk back through time only collects the gradients of the ga
 gets one product over all steps.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras_export import with_weights
 
 # Longer sequences, and those of unknown length, run in a loop: their graph would grow too large.
 MAX_UNROLLED_STEPS = 64
 
 # The values of all time steps: a list of T tensors where steps are unrolled, else one [T, ...].
-Series = Union[Sequence[tf.Tensor], tf.Tensor]
+Series = Union[Sequence["tf.Tensor"], "tf.Tensor"]
 
-State = tuple[tf.Tensor, ...]
+State = tuple["tf.Tensor", ...]
 
 # (state, values of one step) -> (the state after it, or before it on the way back; its outputs)
 Step = Callable[..., tuple[State, State]]

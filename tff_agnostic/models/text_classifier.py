@@ -1,15 +1,14 @@
 """Classes of texts: word vectors, averaged or read by an LSTM, and a linear classifier."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
-from typing import Callable, Optional
+from typing import Callable
 
-import tensorflow as tf
-
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras import model_from_keras, with_seed
-from tff_agnostic.models.keras_export import PlainForm
 from tff_agnostic.models.losses import sparse_cross_entropy
-from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.metrics import accuracy
 from tff_agnostic.models.model import Model
 from tff_agnostic.registry import Registry
@@ -80,27 +79,20 @@ def _build(
     return tf.keras.Model(tokens, tf.keras.layers.Dense(num_classes)(pooled))
 
 
-class _MeanOfWords(tf.keras.layers.Layer):
-    """The mean over the steps that the mask leaves: [n, T, size] to [n, size]."""
+def _mean(units: int) -> tf.keras.layers.Layer:
+    from tff_agnostic.models.word_layers import MeanOfWords
 
-    def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Returns the means; zeros where no step is left."""
-        weights = tf.cast(tf.ones_like(inputs[:, :, 0]) if mask is None else mask, inputs.dtype)
-        total = tf.reduce_sum(inputs * weights[:, :, tf.newaxis], axis=1)
-        return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
+    del units
+    return MeanOfWords()
 
-    def plain_form(self) -> PlainForm:
-        """Keras' mean over the steps of the mask; the mean over no words is 0 instead of 0 / 0."""
-        mean = tf.keras.layers.GlobalAveragePooling1D(name=self.name, dtype=self.dtype_policy)
 
-        def form(inputs: tf.Tensor) -> tf.Tensor:
-            means = mean(inputs)
-            return tf.where(tf.math.is_nan(means), tf.zeros_like(means), means)
+def _lstm(units: int) -> tf.keras.layers.Layer:
+    from tff_agnostic.models.lstm import LSTM
 
-        return form
+    return LSTM(units)
 
 
 # Units -> the layer that makes a vector of a text's word vectors.
 POOLINGS: Registry[Callable[[int], tf.keras.layers.Layer]] = Registry(
-    "pooling", {"mean": lambda units: _MeanOfWords(), "lstm": LSTM}
+    "pooling", {"mean": _mean, "lstm": _lstm}
 )

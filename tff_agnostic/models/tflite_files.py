@@ -5,6 +5,8 @@ weights, and stores the result. In a large model that would be most of the downl
 one number everywhere become ops that make them on the device.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
@@ -12,8 +14,9 @@ from typing import Any, Optional
 import flatbuffers
 import numpy as np
 from flatbuffers import flexbuffers
-from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.lite.python import schema_py_generated as schema
+
+from tff_agnostic.later import tf
 
 _FLEX = "Flex"
 _IDENTIFIER = b"TFL3"
@@ -48,7 +51,7 @@ def in_fixed_order(content: bytes) -> bytes:
         if code and code.decode().startswith(_FLEX):
             options = operator.CustomOptionsAsNumpy().tobytes()
             found = flexbuffers.GetRoot(options).AsVector[1].AsStringBytes
-            fixed = NodeDef.FromString(found).SerializeToString(deterministic=True)
+            fixed = tf.compat.v1.NodeDef.FromString(found).SerializeToString(deterministic=True)
             content = content.replace(found, fixed)
     return content
 

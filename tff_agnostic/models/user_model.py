@@ -1,13 +1,14 @@
 """A user's `build_model`, loaded and tried on a few rows."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-import tensorflow as tf
-
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_float32, model_from_keras
 from tff_agnostic.models.keras_variables import name_layers_afresh
 from tff_agnostic.models.losses import OfColumns

@@ -1,5 +1,7 @@
 """Epsilon of composed releases, calibration of noise and rounds, and the statement for reports."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -7,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-from dp_accounting import rdp
-from scipy import optimize
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import finite_or_none
+from tff_agnostic.later import dp_accounting, scipy
 from tff_agnostic.privacy.mechanisms import LEAST_NOISE, Mechanism
 from tff_agnostic.privacy.sampling import PLD, RDP
 from tff_agnostic.registry import Registry
 
 # Larger epsilons are not computed by `pld`: they guarantee nothing anyway.
 _MOST_WORKED_OUT = 100.0
-_ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
 # End of the search range of noise multipliers: with more noise nothing is learned.
 _MOST_NOISE = 2.0**20
 # Relative tolerance of a calibrated noise multiplier.
@@ -38,6 +38,11 @@ _NEVER_COVERED = (
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
 # Above it, epsilon guarantees next to nothing.
 WEAK_EPSILON = 10.0
+
+
+@functools.cache
+def _orders() -> tuple[float, ...]:
+    return tuple(map(float, dp_accounting.rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
 
 
 class PrivacyAccountant:
@@ -108,12 +113,12 @@ def accountant_name(mechanisms: Sequence[Mechanism], wanted: Optional[str] = Non
 
 
 def _rdp_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> float:
-    total = np.sum([mechanism.rdp(count, _ORDERS) for mechanism, count in pairs], axis=0)
+    total = np.sum([mechanism.rdp(count, _orders()) for mechanism, count in pairs], axis=0)
     if np.any(np.isnan(total)):
         raise ValueError(f"a Renyi divergence is not a number: {[m for m, _ in pairs]}")
     # With very much noise, rounding may leave slightly negative divergences.
     total = np.maximum(total, 0.0)
-    epsilon, _ = rdp.compute_epsilon(_ORDERS, total, delta)
+    epsilon, _ = dp_accounting.rdp.compute_epsilon(_orders(), total, delta)
     return float(epsilon)
 
 
@@ -216,7 +221,9 @@ def _calibrated(
     if epsilon(low) <= target_epsilon:
         return low
     tolerance = _TOLERANCE * high
-    root = float(optimize.brentq(lambda z: epsilon(z) - target_epsilon, low, high, xtol=tolerance))
+    root = float(
+        scipy.optimize.brentq(lambda z: epsilon(z) - target_epsilon, low, high, xtol=tolerance)
+    )
     # The root may be on either side of the noise that is enough; `high` always is.
     is_enough = (z for z in (root, root + tolerance) if epsilon(z) <= target_epsilon)
     return next(is_enough, high)

@@ -5,6 +5,8 @@ not fall with the order, so at any other order it is at most that of the next wh
 above the divergence without sampling, which is the other bound.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 

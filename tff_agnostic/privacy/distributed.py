@@ -10,6 +10,8 @@ variance mu in the whole sum, the divergence at order a is at most
   (a/2)(D2 + sqrt(d) tau)^2. A sum of discrete Gaussians is not one; tau bounds the difference.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -33,7 +35,7 @@ class Sensitivity(NamedTuple):
     l2: float
     l1: float
 
-    def times(self, factor: float) -> "Sensitivity":
+    def times(self, factor: float) -> Sensitivity:
         """Returns the sensitivity of a difference of so many such vectors."""
         return Sensitivity(factor * self.l2, factor * self.l1)
 

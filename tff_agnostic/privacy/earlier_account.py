@@ -4,6 +4,8 @@ Before config.json had format 7, runs with the clients' own noise and Poisson co
 number of clients of a round as secret. Everybody learns it there: see `CountedCohorts`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, Optional
 

@@ -7,10 +7,13 @@ without it. "The score is above t" is such an event, so its frequencies bound ep
 it small.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+
+from tff_agnostic.later import scipy
 
 # Confidence of each of the two frequencies' bounds; both hold together with 95%.
 _EACH = 0.975
@@ -79,8 +82,8 @@ def _proved(
         len(scores) - np.searchsorted(np.sort(scores), thresholds) for scores in (event, other)
     )
     # Clopper and Pearson 1934. For 0 and n of n the bounds are 0 and 1.
-    least = stats.beta.ppf(1 - _EACH, of_event, len(event) - of_event + 1)
-    most = stats.beta.ppf(_EACH, of_other + 1, len(other) - of_other)
+    least = scipy.stats.beta.ppf(1 - _EACH, of_event, len(event) - of_event + 1)
+    most = scipy.stats.beta.ppf(_EACH, of_other + 1, len(other) - of_other)
     gain = np.where(of_event > 0, least, 0.0) - delta
     loss = np.where(of_other < len(other), most, 1.0)
     return np.log(gain, out=np.full(len(thresholds), -np.inf), where=gain > 0) - np.log(loss)

@@ -11,6 +11,8 @@ are one Gaussian mechanism of noise multiplier z_eff = (sum_g z_g^-2)^(-1/2) (Mc
 has the multiplier z.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -18,10 +20,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
-from dp_accounting import DpEvent, SelfComposedDpEvent
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp import RdpAccountant
 
+from tff_agnostic.later import dp_accounting
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 from tff_agnostic.settings import setting
@@ -105,9 +105,11 @@ class CentralNoise:
         """Returns the sampling's."""
         return self.sampling.assumption
 
-    def event(self, rounds: int) -> DpEvent:
+    def event(self, rounds: int) -> dp_accounting.DpEvent:
         """Returns so many rounds as dp-accounting describes them."""
-        return SelfComposedDpEvent(self.sampling.event(float(self.noise_multiplier)), rounds)
+        return dp_accounting.SelfComposedDpEvent(
+            self.sampling.event(float(self.noise_multiplier)), rounds
+        )
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the divergences that dp-accounting has for the event."""
@@ -181,7 +183,7 @@ class TreeNoise:
 
 @functools.lru_cache(maxsize=32)
 def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndarray:
-    accountant = RdpAccountant(orders, mechanism.sampling.relation)
+    accountant = dp_accounting.rdp.RdpAccountant(orders, mechanism.sampling.relation)
     found: np.ndarray = accountant.compose(mechanism.event(1)).rdp
     return found
 
@@ -189,13 +191,13 @@ def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndar
 # One round's loss takes longest to compute; the loss of any number of rounds is composed of it.
 @functools.lru_cache(maxsize=8)
 def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> PrivacyLoss:
-    return privacy_loss_distribution.from_gaussian_mechanism(
+    return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, value_discretization_interval=interval, sampling_prob=rate
     )
 
 
 def _gaussian_loss(noise_multiplier: float, interval: float) -> PrivacyLoss:
-    return privacy_loss_distribution.from_gaussian_mechanism(
+    return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, value_discretization_interval=interval
     )
 

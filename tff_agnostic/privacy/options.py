@@ -1,5 +1,7 @@
 """Settings of `./run privacy`, and the mechanisms that they describe."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Callable, Optional

@@ -1,15 +1,15 @@
 """Cohort sampling schemes, and the privacy amplification that each of them justifies."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
-import dp_accounting
 import numpy as np
-from dp_accounting import NeighboringRelation
-from scipy import stats
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import dp_accounting, scipy
 from tff_agnostic.privacy.amplification import (
     Divergence,
     log_sum,
@@ -29,7 +29,7 @@ class CohortSampling(Protocol):
     """How cohorts are drawn, for accountants."""
 
     @property
-    def relation(self) -> NeighboringRelation:
+    def relation(self) -> dp_accounting.NeighboringRelation:
         """Which client populations are neighbours."""
 
     @property
@@ -100,7 +100,11 @@ class PoissonCohorts:
     clients: int
     expected_clients: float
 
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    @property
+    def relation(self) -> dp_accounting.NeighboringRelation:
+        """Which fleets are neighbours."""
+        return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
     adjacency = ADD_OR_REMOVE
     accountants = (PLD, RDP)
     sensitivity = 1.0
@@ -140,7 +144,11 @@ class _WithoutReplacement:
 
     clients_per_round: int
 
-    relation = NeighboringRelation.REPLACE_ONE
+    @property
+    def relation(self) -> dp_accounting.NeighboringRelation:
+        """Which fleets are neighbours."""
+        return dp_accounting.NeighboringRelation.REPLACE_ONE
+
     accountants = (RDP,)
     sensitivity = 2.0
 
@@ -331,7 +339,7 @@ class CountedCohorts:
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
         """Returns the divergences of a release together with the size of its cohort."""
-        of_size = stats.binom(self.clients, self.expected_clients / self.clients)
+        of_size = scipy.stats.binom(self.clients, self.expected_clients / self.clients)
         # A discarded sum has no divergence.
         below = self.min_clients - 1
         terms = [np.full(len(orders), of_size.logcdf(below))]
@@ -373,8 +381,12 @@ class EveryClient:
     adjacency: str = ADD_OR_REMOVE
     sensitivity: float = 1.0
 
-    # The event's multiplier already has the sensitivity: it holds for any relation.
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    @property
+    def relation(self) -> dp_accounting.NeighboringRelation:
+        """Which fleets are neighbours."""
+        # The event's multiplier already has the sensitivity: it holds for any relation.
+        return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
     accountants = (PLD, RDP)
     rate = 1.0
     assumption = (

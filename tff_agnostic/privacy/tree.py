@@ -5,6 +5,8 @@ rounds. A client's k contributions to a node move it by k clip norms, so the sum
 times C^2, is the squared sensitivity S^2 of everything that is released; rho = S^2 / (2 z^2 C^2).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence

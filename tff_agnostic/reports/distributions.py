@@ -1,14 +1,15 @@
 """A value of each domain, the worst on top: bars with error bars, or dots of several series."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import short_names, shown, with_percent
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.figures import (
@@ -70,7 +71,7 @@ def worst_first(series: Sequence[Series], higher_is_better: bool) -> list[str]:
 
 
 def draw_domains(
-    axes: Axes,
+    axes: matplotlib.axes.Axes,
     series: Sequence[Series],
     label: str,
     unit: Unit,
@@ -145,7 +146,7 @@ def domain_figure(
     unit: Unit,
     higher_is_better: bool,
     not_counted: Collection[str] = (),
-) -> Figure:
+) -> matplotlib.figure.Figure:
     """Returns the figure of `draw_domains`, with a legend above it."""
     height = domains_height(len(series[0].by_domain), len(series))
     figure = new_figure(8, height + 0.25 * math.ceil(len(series) / 2))

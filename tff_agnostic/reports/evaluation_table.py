@@ -1,5 +1,7 @@
 """An evaluation as a table for the terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate

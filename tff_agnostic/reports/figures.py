@@ -5,6 +5,8 @@ red and green tell apart, without the yellow, which is too light for lines on wh
 used up, lines, markers and hatches differ as well: in a print without colours, too.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import io
@@ -12,15 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.rcsetup import cycler
-from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter
 
 from tff_agnostic.files import atomic_file
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import short_names
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.report_fields import Quantity, Unit
@@ -75,19 +72,21 @@ def look(index: int) -> Look:
     )
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> matplotlib.figure.Figure:
     """Returns an empty figure whose parts keep out of each other's way.
 
     Args:
         width: Inches.
         height: Inches.
     """
-    return Figure(figsize=(width, height), layout="constrained")
+    return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
     """Gives the palette and the grid to figures that are drawn by who knows nothing of them."""
+    from matplotlib.rcsetup import cycler
+
     with matplotlib.rc_context(
         {
             "axes.prop_cycle": cycler(color=COLORS),
@@ -99,7 +98,7 @@ def house_style() -> Iterator[None]:
         yield
 
 
-def draw_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
+def draw_grid(axes: matplotlib.axes.Axes, axis: Literal["both", "x", "y"] = "both") -> None:
     """Draws the grid, below everything else."""
     axes.grid(alpha=_GRID, axis=axis)
     axes.set_axisbelow(True)
@@ -112,13 +111,13 @@ def plain_text(name: str) -> str:
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
-def percent_axis(axes: Axes, unit: Unit) -> None:
+def percent_axis(axes: matplotlib.axes.Axes, unit: Unit) -> None:
     """Writes shares at the vertical axis in percent; what is drawn stays a share."""
     if unit is Unit.SHARE:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
 
 
-def scale_axis(axes: Axes, unit: Unit, names: str = "y") -> None:
+def scale_axis(axes: matplotlib.axes.Axes, unit: Unit, names: str = "y") -> None:
     """Makes axes logarithmic for what falls by powers of ten.
 
     To be called when everything is drawn: an axis without a positive value stays as it is.
@@ -136,15 +135,17 @@ def scale_axis(axes: Axes, unit: Unit, names: str = "y") -> None:
         axes.set(**{f"{name}scale": "log"})
         # "57.5": between two powers of ten matplotlib itself has 5.75 times one of them.
         axis = axes.xaxis if name == "x" else axes.yaxis
-        axis.set_major_formatter(LogFormatter())
-        axis.set_minor_formatter(LogFormatter())
+        axis.set_major_formatter(matplotlib.ticker.LogFormatter())
+        axis.set_minor_formatter(matplotlib.ticker.LogFormatter())
 
 
 # The values of columns over the rounds, by name.
 Values = Mapping[str, np.ndarray]
 
 
-def figure_of(quantity: Quantity, columns: Sequence[Column], values: Values) -> Figure:
+def figure_of(
+    quantity: Quantity, columns: Sequence[Column], values: Values
+) -> matplotlib.figure.Figure:
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns.
 
     Of many domains those that are worst in the end have colours and names, or, where neither
@@ -195,7 +196,9 @@ def drawn_columns(quantity: Quantity, columns: Sequence[Column]) -> list[Column]
     return [column for column in of_it if (column.domain is not None) == quantity.per_domain]
 
 
-def plot_series(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, **style: Any) -> None:
+def plot_series(
+    axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, index: int, **style: Any
+) -> None:
     """Plots the curve of the series at a position, in its own look; see `plot_known`."""
     own = look(index)
     known = int(np.isfinite(y).sum())
@@ -213,7 +216,9 @@ def plot_series(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, **style: A
     )
 
 
-def plot_spread(axes: Axes, x: np.ndarray, by_trial: np.ndarray, index: int, label: str) -> None:
+def plot_spread(
+    axes: matplotlib.axes.Axes, x: np.ndarray, by_trial: np.ndarray, index: int, label: str
+) -> None:
     """Plots the mean of a course over trials, and a band of one standard deviation around it.
 
     Args:
@@ -232,13 +237,13 @@ def plot_spread(axes: Axes, x: np.ndarray, by_trial: np.ndarray, index: int, lab
     )
 
 
-def label_course(axes: Axes, label: str) -> None:
+def label_course(axes: matplotlib.axes.Axes, label: str) -> None:
     """Labels the axes of curves over the rounds, of which there are whole ones only."""
     axes.set(xlabel="round", ylabel=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
 
 
-def plot_known(axes: Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
+def plot_known(axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     """Plots a curve through the points that have a finite value."""
     known = np.isfinite(y)
     axes.plot(x[known], y[known], **style)
@@ -264,8 +269,10 @@ def _what_is_shown(quantity: Quantity) -> str:
     return "the largest in the end" if quantity.higher_is_better is None else "the worst in the end"
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: matplotlib.figure.Figure, path: Path) -> None:
     """Writes a figure in PNG format; equal figures have equal files."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     content = io.BytesIO()
     figure.set_dpi(_DPI)
     # `savefig` writes the same bytes, and draws twice for them.

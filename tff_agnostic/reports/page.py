@@ -6,6 +6,8 @@ matplotlib writes a millionth of a point, a list of ten fonts with every word, a
 everything. A page of many domains and algorithms has thousands of each.
 """
 
+from __future__ import annotations
+
 import base64
 import dataclasses
 import functools
@@ -18,12 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Optional, Union
 from urllib.parse import quote
 
-import matplotlib
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-
+from tff_agnostic.later import jinja2, matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, printable
 from tff_agnostic.report_fields import Unit
 
@@ -139,7 +136,7 @@ class Picture:
     """
 
     kind: ClassVar[str] = "picture"
-    draw: Callable[[], Figure]
+    draw: Callable[[], matplotlib.figure.Figure]
     caption: str
 
 
@@ -206,7 +203,7 @@ class Source:
         self._content = content
         self._path = tuple(path)
 
-    def below(self, *keys: Any) -> "Source":
+    def below(self, *keys: Any) -> Source:
         """Returns the same file, looked at below these keys."""
         return Source(self._file, self._content, (*self._path, *keys))
 
@@ -263,12 +260,12 @@ def rendered(page: Page) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         finalize=_shown,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -290,8 +287,11 @@ def _shown(value: Any) -> Any:
     return printable(value) if is_plain else value
 
 
-def image_address(draw: Callable[[], Figure]) -> str:
+def image_address(draw: Callable[[], matplotlib.figure.Figure]) -> str:
     """Returns the figure that is drawn, as the address of an image that needs no file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     figure = draw()
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
@@ -318,7 +318,7 @@ def compact_svg(svg: str) -> str:
     """
     referred = {name for tag in _TAG.findall(svg) for name in _REFERENCE.findall(tag)}
 
-    def short(match: "re.Match[str]") -> str:
+    def short(match: re.Match[str]) -> str:
         tag = match[0]
         if tag.startswith(("<?", "<!")):
             return tag
@@ -336,7 +336,7 @@ def _styles_as_classes(svg: str) -> str:
     classes = {style: f"s{k}" for k, style in enumerate(s for s, n in counts.items() if n > 1)}
     rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
 
-    def named(match: "re.Match[str]") -> str:
+    def named(match: re.Match[str]) -> str:
         name = classes.get(match[1])
         return match[0] if name is None else f' class="{name}"'
 
@@ -350,11 +350,11 @@ def _grouped(svg: str) -> str:
     return svg
 
 
-def _fonts(match: "re.Match[str]") -> str:
+def _fonts(match: re.Match[str]) -> str:
     return f"{'font-family:' * match[0].startswith('font-family')}{_SHORT_FONTS}"
 
 
-def _rounded(match: "re.Match[str]") -> str:
+def _rounded(match: re.Match[str]) -> str:
     value = float(match[0])
     # Scales and opacities are below 1.
     text = f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"

@@ -6,6 +6,8 @@ The two panels are those of figures 4 and 5 of Laguel et al. 2021, of sums over 
 paper has a dot for each client, there is the mean of the clients of about one size.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 import types
@@ -14,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 from tff_agnostic.computations.evaluation import grid_of
 from tff_agnostic.computations.histograms import LogGrid
 from tff_agnostic.files import make_folder
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.evaluation_report import ClientValues, EvaluationReport, values_of
 from tff_agnostic.metrics.formatting import short_names
 from tff_agnostic.metrics.metrics_file import Column
@@ -53,7 +53,7 @@ def draw_run(
     task: Task,
     columns: Sequence[Column],
     values: Values,
-    further: Mapping[str, Callable[[], Figure]] = types.MappingProxyType({}),
+    further: Mapping[str, Callable[[], matplotlib.figure.Figure]] = types.MappingProxyType({}),
 ) -> None:
     """Draws every quantity that is to be drawn, and the task's own figures, as .png files.
 
@@ -90,7 +90,7 @@ def _as_file_name(name: str) -> str:
 
 def client_figure(
     measure: Measure, rows: Mapping[str, Sequence[ClientValues]], split: str
-) -> Figure:
+) -> matplotlib.figure.Figure:
     """Returns the figure of a measure, with a colour for each row.
 
     On the left is a histogram of the clients, in percent of all clients of a row's trials. On the
@@ -113,12 +113,12 @@ def client_figure(
     histogram.set(xlabel=label, ylabel=f"{split} clients, %", title="Clients by value")
     if measure.unit is Unit.FACTOR or isinstance(grid_of(measure.metric), LogGrid):
         histogram.set_xscale("log")
-        histogram.xaxis.set_major_formatter(LogFormatter())
+        histogram.xaxis.set_major_formatter(matplotlib.ticker.LogFormatter())
     by_size.set(
         xlabel="examples of the client", ylabel=label, title="Mean of the clients by their size"
     )
     by_size.set_xscale("log", base=2)
-    by_size.xaxis.set_major_formatter(LogFormatter(base=2))
+    by_size.xaxis.set_major_formatter(matplotlib.ticker.LogFormatter(base=2))
     scale_axis(by_size, measure.unit)
     for axes in (histogram, by_size):
         draw_grid(axes)
@@ -127,7 +127,9 @@ def client_figure(
     return figure
 
 
-def client_figures(reports: Mapping[str, EvaluationReport]) -> dict[str, Callable[[], Figure]]:
+def client_figures(
+    reports: Mapping[str, EvaluationReport],
+) -> dict[str, Callable[[], matplotlib.figure.Figure]]:
     """Returns what draws the clients for each measure of a run, by a name for the figure.
 
     Args:
@@ -178,7 +180,11 @@ def _edges(measure: Measure, positions: np.ndarray) -> np.ndarray:
 
 
 def _draw_histogram(
-    axes: Axes, edges: np.ndarray, trials: Sequence[ClientValues], own: Look, label: str
+    axes: matplotlib.axes.Axes,
+    edges: np.ndarray,
+    trials: Sequence[ClientValues],
+    own: Look,
+    label: str,
 ) -> None:
     values = np.concatenate([np.asarray(of.values, np.float64) for of in trials])
     clients = np.concatenate([np.asarray(of.clients, np.float64) for of in trials])
@@ -191,7 +197,9 @@ def _draw_histogram(
     axes.stairs(percent, edges, color=own.color, linestyle=own.line, label=label)
 
 
-def _draw_by_size(axes: Axes, trials: Sequence[ClientValues], own: Look, label: str) -> None:
+def _draw_by_size(
+    axes: matplotlib.axes.Axes, trials: Sequence[ClientValues], own: Look, label: str
+) -> None:
     by_size: dict[int, list[float]] = {}
     for of in trials:
         for size, mean in zip(of.sizes, of.size_means):

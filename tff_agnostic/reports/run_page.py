@@ -1,5 +1,7 @@
 """report.html of a run, after model cards."""
 
+from __future__ import annotations
+
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """A run read back from its folder, and what a reader is warned of."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -225,7 +227,7 @@ def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, Mea
 
 
 def _check_client_values(
-    numbers: "_Numbers", values: Mapping[str, Any], least: Optional[float]
+    numbers: _Numbers, values: Mapping[str, Any], least: Optional[float]
 ) -> None:
     for measure, of in values.items():
         for part, counts in (("histogram", ("clients",)), ("by_size", ("examples", "clients"))):

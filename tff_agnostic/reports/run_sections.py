@@ -1,13 +1,14 @@
 """Results by domain, over clients, over rounds."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import cell, short_names, shown, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.report_fields import Quantity, Role, Unit
@@ -350,7 +351,7 @@ def curves_of(run: RunRecord, quantity: Quantity) -> Picture:
     )
 
 
-def _figure(quantity: Quantity, columns: list[Column], values: Values) -> Figure:
+def _figure(quantity: Quantity, columns: list[Column], values: Values) -> matplotlib.figure.Figure:
     return figure_of(quantity, columns, thinned(columns, values))
 
 
@@ -359,7 +360,9 @@ def _statistics(values: np.ndarray) -> list[Number]:
     return [Number(cell(float(value), Unit.NONE, 3), float(value)) for value in found]
 
 
-def client_curves(measure: MeasureFacts, values: Mapping[str, Any], split: str) -> Figure:
+def client_curves(
+    measure: MeasureFacts, values: Mapping[str, Any], split: str
+) -> matplotlib.figure.Figure:
     """Returns the clients' distribution function on the left, and their means by size on the right.
 
     Args:
@@ -389,7 +392,7 @@ def client_curves(measure: MeasureFacts, values: Mapping[str, Any], split: str) 
     scale_axis(below, measure.unit, "x")
     by_size.set(xlabel="examples of the client", ylabel=f"mean {title}")
     by_size.set_xscale("log", base=2)
-    by_size.xaxis.set_major_formatter(LogFormatter(base=2))
+    by_size.xaxis.set_major_formatter(matplotlib.ticker.LogFormatter(base=2))
     scale_axis(by_size, measure.unit)
     for axes in (below, by_size):
         draw_grid(axes)

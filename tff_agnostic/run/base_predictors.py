@@ -1,5 +1,7 @@
 """Base predictors as a command: unigram models of domains or of clients, for ensembles."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What a run is made of: data, model, algorithm, sums, noise."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -7,7 +9,6 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.algorithms.user_algorithm import algorithm_named
@@ -33,6 +34,7 @@ from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.domain_weights.sets import LambdaSetOptions
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_export import classes_of, plain_keras

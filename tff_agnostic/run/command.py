@@ -4,6 +4,8 @@ The absl program, its help and the function of Python are made from the descript
 train are `command_line.RunCommand`: this one needs no TensorFlow.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import functools

@@ -5,6 +5,8 @@ defined once, where its dataclass is, and what algorithms share is one flag. A u
 brings settings of its own: the command line is searched for such files before flags are defined.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import re
@@ -207,7 +209,7 @@ class RunCommand(Command):
 
 
 @contextlib.contextmanager
-def session(given: GivenRun, name: str) -> Iterator["Session"]:
+def session(given: GivenRun, name: str) -> Iterator[Session]:
     """While entered, a command writes into the folder that was named, or into a new one.
 
     Args:

@@ -1,5 +1,7 @@
 """Evaluating as a command: a checkpoint on the test or the training clients, per domain."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

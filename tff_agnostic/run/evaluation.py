@@ -1,12 +1,13 @@
 """Evaluations of a run and of a checkpoint; choice of a model by each client; divergence."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 from tabulate import tabulate
 
@@ -18,6 +19,7 @@ from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest_of
+from tff_agnostic.later import tf
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     EvaluationReport,

@@ -1,5 +1,7 @@
 """What a run says for its export."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math

@@ -1,12 +1,14 @@
 """Exporting as a command: a task's federated algorithm as a plan for a fleet of devices."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Optional, cast
+from typing import TYPE_CHECKING, Any, Optional, cast
 
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
@@ -31,9 +33,11 @@ from tff_agnostic.run.export import (
 from tff_agnostic.run.folder import find_checkpoint, with_kept_model
 from tff_agnostic.run.spec import RunSpec, check_clients_per_round, resolve
 from tff_agnostic.runtimes.options import RuntimeOptions
-from tff_agnostic.runtimes.tff import TffRuntime
 from tff_agnostic.settings import command_setting, flag_of, part_of, settings_in
 from tff_agnostic.tasks.task import DATA
+
+if TYPE_CHECKING:
+    from tff_agnostic.runtimes.tff import TffRuntime
 
 _DEFAULT_TASK = "digits"
 # Its generator is the fleet's.
@@ -114,7 +118,7 @@ def export_plan(given: GivenRun) -> Path:
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     with started("tff", RuntimeOptions()) as runtime:
-        manifest = export(folder, request, cast(TffRuntime, runtime))
+        manifest = export(folder, request, cast("TffRuntime", runtime))
     print(summary(manifest))
     example_format = request.example_format()
     if clients_dir is not None and kind == EVALUATION:

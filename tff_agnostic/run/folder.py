@@ -6,6 +6,8 @@ nothing else. The copy is for the day when the model is gone: it may be a checkp
 which deletes it when it goes on.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -78,7 +80,7 @@ class RunFolder:
         self.plots = path / "plots"
         self.model = path / "model"
 
-    def saved(self) -> "SavedRun":
+    def saved(self) -> SavedRun:
         """Reads the run that the folder holds.
 
         Raises:
@@ -96,7 +98,7 @@ class RunFolder:
             )
         return SavedRun(self, flags, file_format, execution)
 
-    def read(self) -> Optional["SavedRun"]:
+    def read(self) -> Optional[SavedRun]:
         """Reads the run that the folder holds; None if it holds none."""
         return self.saved() if self.config.exists() else None
 
@@ -104,7 +106,7 @@ class RunFolder:
         """Returns the run that the folder holds; see `SavedRun.spec`."""
         return self.saved().spec()
 
-    def check(self, spec: RunSpec, resume: bool) -> Optional["SavedRun"]:
+    def check(self, spec: RunSpec, resume: bool) -> Optional[SavedRun]:
         """Checks that a run may begin or go on in the folder; writes nothing.
 
         A resumed run may have more rounds than before, and other values of settings that say they

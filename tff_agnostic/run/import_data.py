@@ -1,5 +1,7 @@
 """Importing as a command: files become a client store. It needs no TensorFlow."""
 
+from __future__ import annotations
+
 import contextlib
 import signal
 import threading

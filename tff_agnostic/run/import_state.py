@@ -1,5 +1,7 @@
 """The run that a server's checkpoint makes."""
 
+from __future__ import annotations
+
 import dataclasses
 import shlex
 from collections.abc import Mapping
@@ -7,12 +9,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Export, Limits, open_export
-from plan_runner.graph_session import check_tensors
 from plan_runner.play import read_state
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.computations.algorithm import RunState
@@ -24,6 +23,7 @@ from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, read_json, write_text
 from tff_agnostic.folders import check_free, new_folder
+from tff_agnostic.later import tf, tff
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
@@ -214,6 +214,9 @@ def read_server_state(
     Raises:
         UserError: If it cannot be read, or its state is not that of the export.
     """
+    # It loads TensorFlow.
+    from plan_runner.graph_session import check_tensors
+
     try:
         tensors = read_state(path, limits, trust)
         state = {n: value for n, value in tensors.items() if not n.startswith(f"{METRICS}/")}

@@ -1,5 +1,7 @@
 """What a person sees of a run meanwhile: its progress, TensorBoard."""
 
+from __future__ import annotations
+
 import os
 import re
 import shutil
@@ -10,17 +12,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DataType
-from tensorboard.plugins.scalar.metadata import create_summary_metadata
 from tqdm.auto import tqdm
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_errors
 from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.report_fields import Quantities, Quantity, Role, paired
 from tff_agnostic.run.process import is_shown
@@ -28,7 +25,6 @@ from tff_agnostic.run.process import is_shown
 # Lines of a whole run where there is no terminal to draw a bar on, such as a log file.
 _NUM_LINES = 20
 _OVERALL = "all"
-_SCALAR = create_summary_metadata(description=None, display_name=None)
 
 
 class Progress:
@@ -59,7 +55,7 @@ class Progress:
             total=total, initial=completed, unit="round", disable=self._lines or not visible
         )
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Progress:
         """Starts."""
         return self
 
@@ -131,7 +127,7 @@ class TensorBoardSink:
         )
         self._writers: dict[Optional[str], tf.io.TFRecordWriter] = {}
 
-    def __enter__(self) -> "TensorBoardSink":
+    def __enter__(self) -> TensorBoardSink:
         """Empties the log folder."""
         with write_errors(self._folder):
             if self._folder.exists():
@@ -162,7 +158,7 @@ class TensorBoardSink:
                 of_domain = scalars.setdefault(column.domain, {})
                 of_domain[column.quantity.name] = numbers[column.name]
         for domain, values in scalars.items():
-            event = Event(wall_time=time.time(), step=step, summary=_summary(values))
+            event = _event(wall_time=time.time(), step=step, summary=_summary(values))
             with write_errors(self._folder), tensorflow_writes():
                 writer = self._writer(domain)
                 writer.write(event.SerializeToString())
@@ -175,18 +171,30 @@ class TensorBoardSink:
             # TensorBoard knows its files by their names, and their format by the first event.
             path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
             writer = tf.io.TFRecordWriter(str(path))
-            writer.write(Event(file_version="brain.Event:2").SerializeToString())
+            writer.write(_event(file_version="brain.Event:2").SerializeToString())
             self._writers[domain] = writer
         return self._writers[domain]
 
 
-def _summary(values: Mapping[str, float]) -> Summary:
+def _event(**fields: Any) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return Event(**fields)
+
+
+def _summary(values: Mapping[str, float]) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DataType
+    from tensorboard.plugins.scalar.metadata import create_summary_metadata
+
+    scalar = create_summary_metadata(description=None, display_name=None)
     # `tf.summary.scalar` writes the same, but takes longer for a round's scalars than many a round.
     return Summary(
         value=[
             Summary.Value(
                 tag=tag,
-                metadata=_SCALAR,
+                metadata=scalar,
                 tensor=TensorProto(dtype=DataType.DT_FLOAT, float_val=[value], tensor_shape={}),
             )
             for tag, value in values.items()

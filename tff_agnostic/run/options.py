@@ -1,5 +1,7 @@
 """Every option that a run may have, and whose it is."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping

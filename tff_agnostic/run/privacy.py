@@ -1,5 +1,7 @@
 """The differential privacy of a run: its noise, what it has spent, and what is said of it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 

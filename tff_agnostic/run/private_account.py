@@ -1,5 +1,7 @@
 """What a private run keeps secret, what its rounds release, and what it has spent."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 import secrets
@@ -8,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations import chacha20
 from tff_agnostic.aggregations.aggregation import Guarantee
@@ -21,6 +22,7 @@ from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.round import Round, play_on_specs, traced_specs
 from tff_agnostic.data.sampling import Seed, domain_strata, num_turns
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanisms import CentralNoise, Mechanism, TreeNoise

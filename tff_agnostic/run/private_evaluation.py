@@ -11,6 +11,8 @@ Everything that one evaluation sends is one release. Its groups are the sums ove
 measures are spread over clients; nothing is asked of how they depend on a client's size.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -21,7 +23,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, key_like
@@ -36,6 +37,7 @@ from tff_agnostic.computations.evaluation import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import append_line, atomic_file, digest_of, sync_folder
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model
 from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,

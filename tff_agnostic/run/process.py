@@ -7,8 +7,11 @@ of a flag count. After a flag file that is meant: its flags are defaults. Otherw
 values is a mistake.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
+import faulthandler
 import os
 import shlex
 import signal
@@ -171,8 +174,11 @@ def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
     for name in set(flags.FLAGS) - before:
         # Otherwise --help shows only what the main module itself defines.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
-    app.run(lambda argv: sys.exit(exit_status(main, argv)), flags_parser=parse_flags)
-    raise AssertionError("app.run does not return")
+    # Not `app.run`: TensorFlow is imported when it is first used. If absl's app runs by then,
+    # TensorFlow makes its context in the middle of its own import, and Keras is of no use.
+    app.define_help_flags()
+    faulthandler.enable()
+    sys.exit(exit_status(main, parse_flags(sys.argv)))
 
 
 def define(define_flags: Callable[[], None]) -> None:
@@ -302,7 +308,7 @@ class StopRequest:
         self._noted_at = 0.0
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> "StopRequest":
+    def __enter__(self) -> StopRequest:
         """Installs the handlers."""
         # Elsewhere Python takes no handlers, and gets no signals.
         is_main = threading.current_thread() is threading.main_thread()
@@ -345,7 +351,7 @@ class Interrupted(Exception):
         super().__init__(message)
         self.signal_number = signal_number
 
-    def with_command(self, command: str) -> "Interrupted":
+    def with_command(self, command: str) -> Interrupted:
         """Returns the same with the command that goes on."""
         return Interrupted(f"{self}; go on with: {command}", self.signal_number)
 

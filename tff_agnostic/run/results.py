@@ -1,13 +1,13 @@
 """What a finished run writes: result.json, models, model card."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic import versions
@@ -16,6 +16,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.files import make_folder, read_json, write_json, write_text
+from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.metrics.formatting import csv_text, short_names
 from tff_agnostic.metrics.metrics_file import Column
@@ -320,7 +321,9 @@ def alpha_table(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> str
     return table
 
 
-def alpha_figure(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> Figure:
+def alpha_figure(
+    model: EnsembleModel, by_model: Mapping[str, np.ndarray]
+) -> matplotlib.figure.Figure:
     """Returns bars of the predictors that weigh most."""
     order = _by_weight(by_model)[:_DRAWN][::-1]
     figure = new_figure(8, 1.5 + 0.25 * len(order))

@@ -1,5 +1,7 @@
 """Saving as a command: the models of a run for Keras, as a SavedModel, or for TensorFlow Lite."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 from typing import Optional

@@ -4,6 +4,8 @@ Settings are one flat name space of flags. Whose they are is decided here: a fla
 chosen ones has is refused, as it would do nothing.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import types
 from collections import ChainMap

@@ -1,16 +1,18 @@
 """Training as a command: one run, its table, and its report."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
+from tff_agnostic.later import tf
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.reports.run_page import with_results_kept, write_run_report

@@ -7,6 +7,8 @@ is not kept: of what is in them there are digests in the fingerprint. Checkpoint
 releases know nothing of this, and are accepted.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

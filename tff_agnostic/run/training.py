@@ -1,5 +1,7 @@
 """The training loop: rounds, evaluations, checkpoints, and what a run leaves behind."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Callable, Optional

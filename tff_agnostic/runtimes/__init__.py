@@ -1,5 +1,7 @@
 """Where rounds are executed: one protocol, several runtimes."""
 
+from __future__ import annotations
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,5 +1,7 @@
 """Traced client work, sequential or vectorised, and the choice between them."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -8,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.computations.clients import (
@@ -24,6 +25,7 @@ from tff_agnostic.computations.clients import (
 )
 from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.sharding import (

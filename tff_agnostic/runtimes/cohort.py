@@ -1,10 +1,10 @@
 """The cohort runtime: rounds in this process, on any device, without a call per client to TFF."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Protocol
-
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
 from tff_agnostic.computations.algorithm import Algorithm, ClientResult, Report, RunState
@@ -14,6 +14,7 @@ from tff_agnostic.computations.server import as_tensors
 from tff_agnostic.computations.tff_process import EvaluationFunctions, build_process
 from tff_agnostic.computations.verification import check_measurement, check_process
 from tff_agnostic.errors import ExecutionError
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork
 from tff_agnostic.runtimes.devices import (
@@ -54,17 +55,17 @@ class SummingRuntime:
         """Returns what runs the work for every client of a cohort."""
         raise NotImplementedError
 
-    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> "CohortTraining":
+    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> CohortTraining:
         """Prepares rounds; see `runtime.Runtime.training`."""
         return CohortTraining(algorithm, aggregation, self.sum_over_clients)
 
     def evaluation(
         self, model: Model, num_domains: int, aggregation: Aggregation
-    ) -> "CohortEvaluation":
+    ) -> CohortEvaluation:
         """Prepares evaluations; see `runtime.Runtime.evaluation`."""
         return self.measurement(measurement_of_model(model, num_domains), aggregation)
 
-    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> "CohortEvaluation":
+    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> CohortEvaluation:
         """Prepares measurements; see `runtime.Runtime.measurement`."""
         return CohortEvaluation(measurement, aggregation, self.sum_over_clients)
 
@@ -92,7 +93,7 @@ class CohortRuntime(SummingRuntime):
             lambda work: CompiledWork(work, options.xla)
         )
 
-    def __enter__(self) -> "CohortRuntime":
+    def __enter__(self) -> CohortRuntime:
         """Finds the devices.
 
         Raises:
@@ -111,7 +112,7 @@ class CohortRuntime(SummingRuntime):
             self._lanes.close()
         self._lanes = None
 
-    def sum_over_clients(self, work: ClientWork) -> "SumOnLanes":
+    def sum_over_clients(self, work: ClientWork) -> SumOnLanes:
         """Returns what runs the work on the lanes of this process."""
         return SumOnLanes(self._compile(work), self._options, self.running_lanes)
 

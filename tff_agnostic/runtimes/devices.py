@@ -1,5 +1,7 @@
 """Devices, and the threads that run shards on them."""
 
+from __future__ import annotations
+
 import collections
 import itertools
 import os
@@ -8,9 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, TypeVar
 
-import tensorflow as tf
-
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 
 _HINTS = {

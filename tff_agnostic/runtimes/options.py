@@ -1,5 +1,7 @@
 """How a runtime executes: nothing here changes what is computed."""
 
+from __future__ import annotations
+
 import dataclasses
 import types
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Rounds on Ray: what is sent, what comes back."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -9,10 +11,10 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 import ray
-import tensorflow as tf
 
 from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork, ShardFunction
 from tff_agnostic.runtimes.cohort import SummingRuntime
@@ -46,7 +48,7 @@ class RayRuntime(SummingRuntime):
             lambda work: SumOnRay(work, options, self._running)
         )
 
-    def __enter__(self) -> "RayRuntime":
+    def __enter__(self) -> RayRuntime:
         """Connects to Ray.
 
         Raises:
@@ -70,7 +72,7 @@ class RayRuntime(SummingRuntime):
         self._schedule = None
         self._stack.close()
 
-    def sum_over_clients(self, work: ClientWork) -> "SumOnRay":
+    def sum_over_clients(self, work: ClientWork) -> SumOnRay:
         """Returns what runs the work on Ray's workers."""
         return self._sums(work)
 
@@ -167,7 +169,7 @@ class SumOnRay:
         total, states = summed_in_order(map(result, flat_sums), self.compiled.add)
         return ClientResult(total, in_cohort_order(states, shards))
 
-    def _send(self, function: ShardFunction, pool: WorkerPool) -> "_Sent":
+    def _send(self, function: ShardFunction, pool: WorkerPool) -> _Sent:
         if pool is not self._pool:
             # What was put into a Ray that has ended is gone.
             self._pool, self._sent = pool, {}

@@ -5,6 +5,8 @@ Ray's tokens: one that a Ray of this process alone asks for, and the user's for 
 Ray can ask for one from version 2.52 on, and does so where `RAY_AUTH_MODE` says it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import math

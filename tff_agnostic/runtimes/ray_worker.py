@@ -3,6 +3,8 @@
 Workers import TensorFlow but not TensorFlow Federated, which would take them seconds and memory.
 """
 
+from __future__ import annotations
+
 import collections
 import itertools
 import platform
@@ -14,10 +16,10 @@ from typing import Any, Callable
 
 import numpy as np
 import ray
-import tensorflow as tf
 
 import tff_agnostic
 from tff_agnostic.errors import ExecutionError
+from tff_agnostic.later import tf
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
 
 # Training and evaluation, for two runs at a time.

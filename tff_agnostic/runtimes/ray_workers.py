@@ -1,5 +1,7 @@
 """The pool of workers and the schedule of shards on them."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import itertools

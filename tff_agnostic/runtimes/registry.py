@@ -1,5 +1,7 @@
 """Every runtime by name."""
 
+from __future__ import annotations
+
 from typing import Callable
 
 from tff_agnostic.errors import UserError
@@ -7,7 +9,6 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.runtime import Runtime
-from tff_agnostic.runtimes.tff import TffRuntime
 
 
 def _ray(options: RuntimeOptions) -> Runtime:
@@ -22,6 +23,14 @@ def _ray(options: RuntimeOptions) -> Runtime:
     return RayRuntime(options)
 
 
+def _tff(options: RuntimeOptions) -> Runtime:
+    # Imported only where it is chosen: its module loads TFF.
+    from tff_agnostic.runtimes.tff import TffRuntime
+
+    del options
+    return TffRuntime()
+
+
 RUNTIMES: Registry[Callable[[RuntimeOptions], Runtime]] = Registry(
-    "runtime", {"cohort": CohortRuntime, "ray": _ray, "tff": lambda _: TffRuntime()}
+    "runtime", {"cohort": CohortRuntime, "ray": _ray, "tff": _tff}
 )

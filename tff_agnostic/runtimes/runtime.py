@@ -1,15 +1,17 @@
 """The protocol of runtimes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.verification import SecurityReport
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.report_fields import Quantities
 
@@ -71,7 +73,7 @@ class Evaluation(Protocol):
 class Runtime(Protocol):
     """Executes algorithms; a context manager that owns whatever it starts."""
 
-    def __enter__(self) -> "Runtime":
+    def __enter__(self) -> Runtime:
         """Acquires processes and devices."""
 
     def __exit__(self, *exc_info: object) -> None:

@@ -7,13 +7,15 @@ Shards are cut anew in every step, whose work may be of another size. What clien
 therefore held in the order of the cohort, with a leading axis of clients.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.computations.algorithm import ClientResult
+from tff_agnostic.later import tf
 from tff_agnostic.runtimes.devices import sum_in_order
 
 # Enough for some balance between 8 workers; each costs a model's worth of memory while it waits.

@@ -1,5 +1,7 @@
 """TFF's executor: its worker process, the runtime on it, and a `tff.program` context."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import queue
@@ -17,8 +19,6 @@ from typing import Any, NamedTuple, Optional
 import grpc
 import numpy as np
 import portpicker
-import tensorflow as tf
-import tensorflow_federated as tff
 
 # The public factories of TFF's contexts start their own worker, which outlives Python; these two
 # functions are what they hand to the context beside it.
@@ -38,6 +38,7 @@ from tff_agnostic.computations.tff_process import (
 )
 from tff_agnostic.computations.verification import SecurityReport, check_measurement, check_process
 from tff_agnostic.errors import ExecutionError
+from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.report_fields import Quantities
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated, to_numpy_examples
@@ -85,7 +86,7 @@ class TffWorker:
         assert self._process is not None, "the worker is not running"
         return self._process.pid
 
-    def __enter__(self) -> "TffWorker":
+    def __enter__(self) -> TffWorker:
         """Starts the worker and waits until it answers.
 
         Raises:
@@ -130,7 +131,7 @@ class TffWorker:
 
         return tff.framework.ResourceManagingExecutorFactory(connect)
 
-    def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         # What the kernel takes for the death of the parent is the end of the thread that started
         # the process. This one ends with the worker, or with Python, whoever calls.
         started: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -199,7 +200,7 @@ class TffRuntime:
         self._worker = TffWorker()
         self._context = create_context(self._worker)
 
-    def __enter__(self) -> "TffRuntime":
+    def __enter__(self) -> TffRuntime:
         """Starts the worker and makes it TFF's current execution context."""
         end_quietly()
         self._stack.enter_context(self._worker)
@@ -220,20 +221,18 @@ class TffRuntime:
         """
         return tff.framework.get_context_stack().install(self._context)
 
-    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> "TffTraining":
+    def training(self, algorithm: Algorithm, aggregation: Aggregation) -> TffTraining:
         """Compiles the algorithm; see `runtime.Runtime.training`."""
         process = build_process(algorithm, aggregation)
         security = check_process(aggregation, process) if aggregation.guarantees else None
         quantities = Round(algorithm, aggregation).quantities
         return TffTraining(self, process, aggregation, quantities, security)
 
-    def evaluation(
-        self, model: Model, num_domains: int, aggregation: Aggregation
-    ) -> "TffEvaluation":
+    def evaluation(self, model: Model, num_domains: int, aggregation: Aggregation) -> TffEvaluation:
         """Compiles an evaluation; see `runtime.Runtime.evaluation`."""
         return self.measurement(measurement_of_model(model, num_domains), aggregation)
 
-    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> "TffEvaluation":
+    def measurement(self, measurement: Measurement, aggregation: Aggregation) -> TffEvaluation:
         """Compiles a measurement; see `runtime.Runtime.measurement`."""
         check_measurement(aggregation, measurement)
         return TffEvaluation(self, build_evaluation_parts(measurement, aggregation), aggregation)

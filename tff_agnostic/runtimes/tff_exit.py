@@ -1,5 +1,7 @@
 """A quiet end of Python for processes that never run anything in TFF's own context."""
 
+from __future__ import annotations
+
 import atexit
 import sys
 

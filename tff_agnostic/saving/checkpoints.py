@@ -3,6 +3,8 @@
 The zip format holds a checksum of every array, so damage is noticed when a file is read.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import io
@@ -13,13 +15,13 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
 from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.data.npz import read_npz
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import OWNER_ONLY, atomic_file, make_folder, sync_folder, write_errors
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.model import ModelWeights
 

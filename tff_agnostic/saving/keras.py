@@ -1,5 +1,7 @@
 """Keras files: the same bytes for the same model, loaded in one place, and told apart."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import json
@@ -9,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras import as_in_keras
 from tff_agnostic.models.keras_export import classes_of, foreign_layers, plain_keras
 from tff_agnostic.models.keras_variables import layers_of, name_layers_afresh

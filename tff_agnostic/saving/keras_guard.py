@@ -7,7 +7,10 @@ links to other files; and a Lambda layer in HDF5 runs. So every name in a config
 here before Keras reads it, and unknown names are refused.
 """
 
+from __future__ import annotations
+
 import contextlib
+import functools
 import importlib
 import json
 import math
@@ -17,9 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
-import h5py
-import tensorflow as tf
-
+from tff_agnostic.later import h5py, tf
 from tff_agnostic.user_code import is_of_a_user
 
 _CONFIG = "config.json"
@@ -31,29 +32,10 @@ _MAX_RATIO = 10
 # Bytes that a small file may unpack to, whatever the ratio: configurations compress well.
 _FREE_BYTES = 1 << 26
 
-# Where Keras has classes that hold no code of others: what a class is derived from.
-_KINDS = (
-    tf.keras.layers.Layer,
-    tf.keras.initializers.Initializer,
-    tf.keras.regularizers.Regularizer,
-    tf.keras.constraints.Constraint,
-    tf.keras.losses.Loss,
-    tf.keras.metrics.Metric,
-    tf.keras.optimizers.Optimizer,
-    tf.keras.optimizers.schedules.LearningRateSchedule,
-    tf.keras.mixed_precision.Policy,
-)
 # Modules to search for a class if a file names none, as for layers in HDF5.
 _PLACES = ("layers", "layers.experimental", "initializers", "regularizers", "constraints", "models")
 _MODULE = "keras"
 _APPLICATIONS = "keras.src.applications."
-_INITIALIZERS = (
-    tf.constant_initializer,
-    tf.ones_initializer,
-    tf.random_normal_initializer,
-    tf.random_uniform_initializer,
-    tf.zeros_initializer,
-)
 # Classes that have no public name, and the private modules in which `.keras` files look for them.
 _FUNCTIONAL = "Functional"
 _MODELS = (_FUNCTIONAL, "Model", "Sequential")
@@ -69,7 +51,6 @@ _PRIVATE = {
     "BatchNormalizationV1": None,
     "BatchNormalizationV2": None,
 }
-_UNKNOWN = f", which the Keras of TensorFlow {tf.__version__} does not have"
 _LAMBDA = "Lambda"
 # TFF loads it, and it registers its layers, which unpickle functions.
 _UNPICKLES = "tensorflow_probability."
@@ -106,6 +87,37 @@ _OF_TENSORS = {
     "row_limits", "row_splits", "row_starts", "to_sparse", "to_tensor", "value_rowids",
     "values", "with_flat_values", "with_row_splits_dtype", "with_values",
 }  # fmt: skip
+
+
+# Where Keras has classes that hold no code of others: what a class is derived from.
+def _unknown() -> str:
+    return f", which the Keras of TensorFlow {tf.__version__} does not have"
+
+
+@functools.cache
+def _initializers() -> tuple[Any, ...]:
+    return (
+        tf.constant_initializer,
+        tf.ones_initializer,
+        tf.random_normal_initializer,
+        tf.random_uniform_initializer,
+        tf.zeros_initializer,
+    )
+
+
+@functools.cache
+def _kinds() -> tuple[Any, ...]:
+    return (
+        tf.keras.layers.Layer,
+        tf.keras.initializers.Initializer,
+        tf.keras.regularizers.Regularizer,
+        tf.keras.constraints.Constraint,
+        tf.keras.losses.Loss,
+        tf.keras.metrics.Metric,
+        tf.keras.optimizers.Optimizer,
+        tf.keras.optimizers.schedules.LearningRateSchedule,
+        tf.keras.mixed_precision.Policy,
+    )
 
 
 class NotPlain(ValueError):
@@ -177,7 +189,7 @@ def _check_object(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     elif name not in _VALUES and not _is_own(registered, own):
         # Keras looks for registered names first.
         if registered not in (None, name):
-            raise NotPlain(f"the class {registered!r:.60}{_UNKNOWN}")
+            raise NotPlain(f"the class {registered!r:.60}{_unknown()}")
         _check_class(name, module, config if isinstance(config, Mapping) else {})
 
 
@@ -186,7 +198,7 @@ def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) ->
         raise NotPlain(f"the code of a Lambda layer {_named(config)}".strip())
     is_private = name in _PRIVATE and module in (None, _PRIVATE[name])
     if not is_private and not _is_of_keras(name, module):
-        raise NotPlain(f"the class {name!r:.60}{_of_module(module)}{_UNKNOWN}")
+        raise NotPlain(f"the class {name!r:.60}{_of_module(module)}{_unknown()}")
     if isinstance(config.get("vocabulary"), str):
         raise NotPlain(f"a layer that reads the file {config['vocabulary']!r:.60}")
     if name in _OPS and not _is_pure(config.get("function")):
@@ -217,7 +229,7 @@ def _check_function(
         or registered not in (None, name, _FUNCTION)
         or module not in (None, "builtins", *(f"{_MODULE}.{place}" for place in _FUNCTIONS))
     ):
-        raise NotPlain(f"the function {name!r:.60}{_of_module(module)}{_UNKNOWN}")
+        raise NotPlain(f"the function {name!r:.60}{_of_module(module)}{_unknown()}")
 
 
 def _of_module(module: Optional[str]) -> str:
@@ -238,10 +250,10 @@ def _is_own(name: Any, own: Mapping[str, Any]) -> bool:
 def _is_of_keras(name: str, module: Optional[str]) -> bool:
     if module == tf.constant_initializer.__module__:
         # TensorFlow's own initializers, such as EfficientNetV2 has.
-        return name in {kind.__name__ for kind in _INITIALIZERS}
+        return name in {kind.__name__ for kind in _initializers()}
     places = [_public(place) for place in _PLACES] if module is None else [_module_of_keras(module)]
     kinds = [vars(place).get(name) for place in places if place is not None]
-    return any(isinstance(kind, type) and issubclass(kind, _KINDS) for kind in kinds)
+    return any(isinstance(kind, type) and issubclass(kind, _kinds()) for kind in kinds)
 
 
 def _module_of_keras(name: str) -> Any:

@@ -1,5 +1,7 @@
 """Saves the models of a run in chosen formats, and checks every file on test examples."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.registry import Registry
-from tff_agnostic.saving import keras, saved_model, tflite
+from tff_agnostic.saving import keras, tflite
 from tff_agnostic.saving.keras import NotForKeras
 from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
 from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file
@@ -174,11 +176,25 @@ class Format:
     quantizes: bool = False
 
 
+def _write_saved_model(trained: TrainedModel, path: Path) -> dict[str, Any]:
+    from tff_agnostic.saving import saved_model
+
+    return saved_model.write(trained, path)
+
+
+def _load_saved_model(path: Path, trained: TrainedModel) -> Callable[[Any], Any]:
+    from tff_agnostic.saving import saved_model
+
+    load: Callable[[Any], Any] = saved_model.load(path, trained)
+    return load
+
+
+# The module of SavedModels loads TensorFlow.
 FORMATS: Registry[Format] = Registry(
     "format",
     {
         "keras": Format(".keras", keras.write, keras.load),
-        "saved_model": Format("_saved_model", saved_model.write, saved_model.load),
+        "saved_model": Format("_saved_model", _write_saved_model, _load_saved_model),
         "tflite": Format(".tflite", tflite.write, tflite.load, quantizes=True),
     },
 )

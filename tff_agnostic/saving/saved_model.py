@@ -1,13 +1,14 @@
 """A trained model as a SavedModel, and its signatures."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import tensorflow as tf
-
 from tff_agnostic.folders import tensorflow_writes
+from tff_agnostic.later import tf
 from tff_agnostic.models.losses import takes_scores
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving.trained_model import (
@@ -20,11 +21,11 @@ from tff_agnostic.saving.trained_model import (
 from tff_agnostic.text_ids import TokenIds
 
 PREDICT = "predict"
-DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+# tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+DEFAULT = "serving_default"
 NEXT_WORDS = "next_words"
 # Default number of proposed words.
 _DEFAULT_BEST = 3
-_TEXT = tf.TensorSpec([None], tf.string, name="text")
 
 
 def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
@@ -60,6 +61,10 @@ def load(path: Path, trained: TrainedModel) -> Any:
         return tf.nest.pack_sequence_as(structure, [found[name] for name in names])
 
     return of_x
+
+
+def _text_spec() -> tf.TensorSpec:
+    return tf.TensorSpec([None], tf.string, name="text")
 
 
 def _described(specs: dict[str, Any]) -> dict[str, str]:
@@ -141,7 +146,7 @@ class ServedModel(tf.Module):
     def _of_texts(self, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
         (_, length), (ids, table) = self._trained.model.example_spec["x"].shape, self._vocabulary()
 
-        @tf.function(input_signature=[_TEXT])
+        @tf.function(input_signature=[_text_spec()])
         def of_texts(text: tf.Tensor) -> dict[str, tf.Tensor]:
             return answers(_first_words(table, text, ids, length))
 
@@ -179,9 +184,9 @@ class ServedModel(tf.Module):
         default: Any = tf.function(lambda text: answer(text, tf.constant(_DEFAULT_BEST)))
         return {
             NEXT_WORDS: asked.get_concrete_function(
-                text=_TEXT, k=tf.TensorSpec([], tf.int32, name="k")
+                text=_text_spec(), k=tf.TensorSpec([], tf.int32, name="k")
             ),
-            DEFAULT: default.get_concrete_function(text=_TEXT),
+            DEFAULT: default.get_concrete_function(text=_text_spec()),
         }
 
 

@@ -1,5 +1,7 @@
 """A trained model for TensorFlow Lite, plain or quantised, which takes an example at a time."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Iterator
@@ -7,16 +9,14 @@ from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import atomic_file
+from tff_agnostic.later import tf
 from tff_agnostic.models.keras_variables import layers_of
 from tff_agnostic.models.model import Model
-from tff_agnostic.models.tflite_files import custom_op_names
 from tff_agnostic.registry import Registry
-from tff_agnostic.saving.saved_model import ServedModel
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
 
 NOT_QUANTIZED = "none"
@@ -51,6 +51,10 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     Returns:
         TensorFlow's ops for which a device needs the Flex delegate, if there are any.
     """
+    # These modules load TensorFlow.
+    from tff_agnostic.models.tflite_files import custom_op_names
+    from tff_agnostic.saving.saved_model import ServedModel
+
     served = ServedModel(trained)
     with _recurrence_as_loops(trained.model):
         predict = served.predict_function(num_examples=1)

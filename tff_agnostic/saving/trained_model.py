@@ -1,14 +1,16 @@
 """A trained model, and the check that a saved file has the same predictions."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.files import finite_or_none
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights, measures_of
 from tff_agnostic.tasks.task import Task
 

@@ -1,5 +1,7 @@
 """The rows of a comparison: algorithms, or one of them several times with other settings."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

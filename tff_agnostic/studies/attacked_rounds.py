@@ -6,6 +6,8 @@ has a role, which is what it answers. The attacked client answers with the bound
 fixed direction, all others with the opposite.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import functools
@@ -13,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.aggregations.aggregation import ClientFacts
 from tff_agnostic.aggregations.clipping import Group
@@ -34,6 +35,7 @@ from tff_agnostic.computations.round import (
     play_on_specs,
     traced_specs,
 )
+from tff_agnostic.later import tf
 
 # Entries of cohorts, of all runs together, that are played at once; more take more memory.
 _ENTRIES_AT_ONCE = 40_000

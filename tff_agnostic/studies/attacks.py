@@ -7,17 +7,19 @@ likelihood ratio: no other score is better. The second one sees what is publishe
 changes the state of the algorithm, and the round's report. `lower_bound` has what scores prove.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
-from scipy.special import logsumexp
 
 from tff_agnostic.aggregations.private_sum import PrivateState
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.data.sampling import Seed
+from tff_agnostic.later import scipy
 from tff_agnostic.privacy.lower_bound import LowerBound, lower_bound
 from tff_agnostic.run.private_account import cohort_seed
 from tff_agnostic.studies.attacked_rounds import AttackedRounds, Role, Views
@@ -219,7 +221,7 @@ def _log_likelihood(
         is_possible = np.all(in_the_clear == clear, axis=-1) & (chance > 0)
         log_chance = np.log(chance, out=np.zeros_like(chance), where=chance > 0)
         terms.append(np.where(is_possible, log_chance + noisy * shift - shift**2 / 2, -np.inf))
-    found: np.ndarray = logsumexp(terms, axis=0)
+    found: np.ndarray = scipy.special.logsumexp(terms, axis=0)
     return found
 
 

@@ -1,12 +1,13 @@
 """Comparing as a command: several methods over several seeds, as tables, JSON and plots."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 from typing import Optional
 
-from matplotlib.figure import Figure
-
 from tff_agnostic.files import write_json, write_text
+from tff_agnostic.later import matplotlib
 from tff_agnostic.registry import Registry
 from tff_agnostic.reports.run_page import with_results_kept
 from tff_agnostic.run.command_line import GivenRun, RunCommand, session
@@ -41,7 +42,7 @@ class ComparedRuns:
         """
         return comparison_report.table(self.comparison, self._measure(measure), table_format)
 
-    def figure(self, measure: Optional[str] = None) -> Figure:
+    def figure(self, measure: Optional[str] = None) -> matplotlib.figure.Figure:
         """Returns the worst domain's measure over rounds, and every domain's at the end."""
         return comparison_report.figure(self.comparison, self._measure(measure))
 

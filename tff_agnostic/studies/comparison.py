@@ -1,5 +1,7 @@
 """A comparison: methods with several seeds each, their folder and results."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import math

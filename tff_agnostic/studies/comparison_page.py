@@ -1,5 +1,7 @@
 """report.html of a comparison, and any report again."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

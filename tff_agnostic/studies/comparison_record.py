@@ -1,5 +1,7 @@
 """A comparison read back from its folder, and what one algorithm gains over another."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence

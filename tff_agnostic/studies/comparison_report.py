@@ -1,15 +1,17 @@
 """The tables and figures of a comparison."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.files import make_folder
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.columns import tested_worst
 from tff_agnostic.metrics.formatting import cell, short_names, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
@@ -211,7 +213,7 @@ def draw_comparison(folder: Path, comparison: Comparison) -> None:
         save(of_clients, folder / f"compare_{measure}_clients.png")
 
 
-def figure(comparison: Comparison, measure: str) -> Figure:
+def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
     """Returns the worst domain's measure over rounds, and every domain's at the end.
 
     Error bars and bands are one standard deviation over the trials.
@@ -263,7 +265,7 @@ def domain_series(comparison: Comparison, measure: str) -> list[Series]:
     ]
 
 
-def client_figures(comparison: Comparison) -> dict[str, Figure]:
+def client_figures(comparison: Comparison) -> dict[str, matplotlib.figure.Figure]:
     """Returns a figure of the clients for each measure of which a trial reported their values."""
     figures = {}
     for name, measure in comparison.measures.items():

@@ -4,6 +4,8 @@ Grids of lambdas are pure functions of the shares that the domains have of the t
 the verdict is a pure function of arrays of the worst domain's measure, one number per trial.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import functools

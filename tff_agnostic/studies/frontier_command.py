@@ -1,5 +1,7 @@
 """The frontier as a command: what any mixture could attain, and where algorithms ended."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

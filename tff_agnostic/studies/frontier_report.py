@@ -1,15 +1,16 @@
 """The table, the page and the figure of a frontier."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.files import finite_or_none
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, csv_text, short_names, shown, with_percent
 from tff_agnostic.reports.figures import (
     MUTED,
@@ -45,7 +46,7 @@ RULE = (
 _MAX_DOMAIN_COLUMNS = 5
 
 
-def figure(frontier: Frontier) -> Figure:
+def figure(frontier: Frontier) -> matplotlib.figure.Figure:
     """Returns what mixtures attain, and where the training mixture, the best and algorithms end.
 
     Of two domains each is an axis, and the mixtures a curve. Of more there is a panel for each
@@ -57,7 +58,7 @@ def figure(frontier: Frontier) -> Figure:
     return _panels(frontier)
 
 
-def _plane(frontier: Frontier) -> Figure:
+def _plane(frontier: Frontier) -> matplotlib.figure.Figure:
     first, second = names = frontier.comparison.domain_names
     result = new_figure(7.5, 6.5)
     axes = result.subplots()
@@ -106,7 +107,7 @@ def _plane(frontier: Frontier) -> Figure:
     return result
 
 
-def _panels(frontier: Frontier) -> Figure:
+def _panels(frontier: Frontier) -> matplotlib.figure.Figure:
     domains = _drawn_domains(frontier)
     num_columns = min(_MAX_COLUMNS, len(domains))
     num_rows = math.ceil(len(domains) / num_columns)
@@ -126,7 +127,7 @@ def _panels(frontier: Frontier) -> Figure:
     return result
 
 
-def _panel(axes: Axes, frontier: Frontier, domain: int) -> None:
+def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
     name = frontier.comparison.domain_names[domain]
     line = [m for m in frontier.mixtures if m.line == domain]
     if line:

@@ -1,5 +1,7 @@
 """What is compared: an algorithm with its settings, several seeds."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional

@@ -5,6 +5,8 @@ however it ends: a trial that runs on paper and has no lock is one whose process
 one to look goes on with it. Trials are taken while the search's own folder is locked.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -127,9 +129,7 @@ class Studies:
         with self.errors():
             return optuna.load_study(study_name=name, storage=self._storage)
 
-    def taken(
-        self, spaces: Mapping[str, Sequence[Dimension]], budget: "Budget"
-    ) -> Optional["Claim"]:
+    def taken(self, spaces: Mapping[str, Sequence[Dimension]], budget: Budget) -> Optional[Claim]:
         """Takes the next trial: one whose process died, or a new one of whose turn it is.
 
         Algorithms take turns, so that at any time each has had the same budget, up to one trial.
@@ -153,12 +153,12 @@ class Studies:
             name = min(open_, key=lambda name: budget.used(self.trials(name, COUNTED)))
             return self._claimed(name, spaces[name], self.study(name).ask().number)
 
-    def with_budget(self, names: Collection[str], budget: "Budget") -> list[str]:
+    def with_budget(self, names: Collection[str], budget: Budget) -> list[str]:
         """Returns which algorithms may have another trial."""
         counted = {name: self.trials(name, COUNTED) for name in names}
         return [name for name in names if budget.is_left(counted[name], len(names))]
 
-    def tell(self, claim: "Claim", state: TrialState, value: Optional[float] = None) -> None:
+    def tell(self, claim: Claim, state: TrialState, value: Optional[float] = None) -> None:
         """Ends a trial; of one that was pruned the last value it reported stays."""
         with self.errors():
             claim.study.tell(claim.trial.number, value, state=state)
@@ -174,9 +174,7 @@ class Studies:
                 f"{getattr(e, 'orig', None) or e}"
             ) from e
 
-    def _claimed(
-        self, name: str, dimensions: Sequence[Dimension], number: int
-    ) -> Optional["Claim"]:
+    def _claimed(self, name: str, dimensions: Sequence[Dimension], number: int) -> Optional[Claim]:
         """Returns a running trial with its values and its lock.
 
         None if another process has it, or has ended it.

@@ -5,6 +5,8 @@ no account depends. So is the size of a fleet, where only the share of it that i
 smaller one with the same share is played.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Epsilon, noise or rounds before any training."""
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import math
@@ -10,11 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 import numpy as np
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, write_json, write_text
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import csv_text
 from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
@@ -208,7 +210,7 @@ def _statement(
     return statement(known, [rounds], options.noise_multipliers(noise_multiplier))
 
 
-def figure(curves: Curves, found: PrivacyStatement) -> Figure:
+def figure(curves: Curves, found: PrivacyStatement) -> matplotlib.figure.Figure:
     """Returns the curves, with the point that was asked about.
 
     Args:

@@ -1,5 +1,7 @@
 """A search: trials that are run, watched, and told to Optuna."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import time

@@ -1,5 +1,7 @@
 """What a search varies, and what is to be good."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import re

@@ -1,5 +1,7 @@
 """One method of a search, and the folder of the search."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,7 @@
 """Searching as a command: settings by the held-out split, with one budget for every algorithm."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What a search leaves: table, figures, importance, flag files."""
 
+from __future__ import annotations
+
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -7,17 +9,14 @@ from typing import Any, Optional
 
 import numpy as np
 import optuna
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from optuna.exceptions import ExperimentalWarning
-from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 from tabulate import tabulate
 
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import folder_lock, make_folder, write_errors, write_json, write_text
+from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, csv_text, shown, with_percent
 from tff_agnostic.reports.figures import draw_grid, new_figure, plain_text, save, scale_axis
 from tff_agnostic.settings import flag_text
@@ -48,7 +47,7 @@ def slices(
     dimensions: Mapping[str, Dimension],
     trials: Sequence[FrozenTrial],
     objective: Objective,
-) -> Figure:
+) -> matplotlib.figure.Figure:
     """Returns a panel for each setting: the objective of the trials against its values.
 
     Later trials are brighter, the best one is a star; one that ended early is a cross at the last
@@ -74,7 +73,7 @@ def slices(
     for axes in panels[len(dimensions) :]:
         axes.set_visible(False)
     if dots.get_array().size:
-        ticks = MaxNLocator(integer=True)
+        ticks = matplotlib.ticker.MaxNLocator(integer=True)
         figure.colorbar(dots, ax=list(panels), label="trial", ticks=ticks)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1)
@@ -82,7 +81,7 @@ def slices(
     return figure
 
 
-def importance_figure(label: str, shares: Mapping[str, float]) -> Figure:
+def importance_figure(label: str, shares: Mapping[str, float]) -> matplotlib.figure.Figure:
     """Returns a bar for each setting: its share in the variance of the objective.
 
     Args:
@@ -112,7 +111,7 @@ def _edges(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
 
 
 def _draw(
-    axes: Axes,
+    axes: matplotlib.axes.Axes,
     name: str,
     of: Dimension,
     trials: Sequence[FrozenTrial],
@@ -225,6 +224,9 @@ def importances(study: optuna.Study) -> Optional[Mapping[str, float]]:
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(complete) < _MIN_TRIALS or len({trial.value for trial in complete}) < _MIN_TRIALS:
         return None
+    # It loads scikit-learn.
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=_SEED))

@@ -4,6 +4,8 @@ As in Mohri et al. 2019, section 5.1: logistic regression on the one-hot categor
 features). The examples are dealt to clients at random. Reads `adult.data` and `adult.test`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 

@@ -6,6 +6,8 @@ at the server. The domains are a client partition. Without --data the data are T
 names the domain of each example.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Callable, Optional

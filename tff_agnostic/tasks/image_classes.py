@@ -9,18 +9,19 @@
   `--classes=0,2,6`, which renumbers them.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from tff_agnostic.data.clients import InMemoryClients, dirichlet_partition
 from tff_agnostic.data.store import StoreClients
 from tff_agnostic.data.store_format import LABEL, Feature
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import sklearn
 from tff_agnostic.models.classifiers import logistic_regression
 from tff_agnostic.models.model import Examples
 from tff_agnostic.settings import setting
@@ -75,16 +76,16 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
     _check(options)
     keep = parse_keep(options.keep)
     rng = np.random.default_rng([context.seed, 1])
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
     x, y = (pixels / _MAX_PIXEL).astype(np.float32), labels.astype(np.int32)
-    train_rows, test_rows = train_test_split(
+    train_rows, test_rows = sklearn.model_selection.train_test_split(
         np.arange(len(y)),
         test_size=options.test_share,
         stratify=y,
         random_state=int(rng.integers(2**31)),
     )
     if options.heldout_share:
-        train_rows, test_rows = train_test_split(
+        train_rows, test_rows = sklearn.model_selection.train_test_split(
             train_rows,
             test_size=options.heldout_share,
             stratify=y[train_rows],

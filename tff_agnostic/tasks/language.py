@@ -1,5 +1,7 @@
 """Common parts of the next-word tasks: sentences of a store, a vocabulary, domains by name."""
 
+from __future__ import annotations
+
 import dataclasses
 import types
 from collections import Counter

@@ -13,6 +13,8 @@
   both. Without --data the data are TFF's; a store of any Stack Exchange dump takes their place.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

@@ -9,6 +9,8 @@
   [n, features], "y" int32 [n] and "domain_id" int32 [n] (index of the domain).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Every task by name, how a task is loaded, and which split it is evaluated on."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -1,17 +1,19 @@
 """Common parts of tasks that read client stores: domains, values, TFF's own data sets."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow_federated as tff
 
 from tff_agnostic.data.clients import check_labels
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tff
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT
 

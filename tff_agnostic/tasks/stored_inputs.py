@@ -1,17 +1,19 @@
 """Model inputs from stores of features, and their labels."""
 
+from __future__ import annotations
+
 import abc
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import LABEL, Feature
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.tasks.stored import distinct_values, labels_of, texts_of
 

@@ -1,15 +1,16 @@
 """The definition of a task."""
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from matplotlib.figure import Figure
-
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.later import matplotlib
 from tff_agnostic.models.model import Model
 
 # In a task's fingerprint: the examples themselves. Weights may be evaluated on others.
@@ -23,7 +24,7 @@ HELDOUT_SPLIT = "heldout"
 TRAINING_SPLIT = "training"
 
 # Draws a task's own figure from the rows of metrics.csv and the weights after the last round.
-DrawFigure = Callable[["Task", Mapping[str, Any]], Figure]
+DrawFigure = Callable[["Task", Mapping[str, Any]], "matplotlib.figure.Figure"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Task:
         """The number of domains p."""
         return len(self.domain_names)
 
-    def evaluated_in_training(self) -> "Task":
+    def evaluated_in_training(self) -> Task:
         """Returns the task with its training clients in the place of those that are evaluated."""
         return dataclasses.replace(self, test=self.train, test_split=TRAINING_SPLIT)
 

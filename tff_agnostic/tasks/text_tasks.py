@@ -5,17 +5,19 @@ is the task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors a
 clients; its own model is a single one, for algorithms that train.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Callable
 
 import numpy as np
-import tensorflow as tf
 
 from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
 from tff_agnostic.data.store_format import LABEL, TOKENS, Feature
 from tff_agnostic.data.texts import TextEncoder
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import unigram_model
 from tff_agnostic.models.text_classifier import POOLINGS, TextNetwork, text_classifier

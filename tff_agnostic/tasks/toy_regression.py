@@ -6,17 +6,18 @@ the worst domain is the one with the farthest centre, and because the outermost 
 1, the true answer is w = 0. FedAvg finds the mean of all points instead.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-from matplotlib.figure import Figure
 
 from tff_agnostic.data.clients import InMemoryClients, even_partition
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import matplotlib, tf
 from tff_agnostic.models.keras import model_from_keras
 from tff_agnostic.models.model import Model
 from tff_agnostic.settings import setting
@@ -95,12 +96,12 @@ def _model(policy: str) -> Model:
     )
 
 
-def _figure(task: Task, columns: Mapping[str, Any]) -> Figure:
+def _figure(task: Task, columns: Mapping[str, Any]) -> matplotlib.figure.Figure:
     """Draws figure 2 of the paper: learned value, and what domains weigh if that is known."""
     first = task.domain_names[0]
     weights = {label: name for label, name in _WEIGHTS.items() if f"{name}/{first}" in columns}
     width = 5 * (1 + len(weights))
-    figure = Figure(figsize=(width, 4), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(width, 4), layout="constrained")
     value_axes, *others = np.atleast_1d(figure.subplots(1, 1 + len(weights)))
     value_axes.plot(columns["round"], columns["learned value"])
     value_axes.axhline(0.0, color="grey", linestyle="--", label="true answer")

@@ -1,0 +1,39 @@
+"""Packages that are imported when something of them is first used."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+import tensorflow
+
+from tff_agnostic import later
+
+
+def test_its_names_are_those_of_the_package():
+    assert later.tf.constant is tensorflow.constant
+    assert later.matplotlib.figure.Figure is sys.modules["matplotlib.figure"].Figure
+    with pytest.raises(AttributeError, match="module 'tensorflow' has no attribute 'no_such_name'"):
+        _ = later.tf.no_such_name
+
+
+def test_other_processes_get_the_package_itself():
+    assert pickle.loads(pickle.dumps(later.tf)) is tensorflow
+
+
+def test_threads_that_use_it_first_at_once_get_one_package():
+    script = """
+from tff_agnostic.later import scipy
+found, barrier = [], threading.Barrier(8)
+def use():
+    barrier.wait()
+    found.append(scipy.special.ndtri)
+threads = [threading.Thread(target=use) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(len(found), len(set(map(id, found))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["8", "1"]

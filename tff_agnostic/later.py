@@ -1,0 +1,64 @@
+"""Large packages, imported when something of them is first used.
+
+Help and refused flags then cost no import of theirs. Modules write `from tff_agnostic.later import
+tf` where they would write `import tensorflow as tf`. Nothing else is different: the attributes are
+those of the package, and Python's own lock guards the import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import TYPE_CHECKING, Any, Callable
+
+
+class _Later(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        # Called only for names that were not looked up before.
+        package = importlib.import_module(self.__name__)
+        try:
+            found = getattr(package, name)
+        except AttributeError:
+            try:
+                found = importlib.import_module(f"{self.__name__}.{name}")
+            except ModuleNotFoundError:
+                raise AttributeError(
+                    f"module {self.__name__!r} has no attribute {name!r}"
+                ) from None
+        setattr(self, name, found)
+        return found
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        # Other processes get the package itself.
+        return importlib.import_module, (self.__name__,)
+
+
+if TYPE_CHECKING:
+    import dp_accounting
+    import h5py
+    import jinja2
+    import matplotlib
+    import scipy
+    import sklearn
+    import tensorflow as tf
+    import tensorflow_federated as tff
+else:
+    dp_accounting = _Later("dp_accounting")
+    h5py = _Later("h5py")
+    jinja2 = _Later("jinja2")
+    matplotlib = _Later("matplotlib")
+    scipy = _Later("scipy")
+    sklearn = _Later("sklearn")
+    tf = _Later("tensorflow")
+    tff = _Later("tensorflow_federated")
+
+__all__ = [
+    "dp_accounting",
+    "h5py",
+    "jinja2",
+    "matplotlib",
+    "scipy",
+    "sklearn",
+    "tf",
+    "tff",
+]

@@ -1,0 +1,88 @@
+"""Keras layers on word vectors, for next-word models and classifiers of texts.
+
+A module that has them loads Keras. Their names and modules are part of the fingerprints of FedBoost
+runs of earlier releases: classes keep those of the modules in which they once were.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from tff_agnostic.later import tf
+from tff_agnostic.models.keras_export import PlainForm, with_weights
+
+
+class DenseOverSteps(tf.keras.layers.Dense):
+    """A dense layer on [n, T, in] with a product and bias that TensorFlow can fuse, as on rows."""
+
+    __module__ = "tff_agnostic.models.next_word"
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns [n, T, units]."""
+        rows = super().call(tf.reshape(inputs, [-1, inputs.shape[-1]]))
+        return tf.reshape(rows, [-1, inputs.shape[1], self.units])
+
+    def plain_form(self) -> PlainForm:
+        """Keras' dense layer."""
+        layer = tf.keras.layers.Dense(self.units, name=self.name, dtype=self.dtype_policy)
+        return with_weights(layer, int(self.kernel.shape[0]), self.kernel, self.bias)
+
+
+class TiedEmbedding(tf.keras.layers.Embedding):
+    """Word vectors that also score how well a state fits each word."""
+
+    __module__ = "tff_agnostic.models.next_word"
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the vectors, and a bias of each word."""
+        super().build(input_shape)
+        self.bias = self.add_weight(name="bias", shape=[self.input_dim], initializer="zeros")
+
+    def call(self, inputs: tf.Tensor, as_scores: bool = False) -> tf.Tensor:
+        """Vectors [n, T, size] of ids [n, T]; or of states [n, T, size] scores [n, T, ids]."""
+        if not as_scores:
+            return super().call(inputs)
+        rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        scores = tf.nn.bias_add(tf.matmul(rows, self.embeddings, transpose_b=True), self.bias)
+        return tf.reshape(scores, [-1, inputs.shape[1], self.input_dim])
+
+    def plain_form(self) -> PlainForm:
+        """Keras' embedding and a dense layer that has a copy of the vectors: Keras ties none."""
+        embedding = tf.keras.layers.Embedding(
+            self.input_dim, self.output_dim, name=self.name, dtype=self.dtype_policy
+        )
+        embedding = with_weights(embedding, 1, self.embeddings)
+        scores = tf.keras.layers.Dense(
+            self.input_dim, name=f"{self.name}_scores", dtype=self.dtype_policy
+        )
+        transposed = tf.transpose(self.embeddings)
+        scores = with_weights(scores, self.output_dim, transposed, self.bias)
+        return lambda inputs, as_scores=False: (scores if as_scores else embedding)(inputs)
+
+
+class MeanOfWords(tf.keras.layers.Layer):
+    """The mean over the steps that the mask leaves: [n, T, size] to [n, size]."""
+
+    __module__ = "tff_agnostic.models.text_classifier"
+
+    def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """Returns the means; zeros where no step is left."""
+        weights = tf.cast(tf.ones_like(inputs[:, :, 0]) if mask is None else mask, inputs.dtype)
+        total = tf.reduce_sum(inputs * weights[:, :, tf.newaxis], axis=1)
+        return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
+
+    def plain_form(self) -> PlainForm:
+        """Keras' mean over the steps of the mask; the mean over no words is 0 instead of 0 / 0."""
+        mean = tf.keras.layers.GlobalAveragePooling1D(name=self.name, dtype=self.dtype_policy)
+
+        def form(inputs: tf.Tensor) -> tf.Tensor:
+            means = mean(inputs)
+            return tf.where(tf.math.is_nan(means), tf.zeros_like(means), means)
+
+        return form
+
+
+# Configurations of layers have these names.
+DenseOverSteps.__name__ = "_DenseOverSteps"
+TiedEmbedding.__name__ = "_TiedEmbedding"
+MeanOfWords.__name__ = "_MeanOfWords"
