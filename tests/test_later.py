@@ -23,6 +23,7 @@ def test_other_processes_get_the_package_itself():
 
 def test_threads_that_use_it_first_at_once_get_one_package():
     script = """
+import threading
 from tff_agnostic.later import scipy
 found, barrier = [], threading.Barrier(8)
 def use():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 import numpy as np
 from tabulate import tabulate
@@ -31,8 +29,6 @@ from tff_agnostic.reports.figures import draw_grid, look, new_figure, save
 from tff_agnostic.run.command import Command, Given
 from tff_agnostic.settings import check_effective, command_setting, part_of
 
-# Other answers need no TensorFlow, which takes seconds to import.
-_MAY_AUDIT = re.compile("--?(audit|flagfile)")
 # Of a release's noise and rounds, in tables beside what was asked about.
 _NOISE_FACTORS = (0.5, 1.0, 2.0)
 _ROUND_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -289,15 +285,4 @@ def _write(folder: Path, found: Answer, facts: Mapping[str, Any]) -> None:
     print(f"\nfiles: {', '.join(map(str, files))}")
 
 
-class _PrivacyCommand(Command):
-    """Imports TensorFlow first where it may be needed."""
-
-    def main(self, doc: Optional[str]) -> NoReturn:
-        """Runs as a program; see `Command`."""
-        if any(_MAY_AUDIT.match(argument) for argument in sys.argv):
-            # Keras is of no use if TensorFlow is first imported when absl's app runs.
-            importlib.import_module("tensorflow")
-        super().main(doc)
-
-
-PRIVACY = _PrivacyCommand("privacy", PlanningOptions, plan_privacy, lambda status: status)
+PRIVACY = Command("privacy", PlanningOptions, plan_privacy, lambda status: status)
