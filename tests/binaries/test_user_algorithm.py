@@ -190,10 +190,10 @@ def test_its_settings_are_flags_beside_those_of_every_run_with_their_help(algori
     )
     assert (completed.returncode, completed.stderr) == (0, "")
     assert "Trains one model with one algorithm on one task." in completed.stdout
-    for name in ("task", "algorithm", "rounds", "digits_keep", "output_dir", "window"):
+    for name in ("task", "algorithm", "rounds", "digits_keep", "output_dir", "client_epochs"):
         assert f"--{name}: " in completed.stdout
     assert "--[no]resume: " in completed.stdout
-    text = "--size_power: Power of a client's size that it weighs. Of: by_size.py. [1.0]"
+    text = "--size_power: Power of a client's size that it weighs. [1.0]"
     assert text in " ".join(completed.stdout.split())
     assert "size_power" not in defined_flags(train)
 

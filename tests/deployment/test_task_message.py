@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from tff_agnostic.deployment.export import TaskSettings, check_heeded, task_message
+from tff_agnostic.deployment.export import ServerTaskSettings, check_heeded, task_message
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
 
@@ -72,14 +72,14 @@ def request_type():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_a_message_of_the_server(request_type, kind):
-    written = task_message(kind, TaskSettings(), 10)
+    written = task_message(kind, ServerTaskSettings(), 10)
     message = json_format.ParseDict(written, request_type())
     # Nothing is there that the message does not know, or that is its default.
     assert json_format.MessageToDict(message) == written
 
 
 def test_a_training(request_type):
-    settings = TaskSettings("fleet", iterations=200, over_selection=0.5, rounds_between=3)
+    settings = ServerTaskSettings("fleet", iterations=200, over_selection=0.5, rounds_between=3)
     task = json_format.ParseDict(task_message(TRAINING, settings, 10), request_type()).task
     assert (task.population_name, task.total_iteration) == ("fleet", 200)
     assert (task.min_aggregation_size, task.max_aggregation_size) == (10, 15)
@@ -92,7 +92,7 @@ def test_a_training(request_type):
 
 @pytest.mark.parametrize(("of", "expected"), [("", "fleet"), ("other", "other")])
 def test_an_evaluation_says_of_which_checkpoint(request_type, of, expected):
-    settings = TaskSettings(
+    settings = ServerTaskSettings(
         "fleet", training_population=of, training_task_id=7, every_iterations=20
     )
     task = json_format.ParseDict(task_message(EVALUATION, settings, 10), request_type()).task
@@ -114,7 +114,7 @@ def test_an_evaluation_says_of_which_checkpoint(request_type, of, expected):
 )
 def test_settings_out_of_range(settings, message):
     with pytest.raises(UserError, match=f"^{message}"):
-        TaskSettings(**settings)
+        ServerTaskSettings(**settings)
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,7 @@ def _size(leaf: Leaf) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskSettings(Settings):
+class ServerTaskSettings(Settings):
     """Settings of a task at a server; every field is a flag of the same name."""
 
     population: str = setting(
@@ -454,7 +454,7 @@ def check_heeded(given: Iterable[str], kind: str) -> None:
             raise UserError(f"--{name} has no effect with --kind={kind}: it needs --kind={of}")
 
 
-def task_message(kind: str, settings: TaskSettings, clients_per_round: int) -> dict[str, Any]:
+def task_message(kind: str, settings: ServerTaskSettings, clients_per_round: int) -> dict[str, Any]:
     """Returns a CreateTaskRequest.
 
     A round ends with `clients_per_round` devices at least. The plans and the checkpoint are not in
@@ -477,7 +477,7 @@ def task_message(kind: str, settings: TaskSettings, clients_per_round: int) -> d
     }
 
 
-def _training(settings: TaskSettings) -> dict[str, Any]:
+def _training(settings: ServerTaskSettings) -> dict[str, Any]:
     policies = [
         {
             "id": "rounds_between",
@@ -489,7 +489,7 @@ def _training(settings: TaskSettings) -> dict[str, Any]:
     return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
 
 
-def _evaluation(settings: TaskSettings) -> dict[str, Any]:
+def _evaluation(settings: ServerTaskSettings) -> dict[str, Any]:
     size = str(settings.every_iterations)
     info = {
         "checkPointSelector": {"iterationSelector": {"size": size}},
@@ -501,6 +501,6 @@ def _evaluation(settings: TaskSettings) -> dict[str, Any]:
     return {"evaluationInfo": info}
 
 
-_INFOS: Registry[Callable[[TaskSettings], dict[str, Any]]] = Registry(
+_INFOS: Registry[Callable[[ServerTaskSettings], dict[str, Any]]] = Registry(
     "kind of plan", {TRAINING: _training, EVALUATION: _evaluation}
 )

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.run.help_page import group_page, help_page, own_groups
 from tff_agnostic.run.process import resume_command, run_app
-from tff_agnostic.settings import OptionTable, make
+from tff_agnostic.settings import Option, OptionTable, make
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,18 @@ class Command:
     def main(self, doc: Optional[str]) -> NoReturn:
         """Runs as a program, and ends the process; `doc` is what its help begins with."""
         sys.modules["__main__"].__doc__ = doc
-        run_app(self.define_flags, self.start)
+        run_app(self.define_flags, self.start, functools.partial(self.help_text, doc))
+
+    def help_text(self, doc: Optional[str], group: str) -> str:
+        """Returns what --help prints; --help=GROUP if a group is named.
+
+        Raises:
+            UserError: If there is no such group.
+        """
+        groups = own_groups(self.own)
+        if group:
+            return group_page(groups, group, Option.default_text)
+        return help_page(doc, groups, Option.default_text)
 
     def define_flags(self) -> None:
         """Defines its flags."""

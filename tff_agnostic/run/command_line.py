@@ -16,6 +16,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import (
     algorithm_label,
     is_user_file,
@@ -26,7 +28,17 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.folders import output_folder
 from tff_agnostic.run.command import Command, Given
 from tff_agnostic.run.folder import RunFolder, SavedRun, algorithm_of_run, folder_of_checkpoint
+from tff_agnostic.run.help_page import (
+    Group,
+    group_page,
+    groups_of,
+    help_page,
+    own_groups,
+    without_repeated,
+)
 from tff_agnostic.run.options import (
+    RunConfig,
+    algorithm_of_flag,
     options_of_runs,
     options_of_runtimes,
     options_of_task,
@@ -61,6 +73,8 @@ RUNS = Path("runs")
 _CHOICES = ("algorithm", "aggregation", "privacy")
 # Whose values name users' algorithms, or runs that have one.
 _NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
+# What decides which flags --help shows.
+_CHOOSING = ("task", "aggregation", "privacy", "runtime")
 # Of --arms: [LABEL=]FILE.py[:...], separated by semicolons.
 _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
 
@@ -173,6 +187,53 @@ class RunCommand(Command):
         if self.has_runtime:
             options_of_runtimes().define()
 
+    def help_text(self, doc: Optional[str], group: str) -> str:
+        """Returns the flags that apply to what the command line chooses; see `Command`."""
+        named = _named_in(sys.argv)
+        files = _user_files(named)
+        runs = options_of_runs(files)
+        task = named.get("task") or getattr(self.own, "task", None)
+        algorithms = _algorithms_in(named, task)
+
+        def is_flag(option: Option) -> bool:
+            of_command = self.settings is None or option.flag in self.settings
+            return option.flag in runs and of_command and option.flag not in self.without
+
+        groups = [*own_groups(self.own), *groups_of(RunConfig, is_flag)]
+        if issubclass(self.own, DataOptions) and task is not None and task in TASKS:
+            tasks = options_of_tasks()
+            shown = [o for o in tasks.values() if o.owners == (("task", task),)]
+            groups.append(Group(task, f"The task {task}", shown))
+        for name in algorithms:
+            groups += groups_of(algorithm_of_flag(name).options, is_flag)
+        aggregation, privacy, runtime = (
+            named.get(flag) or _task_default(task, flag, algorithms)
+            for flag in ("aggregation", "privacy", "runtime")
+        )
+        if aggregation in AGGREGATIONS:
+            groups += groups_of(AGGREGATIONS[aggregation].options, is_flag)
+        if privacy in PRIVACIES:
+            groups += groups_of(PRIVACIES[privacy].options, is_flag)
+        if self.has_runtime:
+            groups += groups_of(
+                RuntimeOptions, lambda option: runtime in option.field.metadata["runtimes"]
+            )
+        groups = without_repeated(groups)
+        if group:
+            # With the names of all that have the flag.
+            full = [g._replace(options=[runs.get(o.flag, o) for o in g.options]) for g in groups]
+            return group_page(full, group, _default_text)
+        last = [
+            f"Other tasks: --task=NAME --help, of {', '.join(TASKS)}.",
+            f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
+            "Likewise: --aggregation, --privacy and --runtime.",
+        ]
+
+        def default_text(option: Option) -> str:
+            return _default_for(option, task, algorithms)
+
+        return help_page(doc, groups, default_text, last)
+
     def given(self) -> GivenRun:
         """Returns what the parsed flags give; see `Command.given`."""
         options = options_of_command_line()
@@ -272,6 +333,46 @@ def _default_text(option: Option) -> str:
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
 
 
+def _task_default(task: Optional[str], flag: str, algorithms: Sequence[str]) -> Any:
+    """Returns the default of a setting of runs for a task and the first of some algorithms."""
+    field = next(f for f in dataclasses.fields(RunConfig) if f.name == flag)
+    if task is None or task not in TASKS:
+        return field.default
+    spec = TASKS[task]
+    own = spec.algorithm_defaults.get(algorithms[0], {}) if algorithms else {}
+    return {flag: field.default, **spec.defaults, **own}[flag]
+
+
+def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
+    """Returns the algorithms that a command line names; that of its task if it names none."""
+    texts = [named.get("algorithm"), *(named.get("algorithms") or "").split(",")]
+    texts += [
+        arm.rpartition("=")[2] if "=" in arm.partition(":")[0] else arm
+        for arm in (arm.partition(":")[0] for arm in (named.get("arms") or "").split(";"))
+    ]
+    names = [str(text).strip() for text in texts if text]
+    known = [name for name in names if name in ALGORITHMS or is_user_file(name)]
+    return list(dict.fromkeys(known)) or [_task_default(task, "algorithm", [])]
+
+
+def _default_for(option: Option, task: Optional[str], algorithms: Sequence[str]) -> str:
+    """Returns the default that holds for a task and algorithms, as a text."""
+    if task is None or task not in TASKS:
+        return _default_text(option)
+    spec = TASKS[task]
+    values = {
+        name: {**spec.defaults, **spec.algorithm_defaults.get(name, {})}.get(option.flag)
+        for name in algorithms
+    }
+    texts = {
+        name: option.default_text() if value is None else flag_text(value)
+        for name, value in values.items()
+    }
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{algorithm_label(name)}: {text}" for name, text in texts.items())
+
+
 def options_of_command_line() -> OptionTable:
     """Returns every option of runs by its flag: what is registered, and what users bring.
 
@@ -305,7 +406,7 @@ def _named_in(argv: Sequence[str]) -> dict[str, Any]:
             break
         if name in ("resume", "noresume"):
             found["resume"] = name == "resume" and value.lower() not in ("false", "f", "0")
-        elif name in _NAMING:
+        elif name in (*_NAMING, *_CHOOSING):
             found[name] = value if equals else next(texts, "")
     return found
 

@@ -23,7 +23,12 @@ from tff_agnostic.computations.round import Round
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.deployment.client_graph import ExampleFormat
-from tff_agnostic.deployment.export import CLIENT_GRAPHS, ExportRequest, TaskSettings, task_message
+from tff_agnostic.deployment.export import (
+    CLIENT_GRAPHS,
+    ExportRequest,
+    ServerTaskSettings,
+    task_message,
+)
 from tff_agnostic.deployment.metrics import EvaluationMetrics
 from tff_agnostic.deployment.privacy import FleetNoise
 from tff_agnostic.deployment.rounds import EVALUATION, NUM_CLIENTS, TRAINING, column_ranges
@@ -109,7 +114,7 @@ def export_request(
     device: DeviceSettings,
     restore: Optional[Callable[[RunState], RunState]] = None,
     kind: str = TRAINING,
-    task_settings: TaskSettings = TaskSettings(),
+    task_settings: ServerTaskSettings = ServerTaskSettings(),
     models: Optional[Sequence[str]] = None,
     noise_generator: str = NOISE_OF_FLEETS,
 ) -> ExportRequest:

@@ -15,7 +15,7 @@ from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import is_user_file
 from tff_agnostic.data.sampling import check_cohort_size
-from tff_agnostic.deployment.export import TaskSettings, check_heeded, export
+from tff_agnostic.deployment.export import ServerTaskSettings, check_heeded, export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
@@ -50,7 +50,7 @@ _OF_NOISE = {flag_of(field) for spec in PRIVACIES.values() for field in fields(s
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportOptions(DeviceSettings, TaskSettings, TaskOptions):
+class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
     """The flags of `export` that are no settings of runs."""
 
     output_dir: Optional[Path] = command_setting(
@@ -90,7 +90,7 @@ def export_plan(given: GivenRun) -> Path:
     """Exports, and prints what was written; returns the folder of the plan."""
     own = given.own
     folder, clients_dir, kind = own.output_dir, own.clients_dir, own.kind
-    check_heeded([o.flag for o in settings_in(TaskSettings) if o.flag in given.names], kind)
+    check_heeded([o.flag for o in settings_in(ServerTaskSettings) if o.flag in given.names], kind)
     trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
     if trained is not None:
@@ -111,7 +111,7 @@ def export_plan(given: GivenRun) -> Path:
         part_of(own, DeviceSettings),
         restore,
         kind,
-        part_of(own, TaskSettings),
+        part_of(own, ServerTaskSettings),
         own.models,
         given.settings.get(_GENERATOR, NOISE_OF_FLEETS),
     )

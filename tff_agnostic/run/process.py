@@ -28,6 +28,7 @@ from absl import app, flags, logging
 from tff_agnostic.commands import PROGRAM
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.files import named_path, read_text
+from tff_agnostic.run.help_page import asked_for
 from tff_agnostic.runtimes.tff_exit import end_quietly
 
 _FLAG_FILE = "flagfile"
@@ -166,9 +167,24 @@ def _values(
 Main = Callable[[Sequence[str]], Optional[int]]
 
 
-def run_app(define_flags: Callable[[], None], main: Main) -> NoReturn:
-    """Runs a binary as an absl app, and ends the process with its exit status."""
+def run_app(
+    define_flags: Callable[[], None], main: Main, help_text: Callable[[str], str]
+) -> NoReturn:
+    """Runs a binary with absl's flags, and ends the process with its exit status.
+
+    Args:
+        define_flags: Defines its flags.
+        main: Does what they say.
+        help_text: Returns what --help prints, or --help=GROUP.
+    """
     end_quietly()
+    try:
+        group = asked_for(argument.text for argument in with_flag_files(sys.argv[1:]))
+        if group is not None:
+            print(help_text(group))
+            sys.exit(0)
+    except UserError as e:
+        sys.exit(_failed(e))
     before = set(flags.FLAGS)
     define(define_flags)
     for name in set(flags.FLAGS) - before:

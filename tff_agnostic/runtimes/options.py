@@ -22,7 +22,7 @@ _OF_LAST_BITS = ("client_mode", "max_clients_in_step", "xla")
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeOptions(Settings):
-    """Settings of runtimes.
+    """How rounds are executed.
 
     Every field is a flag of the same name; its help text is in the field's metadata.
     """
