@@ -178,6 +178,9 @@ def run_app(
         help_text: Returns what --help prints, or --help=GROUP.
     """
     end_quietly()
+    # The flags of `app.run`, which is not called: they would be taken and do nothing.
+    for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
+        delattr(flags.FLAGS, flag.name)
     try:
         group = asked_for(argument.text for argument in with_flag_files(sys.argv[1:]))
         if group is not None:
