@@ -60,6 +60,7 @@ def _measure(checkout: Path, arguments: Sequence[str]) -> tuple[float, int, int]
 
 
 def main(_: Sequence[str]) -> None:
+    """Measures each command, and prints a table."""
     checkout = Path(_CHECKOUT.value).resolve()
     rows = []
     for name, arguments in _COMMANDS.items():
