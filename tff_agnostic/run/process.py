@@ -168,14 +168,16 @@ Main = Callable[[Sequence[str]], Optional[int]]
 
 
 def run_app(
-    define_flags: Callable[[], None], main: Main, help_text: Callable[[str], str]
+    define_flags: Callable[[], None],
+    main: Main,
+    help_text: Optional[Callable[[str], str]] = None,
 ) -> NoReturn:
     """Runs a binary with absl's flags, and ends the process with its exit status.
 
     Args:
         define_flags: Defines its flags.
         main: Does what they say.
-        help_text: Returns what --help prints, or --help=GROUP.
+        help_text: Returns what --help prints, or --help=GROUP; if None, absl prints its own page.
     """
     drop_tff_context_at_exit()
     # The flags of `app.run`, which is not called: they would be taken and do nothing.
@@ -183,7 +185,7 @@ def run_app(
         delattr(flags.FLAGS, flag.name)
     try:
         group = asked_for(argument.text for argument in with_flag_files(sys.argv[1:]))
-        if group is not None:
+        if group is not None and help_text is not None:
             print(help_text(group))
             sys.exit(0)
     except UserError as e:
