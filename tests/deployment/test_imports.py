@@ -12,6 +12,7 @@ _ALLOWED = {
     "tff_agnostic.deployment",
     "tff_agnostic.errors",
     "tff_agnostic.files",
+    "tff_agnostic.later",
     "tff_agnostic.folders",
     "tff_agnostic.models",
     "tff_agnostic.report_fields",
