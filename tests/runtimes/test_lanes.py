@@ -5,8 +5,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-import tensorflow as tf
 
+from tff_agnostic.later import tf
 from tff_agnostic.runtimes.devices import DeviceThreads, default_num_lanes, sum_in_order
 
 _CPU = "/device:CPU:0"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tensorflow_federated as tff
 
 from tests.processes import default_signals, is_running, wait_until
+from tff_agnostic.later import tff
 from tff_agnostic.runtimes.tff import TffWorker
 
 _ROOT = Path(__file__).resolve().parents[2]
