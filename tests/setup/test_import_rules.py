@@ -8,8 +8,10 @@ from pathlib import Path
 _ROOT = Path(__file__).absolute().parents[2]
 _PACKAGE = "tff_agnostic"
 
-# TFF's own form of rounds, their check, its executor, and plans for devices.
+# TFF's own form of rounds, their check, its executor, its models and aggregators; and plans for
+# devices.
 _TFF_PLACES = (
+    "computations/tff_bridge.py",
     "computations/tff_process.py",
     "computations/verification.py",
     "later.py",
