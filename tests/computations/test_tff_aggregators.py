@@ -20,7 +20,7 @@ from tff_agnostic.algorithms import (
     build_fed_avg,
 )
 from tff_agnostic.computations import PlainSum, build_learning_process, security_report
-from tff_agnostic.computations.tff_bridge import restore_keras_classes
+from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
 from tff_agnostic.computations.tff_process import build_process
 from tff_agnostic.computations.verification import check_process
 from tff_agnostic.errors import UserError

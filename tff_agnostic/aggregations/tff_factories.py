@@ -9,7 +9,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.secure_sum import SecureSum
 
 # Above this folder: nothing here needs it unless an aggregator of TFF's is at hand.
-_BRIDGE = "tff_agnostic.computations.tff_bridge"
+_BRIDGE = "tff_agnostic.computations.tff_bridge.aggregators"
 
 
 def from_tff(

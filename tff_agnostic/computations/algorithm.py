@@ -19,7 +19,7 @@ from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.tff_models import as_model
-from tff_agnostic.report_fields import Quantities, Quantity, nested
+from tff_agnostic.report_fields import ReportField, ReportFields, nested
 from tff_agnostic.settings import Settings
 
 MAIN_MODEL = "model"
@@ -154,7 +154,7 @@ class Column(NamedTuple):
         path: Keys under which the nested report has it; its name alone if empty.
     """
 
-    field: Quantity
+    field: ReportField
     value: Callable[[RoundView], Any]
     path: tuple[str, ...] = ()
 
@@ -204,7 +204,7 @@ class Algorithm:
         return self.problem.model.client_data_spec()
 
     @property
-    def quantities(self) -> Quantities:
+    def quantities(self) -> ReportFields:
         """Describes `report`, in its structure."""
         return nested((column.keys, column.field) for column in self.columns)
 

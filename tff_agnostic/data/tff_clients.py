@@ -11,7 +11,7 @@ from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.store import Store
 
 # Above this folder: nothing here needs it unless clients of TFF's are at hand.
-_BRIDGE = "tff_agnostic.computations.tff_bridge"
+_BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
 
 # Client id -> the domain of all of its examples: its index, or in stores its name.
 DomainOf = Callable[[str], Any]

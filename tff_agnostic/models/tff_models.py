@@ -10,7 +10,7 @@ from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model
 
 # Above this folder: nothing here needs it unless a model of TFF's is at hand.
-_BRIDGE = "tff_agnostic.computations.tff_bridge"
+_BRIDGE = "tff_agnostic.computations.tff_bridge.models"
 
 
 def from_tff(model: Any, metrics: Sequence[Metric] = (), seed: int = 0) -> Model:

@@ -16,17 +16,17 @@ from tff_agnostic.computations.verification import check_measurement, check_proc
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
-from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledClientWork
 from tff_agnostic.runtimes.devices import (
     DEVICES,
-    Lanes,
+    DeviceThreads,
     default_num_lanes,
     one_thread_per_operation,
 )
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.runtime import Evaluated, evaluated
 from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 # Traces kept for later trials of a comparison.
 _KEPT_TRACES = 32
@@ -86,11 +86,11 @@ class CohortRuntime(SummingRuntime):
 
     def __init__(self, options: RuntimeOptions = RuntimeOptions()) -> None:
         self._options = options
-        self._lanes: Optional[Lanes] = None
+        self._lanes: Optional[DeviceThreads] = None
         self._devices: list[str] = []
         # Trials that differ in their seeds only share what was traced.
         self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(
-            lambda work: CompiledWork(work, options.xla)
+            lambda work: CompiledClientWork(work, options.xla)
         )
 
     def __enter__(self) -> CohortRuntime:
@@ -99,11 +99,11 @@ class CohortRuntime(SummingRuntime):
         Raises:
             UserError: If there is none of the kind that was asked for.
         """
-        end_quietly()
+        drop_tff_context_at_exit()
         one_thread_per_operation()
         self._devices = DEVICES[self._options.device]()
         num_lanes = self._options.lanes or default_num_lanes(self._devices)
-        self._lanes = Lanes(self._devices, num_lanes)
+        self._lanes = DeviceThreads(self._devices, num_lanes)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -121,7 +121,7 @@ class CohortRuntime(SummingRuntime):
         kinds = {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}
         return {**self._options.execution(), "device": ", ".join(sorted(kinds))}
 
-    def running_lanes(self) -> Lanes:
+    def running_lanes(self) -> DeviceThreads:
         """Returns the threads.
 
         Raises:
@@ -136,7 +136,10 @@ class SumOnLanes:
     """A `SumOverClients` on the lanes of this process."""
 
     def __init__(
-        self, compiled: CompiledWork, options: RuntimeOptions, lanes: Callable[[], Lanes]
+        self,
+        compiled: CompiledClientWork,
+        options: RuntimeOptions,
+        lanes: Callable[[], DeviceThreads],
     ) -> None:
         self.compiled = compiled
         self._options = options
