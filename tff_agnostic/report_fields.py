@@ -1,7 +1,7 @@
 """What rounds and evaluations report, described: files, tables, plots and curves are made of this.
 
-A report is nested mappings of tensors. Mappings of the same structure, whose leaves are `Quantity`,
-describe it. Nothing downstream takes the name of a quantity apart.
+A report is nested mappings of tensors. Mappings of the same structure, whose leaves are
+`ReportField`, describe it. Nothing downstream takes the name of a quantity apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Role(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantity:
+class ReportField:
     """Something that every round, or every evaluation, reports.
 
     Attributes:
@@ -64,8 +64,8 @@ class Quantity:
     formerly: tuple[str, ...] = ()
 
 
-# Nested mappings, as those of a report; their leaves are `Quantity`.
-Quantities = Mapping[str, Any]
+# Nested mappings, as those of a report; their leaves are `ReportField`.
+ReportFields = Mapping[str, Any]
 
 
 def nested(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> OrderedDict[str, Any]:
@@ -79,7 +79,9 @@ def nested(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> OrderedDict[str, An
     return root
 
 
-def paired(quantities: Quantities, report: Mapping[str, Any]) -> Iterator[tuple[Quantity, Any]]:
+def paired(
+    quantities: ReportFields, report: Mapping[str, Any]
+) -> Iterator[tuple[ReportField, Any]]:
     """Yields each quantity with what was reported of it, in the order of `quantities`.
 
     Raises:
@@ -95,7 +97,7 @@ def paired(quantities: Quantities, report: Mapping[str, Any]) -> Iterator[tuple[
             yield quantity, report[key]
 
 
-def flattened(quantities: Quantities) -> Iterator[Quantity]:
+def flattened(quantities: ReportFields) -> Iterator[ReportField]:
     """Yields the quantities of nested mappings, in their order."""
     for quantity in quantities.values():
         if isinstance(quantity, Mapping):

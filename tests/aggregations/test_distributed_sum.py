@@ -14,7 +14,7 @@ from tests.aggregations.test_sensitivity import random_values
 from tests.algorithms.cases import build, cohorts
 from tests.computations.harness import assert_all_close, run_rounds
 from tests.selection import exhaustive, usually
-from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee, PlainSum
+from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.clients import Place
@@ -269,7 +269,7 @@ def test_a_sum_of_too_few_clients_is_that_over_none():
 
 
 def test_it_promises_secure_sums_and_no_secret_of_the_server():
-    assert _distributed().guarantees == {Guarantee.SECURE_SUMS}
+    assert _distributed().guarantees == {SecurityProperty.SECURE_SUMS}
     # What is traced for one number of bits is not for another.
     assert _distributed(noise_multiplier=1.0) != _distributed(noise_multiplier=2.0)
 

@@ -21,7 +21,7 @@ from tff_agnostic.aggregations.clipping import (
     without_noise_below,
 )
 from tff_agnostic.aggregations.noise_generators import DEVIATION
-from tff_agnostic.aggregations.private_sum import PrivateSum, Released
+from tff_agnostic.aggregations.private_sum import CentralDpSum, ClippedOutput
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.computations.round import Round
@@ -169,7 +169,9 @@ def test_an_adaptive_clip_norm_moves_as_tensorflow_privacys(quantile):
     # Bits less one half each: of 8 clients all within the norm is 4, none of them -4.
     for summed in (-4.0, -2.5, 0.0, 3.0, 4.0, 4.5, 90.0, -5.0, -90.0, 1.0):
         within = [tf.constant(summed, tf.float64)]
-        state, _, _ = exchange.aggregation.decode(state, Released(answer, within), exchange.bounds)
+        state, _, _ = exchange.aggregation.decode(
+            state, ClippedOutput(answer, within), exchange.bounds
+        )
         expected, query_state, _ = query.get_noised_result(tf.constant(summed), query_state)
         assert float(state.clip_norms[0]) == pytest.approx(float(expected), rel=1e-6)
 
@@ -236,7 +238,7 @@ def test_a_rare_domain_keeps_its_weight_of_the_round_before(streaming_runtime):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Telling(PrivateSum):
+class _Telling(CentralDpSum):
     """Sends clients the key with the clip norms."""
 
     def client_params(self, state: Any) -> Any:
@@ -244,7 +246,7 @@ class _Telling(PrivateSum):
 
 
 @dataclasses.dataclass(frozen=True)
-class _TellingLater(PrivateSum):
+class _TellingLater(CentralDpSum):
     """Tells the key in the second exchange, through the state that the first one leaves."""
 
     def client_params(self, state: Any) -> Any:

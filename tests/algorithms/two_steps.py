@@ -94,7 +94,7 @@ def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
     def survey_bounds(limits: core.ClientLimits) -> SurveyOutput:
         return SurveyOutput(core.Bound(limits.max_loss), core.Bound(1, integer=True))
 
-    surveyed = core.Quantity("surveyed", "clients with a loss")
+    surveyed = core.ReportField("surveyed", "clients with a loss")
     return core.Algorithm(
         name=NAME,
         problem=problem,

@@ -153,7 +153,7 @@ _SHORTER = (
     "shorter = [tf.concat([w, w], 0) for w in state.weights.trainable]\n        return "
     "state._replace(weights=state.weights._replace(trainable=shorter))"
 )
-_NORMS = "columns=(core.Column(core.Quantity('norm', 'a norm'), lambda r: {}),),"
+_NORMS = "columns=(core.Column(core.ReportField('norm', 'a norm'), lambda r: {}),),"
 
 # (text, in its place, message, the user's own line if code failed)
 _FUNCTIONS = [
@@ -247,7 +247,12 @@ _FUNCTIONS = [
     ),
     (_NEXT_STATE, "return total.nothing", "finish fails: ", "total.nothing"),
     (_COLUMNS, "columns=3,", "build: expected columns to be a tuple, found int", ""),
-    (_COLUMNS, "columns=(3,),", "build: expected a Column of a Quantity in columns, found 3", ""),
+    (
+        _COLUMNS,
+        "columns=(3,),",
+        "build: expected a Column of a ReportField in columns, found 3",
+        "",
+    ),
     (
         _COLUMNS,
         f"columns=2 * {_COLUMNS.partition('=')[2]}",

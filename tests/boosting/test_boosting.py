@@ -14,7 +14,7 @@ from tff_agnostic.boosting.sampling import (
     GRADIENT_ESTIMATORS,
     PREDICTOR_DRAWS,
     PREDICTOR_SAMPLINGS,
-    Sent,
+    SentPredictors,
 )
 from tff_agnostic.errors import UserError
 
@@ -35,7 +35,7 @@ def _estimated(estimator: str, loss: str, gamma: np.ndarray, mask: np.ndarray) -
     found = MIXTURE_LOSSES[loss].at(
         outputs, tf.constant((mask * _ALPHA / gamma).astype(np.float32)), tf.constant([0])
     )
-    sent = Sent(*(tf.constant(v.astype(np.float32)) for v in (_ALPHA, gamma, mask)))
+    sent = SentPredictors(*(tf.constant(v.astype(np.float32)) for v in (_ALPHA, gamma, mask)))
     estimate = GRADIENT_ESTIMATORS[estimator].estimate
     return np.asarray(estimate(found.gradients, outputs.squared_norms(), sent))[0]
 

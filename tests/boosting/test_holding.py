@@ -16,7 +16,7 @@ from tff_agnostic.boosting.predictor_store import (
     SeveralArchitectures,
     held_by,
 )
-from tff_agnostic.boosting.sampling import Sent
+from tff_agnostic.boosting.sampling import SentPredictors
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.keras import fixed_from_keras
@@ -104,7 +104,7 @@ def test_vectorised_clients_send_what_each_does_by_itself(mixed):
     message = ModelWeights(
         [tf.constant([0.5, 0.3])], held.chosen([tf.constant(weights)], tf.constant([1, 4]))
     )
-    broadcast = BoostBroadcast(message, Sent(ones, ones, ones), tf.ones([2]))
+    broadcast = BoostBroadcast(message, SentPredictors(ones, ones, ones), tf.ones([2]))
     work = functools.partial(client_work, model=model, num_domains=2, estimator="masked", room=2)
     clients = [
         {

@@ -12,7 +12,7 @@ from tests.computations.harness import single
 from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
-from tff_agnostic.boosting.sampling import Sent
+from tff_agnostic.boosting.sampling import SentPredictors
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
 from tff_agnostic.models.losses import OfColumns, SentenceLoss
@@ -198,7 +198,7 @@ def test_a_client_answers_the_gradient_of_all_its_sentences():
     ones, alpha = tf.ones([3]), tf.constant(_ALPHA)
     broadcast = BoostBroadcast(
         ModelWeights([alpha], made.initial_weights.non_trainable),
-        Sent(ones, ones, ones),
+        SentPredictors(ones, ones, ones),
         tf.constant([1.0, 0.5]),
     )
     client = single({"x": x, "y": y, "domain_id": tf.constant(domain_id)})

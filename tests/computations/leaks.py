@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import tensorflow_federated as tff
 
-from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
+from tff_agnostic.aggregations.aggregation import ClientFacts, SecurityProperty
 from tff_agnostic.computations import SecureSum
 
 # Bounds of an answer -> whether a value of that answer leaks.
@@ -25,7 +25,7 @@ class Leaky(SecureSum):
 
     name: str = "secure"
     leaks: Leaks = lambda bounds: True
-    guarantees: frozenset[Guarantee] = frozenset({Guarantee.SECURE_SUMS})
+    guarantees: frozenset[SecurityProperty] = frozenset({SecurityProperty.SECURE_SUMS})
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
         """Adds a number of a client's last field."""

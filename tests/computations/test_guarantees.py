@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tests.algorithms.cases import build, cohort
 from tests.computations.leaks import Leaky
 from tests.selection import usually
-from tff_agnostic.aggregations.aggregation import Guarantee
+from tff_agnostic.aggregations.aggregation import SecurityProperty
 from tff_agnostic.computations import PlainSum, SecureSum
 from tff_agnostic.computations.tff_process import Process, build_process
 from tff_agnostic.computations.verification import (
@@ -71,7 +71,7 @@ def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
 
 def test_every_guarantee_has_a_check():
     assert set(CHECKS) == set(SecureSum.guarantees)
-    assert {*CHECKS, *ROUND_CHECKS} == set(Guarantee)
+    assert {*CHECKS, *ROUND_CHECKS} == set(SecurityProperty)
 
 
 @pytest.mark.parametrize(

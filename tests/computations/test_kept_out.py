@@ -14,7 +14,7 @@ from tests.computations.harness import (
 )
 from tests.computations.kept_out_split import SHARE, SPLIT, split_of
 from tff_agnostic.computations.domain_losses import Holdout, HoldoutOptions
-from tff_agnostic.domain_weights.ascent import LambdaOptions, lambda_steps
+from tff_agnostic.domain_weights.ascent import LambdaOptions, lambda_ascent
 from tff_agnostic.errors import UserError
 
 
@@ -127,7 +127,7 @@ def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
     options = LambdaOptions(domain_learning_rate=0.5, freeze_absent_domains=freeze)
     lambda_, losses = _f32(0.1, 0.2, 0.3, 0.4), _f32(2.0, 0.0, 1.0, 0.0)
     # The second is trained on only, the third measured only, the last absent.
-    steps = lambda_steps(options, "abcd")
+    steps = lambda_ascent(options, "abcd")
     found = steps.next(lambda_, losses, _f32(5, 2, 0, 0), measured=_f32(3, 0, 1, 0))
     moves = np.array([True, False, True, not freeze])
     expected = lambda_ * np.exp(0.5 * losses)
@@ -138,7 +138,7 @@ def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight(freeze):
 def test_in_a_box_a_loss_that_nobody_knows_is_taken_for_the_mean():
     box = LambdaOptions(lambda_set="box", lambda_upper=(0.6,), domain_learning_rate=0.5)
     lambda_, losses = _f32(0.1, 0.4, 0.5), _f32(2.0, 0.0, 1.0)
-    steps = lambda_steps(box, "abc")
+    steps = lambda_ascent(box, "abc")
     found = steps.next(lambda_, losses, _f32(5, 2, 3), measured=_f32(3, 0, 1))
     # (0.1 * 2 + 0.5 * 1) / 0.6
     expected = lambda_ * np.exp(0.5 * np.array([2.0, 7 / 6, 1.0]))
@@ -147,6 +147,6 @@ def test_in_a_box_a_loss_that_nobody_knows_is_taken_for_the_mean():
 
 def test_a_round_in_which_nothing_is_measured_leaves_lambda():
     lambda_ = _f32(0.3, 0.7)
-    steps = lambda_steps(LambdaOptions(), "ab")
+    steps = lambda_ascent(LambdaOptions(), "ab")
     found = steps.next(lambda_, _f32(0, 0), _f32(4, 0), measured=_f32(0, 0))
     np.testing.assert_array_equal(found, lambda_)

@@ -19,10 +19,10 @@ from tests.computations.harness import (
     make_client,
     run_rounds,
 )
-from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
+from tff_agnostic.aggregations.aggregation import ClientFacts, SecurityProperty
 from tff_agnostic.computations import ClientLimits
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.report_fields import Quantities, Quantity, paired
+from tff_agnostic.report_fields import ReportField, ReportFields, paired
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.saving.checkpoints import CheckpointFolder
@@ -47,7 +47,7 @@ class _HalvingNorm:
     first_norm: float = _FIRST_NORM
 
     name = "halving_norm"
-    guarantees = frozenset[Guarantee]()
+    guarantees = frozenset[SecurityProperty]()
     limits = ClientLimits()
     cuts_clients = False
     numbers_clients = False
@@ -87,9 +87,9 @@ class _HalvingNorm:
         del bounds
         return _State(state.rounds + 1, state.norm / 2), summed, OrderedDict(norm=state.norm)
 
-    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
         del bounds
-        return OrderedDict(norm=Quantity(f"{prefix}norm", "norm that answers are scaled to"))
+        return OrderedDict(norm=ReportField(f"{prefix}norm", "norm that answers are scaled to"))
 
 
 class _SizeOfTheLast(_HalvingNorm):

@@ -11,7 +11,7 @@ from plan_runner.rounds import run_rounds
 from plan_runner.verify import conformance_clients, read_tensors
 from tests.deployment.kinds import NUM_DOMAINS
 from tff_agnostic.deployment.metrics import overall_metrics, overall_value
-from tff_agnostic.report_fields import Quantity, Unit
+from tff_agnostic.report_fields import ReportField, Unit
 
 _TRAIN = "metrics/client_work/train"
 _ROUNDING = 1e-5
@@ -76,7 +76,7 @@ def test_scalars_of_a_round_are_the_runtimes(exported, profile, monkeypatch):
 
 def test_which_metrics_have_a_value_of_all_domains():
     def of_domains(unit=Unit.NONE, present=True):
-        return Quantity("q", "label", per_domain=True, unit=unit, of_present_domains=present)
+        return ReportField("q", "label", per_domain=True, unit=unit, of_present_domains=present)
 
     quantities = {
         "train": {
@@ -87,7 +87,7 @@ def test_which_metrics_have_a_value_of_all_domains():
         },
         "weights": {"lambda": of_domains(present=False)},
         "uncounted": {"loss": of_domains()},
-        "norm": Quantity("n", "label"),
+        "norm": ReportField("n", "label"),
     }
     assert list(overall_metrics(quantities)) == [
         ("train/loss", "train/kept_out"),

@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from tff_agnostic.deployment.graphs import leaves, named, only_element, side_channel_names
 from tff_agnostic.deployment.metrics import scalar_outputs
 from tff_agnostic.errors import UserError
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic.report_fields import ReportField
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -58,7 +58,7 @@ def test_a_metric_may_be_called_what_no_node_may():
     structure = leaves(tff.to_type(collections.OrderedDict([("top 3, größte", np.float32)])))
     (spec,) = named(structure, "metrics")
     with tf.Graph().as_default():
-        quantities = {"top 3, größte": Quantity("top 3, größte", "a share")}
+        quantities = {"top 3, größte": ReportField("top 3, größte", "a share")}
         outputs = scalar_outputs(structure, [tf.constant(0.5)], quantities)
         assert {name: output.op.name for name, output in outputs.items()} == {spec.name: spec.name}
 

@@ -6,7 +6,7 @@ from scipy.optimize import linprog
 
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
-from tff_agnostic.domain_weights.ascent import LambdaOptions, LambdaSteps, cvar_step, lambda_steps
+from tff_agnostic.domain_weights.ascent import LambdaAscent, LambdaOptions, cvar_step, lambda_ascent
 from tff_agnostic.errors import UserError
 
 _LEVELS = (1e-30, 0.01, 0.1, 0.29, 0.5, 0.8, 1.0)
@@ -35,10 +35,10 @@ def _assert_on_simplex(lambda_) -> None:
     np.testing.assert_allclose(np.sum(lambda_), 1.0, rtol=1e-6)
 
 
-def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaSteps:
+def _steps(conformity: float = 0.5, mixture=_ALPHA, **settings) -> LambdaAscent:
     settings = {"cvar_rate": 1.0, "domain_conformity": conformity, **settings}
     options = LambdaOptions(domain_weight_update="cvar", **settings)
-    return lambda_steps(options, "abcdefgh"[: len(mixture)], mixture)
+    return lambda_ascent(options, "abcdefgh"[: len(mixture)], mixture)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ class _Compiled:
     """A set whose projections are traced once, as in a server's step."""
 
     def __init__(self, of: LambdaSet) -> None:
-        self.nearest = tf.function(of.nearest)
-        self.nearest_in_entropy = tf.function(of.nearest_in_entropy)
+        self.project = tf.function(of.project)
+        self.project_kl = tf.function(of.project_kl)
         self.worst = of.worst
 
 
@@ -58,7 +58,7 @@ def _points(seed: int) -> np.ndarray:
 def test_the_nearest_point_is_that_of_a_solver(case):
     for point in _points(1):
         expected = solvers.nearest(point.astype(np.float64), case.bounds, case.inside, case.start)
-        np.testing.assert_allclose(case.of.nearest(tf.constant(point)), expected, atol=2e-4)
+        np.testing.assert_allclose(case.of.project(tf.constant(point)), expected, atol=2e-4)
 
 
 def test_the_nearest_point_in_entropy_is_that_of_a_solver(case):
@@ -69,7 +69,7 @@ def test_the_nearest_point_in_entropy_is_that_of_a_solver(case):
         expected = solvers.nearest_in_entropy(
             point.astype(np.float64), case.bounds, case.inside, case.start
         )
-        found = case.of.nearest_in_entropy(tf.constant(point))
+        found = case.of.project_kl(tf.constant(point))
         np.testing.assert_allclose(found, expected, atol=3e-4)
 
 
@@ -83,18 +83,18 @@ def test_the_worst_mixture_is_that_of_a_solver(case):
 
 def test_a_point_of_the_set_is_its_own_nearest(case):
     for point in _points(4):
-        inside = case.of.nearest(tf.constant(point))
-        np.testing.assert_allclose(case.of.nearest(inside), inside, atol=2e-6)
+        inside = case.of.project(tf.constant(point))
+        np.testing.assert_allclose(case.of.project(inside), inside, atol=2e-6)
         positive = np.maximum(inside, 1e-8)
-        np.testing.assert_allclose(case.of.nearest_in_entropy(positive), positive, atol=2e-6)
+        np.testing.assert_allclose(case.of.project_kl(positive), positive, atol=2e-6)
 
 
 def test_what_is_projected_is_in_the_set(case):
     rng = np.random.default_rng(5)
     for point in np.concatenate([_points(6), 1e4 * _points(7), 1e-4 * _points(8)]):
         for found in (
-            np.asarray(case.of.nearest(tf.constant(point))),
-            np.asarray(case.of.nearest_in_entropy(rng.dirichlet(np.ones(4)).astype(np.float32))),
+            np.asarray(case.of.project(tf.constant(point))),
+            np.asarray(case.of.project_kl(rng.dirichlet(np.ones(4)).astype(np.float32))),
         ):
             np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
             lower, upper = np.transpose(case.bounds)
@@ -111,19 +111,19 @@ def test_what_is_projected_is_in_the_set(case):
     ],
 )
 def test_the_simplex_by_hand(point, expected):
-    np.testing.assert_allclose(Simplex().nearest(tf.constant(point)), expected, atol=1e-6)
+    np.testing.assert_allclose(Simplex().project(tf.constant(point)), expected, atol=1e-6)
 
 
 def test_a_box_that_is_the_simplex_is_the_simplex():
     box = Box((0.0,) * 4, (1.0,) * 4)
     for point in _points(9):
-        expected = Simplex().nearest(tf.constant(point))
-        np.testing.assert_allclose(box.nearest(tf.constant(point)), expected, atol=1e-5)
+        expected = Simplex().project(tf.constant(point))
+        np.testing.assert_allclose(box.project(tf.constant(point)), expected, atol=1e-5)
 
 
 def test_a_box_of_one_point():
     box = Box((0.2, 0.3, 0.5), (0.2, 0.3, 0.5))
-    for method in (box.nearest, box.nearest_in_entropy):
+    for method in (box.project, box.project_kl):
         found = method(tf.constant([0.5, 0.25, 0.25]))
         np.testing.assert_allclose(found, [0.2, 0.3, 0.5], atol=1e-6)
     np.testing.assert_allclose(box.worst(np.array([3.0, 2.0, 1.0])), [0.2, 0.3, 0.5])
@@ -132,7 +132,7 @@ def test_a_box_of_one_point():
 @pytest.mark.parametrize("of", [_BOX, _BALL])
 def test_a_weight_of_nearly_nothing_is_projected_by_entropy(of):
     tiny = np.finfo(np.float32).tiny
-    found = np.asarray(of.nearest_in_entropy(tf.constant([1.0, tiny, tiny, tiny])))
+    found = np.asarray(of.project_kl(tf.constant([1.0, tiny, tiny, tiny])))
     assert np.all(np.isfinite(found))
     np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
     if of is _BOX:
@@ -143,8 +143,8 @@ def test_a_wide_ball_is_the_simplex():
     # The farthest vertex is at 1 / 0.05 - 1.
     ball = Ball(tuple(_CENTER), 19.1)
     for point in _points(10):
-        expected = Simplex().nearest(tf.constant(point))
-        np.testing.assert_allclose(ball.nearest(tf.constant(point)), expected, atol=1e-6)
+        expected = Simplex().project(tf.constant(point))
+        np.testing.assert_allclose(ball.project(tf.constant(point)), expected, atol=1e-6)
     np.testing.assert_array_equal(ball.worst(np.array([0.0, 0, 0, 1])), [0, 0, 0, 1])
 
 
@@ -156,8 +156,8 @@ def test_thirty_domains():
     for scale in (0.01, 1.0):
         point = (center + scale * rng.normal(size=30)).astype(np.float32)
         expected = solvers.nearest(point, [(0, 0.1)] * 30, None, np.full(30, 1 / 30))
-        np.testing.assert_allclose(box.nearest(tf.constant(point)), expected, atol=1e-4)
-        found = np.asarray(ball.nearest(tf.constant(point)), np.float64)
+        np.testing.assert_allclose(box.project(tf.constant(point)), expected, atol=1e-4)
+        found = np.asarray(ball.project(tf.constant(point)), np.float64)
         np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
         assert np.sum((found - center) ** 2 / center) < 0.5 + 1e-4
 
@@ -165,7 +165,7 @@ def test_thirty_domains():
 def test_a_hull_climbs_by_the_losses_of_its_mixtures():
     hull = Hull(("day", "night", "mean"), _MIXTURES)
     losses = np.array([1.0, 2.0, 4.0, 0.0])
-    np.testing.assert_allclose(hull.slopes(tf.constant(losses, tf.float32)), [1.3, 3.0, 1.75])
+    np.testing.assert_allclose(hull.gradient(tf.constant(losses, tf.float32)), [1.3, 3.0, 1.75])
     coordinates = tf.constant([0.5, 0.25, 0.25])
     expected = 0.5 * np.array(_MIXTURES[0]) + 0.25 * np.array(_MIXTURES[1]) + 0.0625
     np.testing.assert_allclose(hull.mixture(coordinates), expected, rtol=1e-6)

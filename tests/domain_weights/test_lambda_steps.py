@@ -5,7 +5,7 @@ import pytest
 
 from tests.selection import usually
 from tff_agnostic.domain_weights import ascent, project_to_simplex
-from tff_agnostic.domain_weights.ascent import DOMAIN_WEIGHT_UPDATES, LambdaOptions, lambda_steps
+from tff_agnostic.domain_weights.ascent import DOMAIN_WEIGHT_UPDATES, LambdaOptions, lambda_ascent
 
 
 def _f32(*values) -> np.ndarray:
@@ -13,7 +13,7 @@ def _f32(*values) -> np.ndarray:
 
 
 def _next(options, lambda_, losses, counts):
-    return lambda_steps(options, ["abc"[i] for i in range(len(lambda_))]).next(
+    return lambda_ascent(options, ["abc"[i] for i in range(len(lambda_))]).next(
         lambda_, losses, counts
     )
 

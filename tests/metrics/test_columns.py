@@ -12,7 +12,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns, distinct, with_role
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.report_fields import Quantity, Role, Unit, flattened
+from tff_agnostic.report_fields import ReportField, Role, Unit, flattened
 
 _NAMES = ("phone", "tablet")
 _WEIGHTS = ModelWeights([np.array([[1.0, 2.0]]), np.array(7.0)], [])
@@ -46,7 +46,7 @@ def test_what_a_round_of_training_reports():
 
 
 def test_a_quantity_of_present_domains_needs_their_counts():
-    of_present = Quantity("x", "x", per_domain=True, of_present_domains=True)
+    of_present = ReportField("x", "x", per_domain=True, of_present_domains=True)
     with pytest.raises(UserError, match=r"quantity 'x': expected another one per domain, in ex"):
         TrainingColumns(OrderedDict(x=of_present), {}, _NAMES)
 
@@ -59,7 +59,7 @@ def test_columns_say_what_they_were_called_before():
 
 @pytest.mark.parametrize("clipped", [{}, {"sums": 3, "clients": 0}])
 def test_what_an_evaluation_reports(clipped):
-    described = {field: Quantity(field, field, unit=Unit.VALUES) for field in clipped}
+    described = {field: ReportField(field, field, unit=Unit.VALUES) for field in clipped}
     columns = EvaluationColumns(("model",), measures("loss", "accuracy"), described, _NAMES)
     values = columns.values({"model": make_evaluation({"phone": 1.0, "tablet": 3.0}, clipped)})
     assert values == {
@@ -124,7 +124,7 @@ def test_a_domain_without_test_examples_has_empty_cells():
 
 def test_columns_say_which_split_was_evaluated():
     report = make_evaluation({"phone": 1.0}, {"sums": 2}, split="heldout")
-    clipped = {"sums": Quantity("sums", "values of sums")}
+    clipped = {"sums": ReportField("sums", "values of sums")}
     columns = EvaluationColumns(
         ("main", "average"), measures("loss"), clipped, ["phone"], "heldout"
     )
@@ -160,7 +160,7 @@ def test_awkward_names_of_domains_stay_apart():
 def test_two_columns_of_one_name_are_refused(name):
     columns = TrainingColumns(QUANTITIES, {}, _NAMES).columns
     with pytest.raises(UserError) as error:
-        distinct((*columns, Column(Quantity(name, name))))
+        distinct((*columns, Column(ReportField(name, name))))
     assert f"found two called '{name}'" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -168,4 +168,4 @@ def test_two_columns_of_one_name_are_refused(name):
 def test_a_role_is_found():
     found = with_role(flattened(QUANTITIES), Role.DOMAIN_WEIGHT)
     assert found is not None and found.name == "pull"
-    assert with_role([Quantity("x", "x")], Role.DOMAIN_LOSS) is None
+    assert with_role([ReportField("x", "x")], Role.DOMAIN_LOSS) is None

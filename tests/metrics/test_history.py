@@ -12,7 +12,7 @@ import pytest
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import Column, History, read_history
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic.report_fields import ReportField
 
 # Real runs of the first release.
 _RELEASE = Path(__file__).parents[1] / "releases" / "0.1.0"
@@ -21,7 +21,7 @@ _AWKWARD = ('comma, "quoted"', "line\nbreak", "a/b", "b", " spaces ", "ünï", "
 
 
 def _columns(*names: str) -> list[Column]:
-    return [Column(Quantity(name, name)) for name in names]
+    return [Column(ReportField(name, name)) for name in names]
 
 
 def _write(path: Path, rounds: int, names: Sequence[str] = ("loss",)) -> History:
@@ -234,9 +234,9 @@ def test_columns_of_another_release_are_found_added_and_kept(tmp_path):
     rows = path.read_text().replace("1.3\n", "\n").replace("2.3\n", "\n")
     path.write_text(rows)
     columns = [
-        Column(Quantity("new", "new")),
-        Column(Quantity("same", "same", formerly=("gone",))),
-        Column(Quantity("today", "today", formerly=("older", "old")), "a"),
+        Column(ReportField("new", "new")),
+        Column(ReportField("same", "same", formerly=("gone",))),
+        Column(ReportField("today", "today", formerly=("older", "old")), "a"),
     ]
     found = _go_on(path, columns, 2)
     assert list(found) == ["round", "new", "same", "today/a", "gone"]
@@ -250,7 +250,7 @@ def test_columns_of_another_release_are_found_added_and_kept(tmp_path):
 def test_what_one_column_is_called_now_is_not_what_another_was_called(tmp_path):
     path = tmp_path / "metrics.csv"
     _write(path, 1, ("a",))
-    columns = [Column(Quantity("b", "b", formerly=("a",))), *_columns("a")]
+    columns = [Column(ReportField("b", "b", formerly=("a",))), *_columns("a")]
     found = _go_on(path, columns, 1)
     np.testing.assert_array_equal(found["a"], [1.0, 0.5])
     np.testing.assert_array_equal(found["b"], [np.nan, 0.5])
@@ -261,9 +261,9 @@ def test_rows_of_a_real_run_of_the_first_release_are_taken_over(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_bytes((_RELEASE / "digits_fed_avg_secure" / "metrics.csv").read_bytes())
     digits = list(map(str, range(10)))
-    loss = Quantity("first_epoch/loss", "loss", per_domain=True, formerly=("train/loss",))
-    share = Quantity("share", "share", per_domain=True, formerly=("lambda",))
-    clipped = [Column(Quantity(f"clipped/{f}", f)) for f in ("weighted_delta", "examples")]
+    loss = ReportField("first_epoch/loss", "loss", per_domain=True, formerly=("train/loss",))
+    share = ReportField("share", "share", per_domain=True, formerly=("lambda",))
+    clipped = [Column(ReportField(f"clipped/{f}", f)) for f in ("weighted_delta", "examples")]
     columns = [Column(q, d) for q in (loss, share) for d in digits] + clipped
     found = _go_on(path, columns, 12)
     taken = {f"{name}/{digit}" for name in ("train/loss", "lambda") for digit in digits}

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from tests.run.harness import AWKWARD_NAMES, is_png, make_columns, make_task, make_values
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import Column
-from tff_agnostic.report_fields import Quantity, Unit
+from tff_agnostic.report_fields import ReportField, Unit
 from tff_agnostic.reports.figures import COLORS, figure_of, look, save
 from tff_agnostic.reports.run_figures import draw_run
 
-_LOSS = Quantity("test/loss", "loss on the test clients", per_domain=True)
+_LOSS = ReportField("test/loss", "loss on the test clients", per_domain=True)
 
 
 def _draw(folder, task):
@@ -85,7 +85,7 @@ def test_curves_go_through_the_rounds_that_have_a_value():
 
 @pytest.mark.parametrize(("unit", "scale"), [(Unit.NONE, "linear"), (Unit.FACTOR, "log")])
 def test_factors_stand_on_a_log_axis(tmp_path, unit, scale):
-    quantity = Quantity("x", "x", unit=unit)
+    quantity = ReportField("x", "x", unit=unit)
     values = {"round": np.arange(4.0), "x": np.array([np.inf, 9e3, 100.0, 50.0])}
     figure = figure_of(quantity, [Column(quantity)], values)
     assert figure.axes[0].get_yscale() == scale
@@ -96,7 +96,7 @@ def test_factors_stand_on_a_log_axis(tmp_path, unit, scale):
 
 
 def test_factors_of_one_decade_stand_on_an_axis_with_plain_numbers(tmp_path):
-    quantity = Quantity("x", "x", unit=Unit.FACTOR)
+    quantity = ReportField("x", "x", unit=Unit.FACTOR)
     values = {"round": np.arange(3.0), "x": np.array([60.0, 57.0, 56.5])}
     figure = figure_of(quantity, [Column(quantity)], values)
     save(figure, tmp_path / "figure.png")

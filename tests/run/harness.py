@@ -24,7 +24,7 @@ from tff_agnostic.metrics.evaluation_report import (
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import Measure, measures_of
-from tff_agnostic.report_fields import Quantity, Role, Unit
+from tff_agnostic.report_fields import ReportField, Role, Unit
 from tff_agnostic.tasks.task import Task
 
 # Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.
@@ -34,7 +34,7 @@ AWKWARD_NAMES = ("a/b", "b", 'c, "d"', "e\nf", "$\\g", "_h", "loss", "all", ".."
 QUANTITIES = OrderedDict(
     client_work=OrderedDict(
         train=OrderedDict(
-            loss=Quantity(
+            loss=ReportField(
                 "before/loss",
                 "loss before training",
                 per_domain=True,
@@ -43,13 +43,13 @@ QUANTITIES = OrderedDict(
                 is_drawn=True,
                 formerly=("train/loss",),
             ),
-            num_examples=Quantity(
+            num_examples=ReportField(
                 "before/num_examples", "examples", per_domain=True, unit=Unit.EXAMPLES
             ),
         )
     ),
     domain_weights=OrderedDict(
-        weight=Quantity(
+        weight=ReportField(
             "pull",
             "pull of a domain",
             per_domain=True,
@@ -59,7 +59,7 @@ QUANTITIES = OrderedDict(
             formerly=("lambda",),
         )
     ),
-    finalizer=OrderedDict(update_norm=Quantity("update_norm", "norm of the update")),
+    finalizer=OrderedDict(update_norm=ReportField("update_norm", "norm of the update")),
 )
 
 # Measures of a comparison made by hand.

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import PrivateSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput
 from tff_agnostic.data.clients import InMemoryClients
@@ -127,7 +127,7 @@ def test_nothing_is_asked_of_clients_that_is_not_said(task):
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(1.0)
 
 
-class _Telling(PrivateSum):
+class _Telling(CentralDpSum):
     """Sends clients the key with the clip norms."""
 
     def client_params(self, state: Any) -> Any:
@@ -136,7 +136,7 @@ class _Telling(PrivateSum):
 
 def test_a_key_that_is_sent_to_clients_is_refused(streaming_runtime, task):
     noise = _private(task, 1.0)
-    fields = {f.name: getattr(noise.aggregation, f.name) for f in dataclasses.fields(PrivateSum)}
+    fields = {f.name: getattr(noise.aggregation, f.name) for f in dataclasses.fields(CentralDpSum)}
     with pytest.raises(UserError, match="step 'evaluation': the broadcast depends on"):
         streaming_runtime.measurement(noise.measurement, _Telling(**fields))
 

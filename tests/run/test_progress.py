@@ -4,7 +4,7 @@ import sys
 from collections import OrderedDict
 
 from tests.run.harness import QUANTITIES, make_report
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic.report_fields import ReportField
 from tff_agnostic.run.live import Progress, round_in_short
 
 _NAMES = ("phone", "tablet")
@@ -31,7 +31,7 @@ def test_a_run_without_weights_or_without_losses():
 
 def test_lines_where_there_is_no_terminal(capsys):
     assert not sys.stderr.isatty()
-    quantities = OrderedDict(count=Quantity("clients", "clients"))
+    quantities = OrderedDict(count=ReportField("clients", "clients"))
     with Progress(quantities, _NAMES, completed=1, total=40, visible=True) as progress:
         for round_num in range(2, 6):
             progress.show(round_num, OrderedDict(count=10))

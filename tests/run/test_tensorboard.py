@@ -11,7 +11,7 @@ from tensorflow.core.util import event_pb2
 from tests.run.harness import AWKWARD_NAMES
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import Column
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic.report_fields import ReportField
 from tff_agnostic.run.live import TensorBoardSink
 
 
@@ -30,9 +30,9 @@ def _read(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
 
 def _columns(names: tuple[str, ...]) -> list[Column]:
     quantities = [
-        Quantity(q, q, per_domain=True) for q in ("train/loss", "test/loss", "weight, of all")
+        ReportField(q, q, per_domain=True) for q in ("train/loss", "test/loss", "weight, of all")
     ]
-    scalars = [Quantity(name, name) for name in ("test/worst loss", "update_norm")]
+    scalars = [ReportField(name, name) for name in ("test/worst loss", "update_norm")]
     return [*(Column(q, name) for q in quantities for name in names), *map(Column, scalars)]
 
 

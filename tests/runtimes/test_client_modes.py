@@ -19,7 +19,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
-from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledClientWork
 from tff_agnostic.runtimes.sharding import streamed_shards
 
 
@@ -34,7 +34,9 @@ class _Work:
         round_ = Round(dataclasses.replace(algorithm, steps=(step,)), PlainSum())
         self.broadcast = round_.start(round_.initialize())
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, self.broadcast)
-        self.compiled = CompiledWork(ClientWork(round_.steps[0], specs, algorithm.client_data_spec))
+        self.compiled = CompiledClientWork(
+            ClientWork(round_.steps[0], specs, algorithm.client_data_spec)
+        )
 
     def plan(self, mode, cohort, max_clients_in_step=None):
         return CLIENT_MODES[mode](self.compiled, cohort, max_clients_in_step)

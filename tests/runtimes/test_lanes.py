@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.runtimes.devices import Lanes, default_num_lanes, sum_in_order
+from tff_agnostic.runtimes.devices import DeviceThreads, default_num_lanes, sum_in_order
 
 _CPU = "/device:CPU:0"
 _TIMEOUT_SECONDS = 60.0
@@ -15,7 +15,7 @@ _TIMEOUT_SECONDS = 60.0
 
 @pytest.fixture(params=[1, 2, 5])
 def lanes(request):
-    lanes = Lanes([_CPU], request.param)
+    lanes = DeviceThreads([_CPU], request.param)
     yield lanes
     lanes.close()
 
@@ -30,7 +30,7 @@ def test_results_come_in_the_order_of_the_items(lanes):
 
 def test_the_order_does_not_depend_on_which_item_is_ready_first():
     """The first item ends only after the last one, which the other lane runs."""
-    lanes, last_is_done = Lanes([_CPU], 2), threading.Event()
+    lanes, last_is_done = DeviceThreads([_CPU], 2), threading.Event()
 
     def fn(k: int) -> int:
         if k == 0:
@@ -104,7 +104,7 @@ def test_no_more_items_run_at_once_than_there_are_lanes(lanes):
 
 def test_all_lanes_run_at_once():
     """Each item waits for the other ones, so that fewer lanes would never get on."""
-    lanes, barrier = Lanes([_CPU], 3), threading.Barrier(3)
+    lanes, barrier = DeviceThreads([_CPU], 3), threading.Barrier(3)
     list(lanes.map_in_order(lambda _: barrier.wait(_TIMEOUT_SECONDS), range(3)))
     lanes.close()
 
@@ -118,7 +118,7 @@ def test_every_lane_keeps_to_a_device_and_devices_are_shared_evenly(monkeypatch)
         yield
 
     monkeypatch.setattr(tf, "device", device)
-    lanes, barrier = Lanes(["first", "second"], 4), threading.Barrier(4)
+    lanes, barrier = DeviceThreads(["first", "second"], 4), threading.Barrier(4)
 
     def lane_and_device(_: int) -> tuple[str, str]:
         barrier.wait(_TIMEOUT_SECONDS)
@@ -132,7 +132,7 @@ def test_every_lane_keeps_to_a_device_and_devices_are_shared_evenly(monkeypatch)
 
 def test_closing_ends_the_threads():
     before = len(_lane_threads())
-    lanes = Lanes([_CPU], 3)
+    lanes = DeviceThreads([_CPU], 3)
     list(lanes.map_in_order(lambda k: k, range(10)))
     assert len(_lane_threads()) > before
     lanes.close()

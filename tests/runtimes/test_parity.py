@@ -20,7 +20,7 @@ from tests.selection import usually
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.models.model import Examples, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.devices import Lanes
+from tff_agnostic.runtimes.devices import DeviceThreads
 from tff_agnostic.runtimes.options import RuntimeOptions
 
 _OPTIONS = {"secure": SecureSumOptions(max_examples=20, min_clients=1)}
@@ -64,14 +64,14 @@ _USUAL_RUNS = [
 class _RuntimeOfLanes(CohortRuntime):
     """A cohort runtime whose number of lanes can change, so that all of them share a trace."""
 
-    lanes: Optional[Lanes] = None
+    lanes: Optional[DeviceThreads] = None
 
-    def running_lanes(self) -> Lanes:
+    def running_lanes(self) -> DeviceThreads:
         return super().running_lanes() if self.lanes is None else self.lanes
 
     @contextlib.contextmanager
     def with_lanes(self, num_lanes: int) -> Iterator[None]:
-        self.lanes = Lanes(["/device:CPU:0"], num_lanes)
+        self.lanes = DeviceThreads(["/device:CPU:0"], num_lanes)
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ from tff_agnostic.computations import PlainSum
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import Model, load_user_model
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.runtimes.client_work import CLIENT_MODES, CompiledWork
+from tff_agnostic.runtimes.client_work import CLIENT_MODES, CompiledClientWork
 from tff_agnostic.runtimes.cohort import CohortRuntime, CohortTraining, SumOnLanes
 from tff_agnostic.runtimes.options import RuntimeOptions
 
@@ -54,7 +54,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
     options = FedAvgOptions(client_learning_rate=0.3, batch_size=2)
     algorithm = fed_avg(Problem.of_numbered_domains(model, _NUM_DOMAINS), options)
     # What clients do is traced once for all modes.
-    compiled = functools.lru_cache(CompiledWork)
+    compiled = functools.lru_cache(CompiledClientWork)
 
     def train(mode: str) -> Any:
         def sum_over_clients(work: Any) -> SumOnLanes:

@@ -72,12 +72,12 @@ def test_the_users_environment_comes_after_ours(ready):
 
 
 def test_only_the_one_warning_is_hidden(ready):
-    (ready.root / "binaries" / "warns.py").write_text(
+    (ready.folder / "warns.py").write_text(
         "import warnings\n"
         "warnings.warn('pkg_resources is deprecated as an API. See the docs')\n"
         "warnings.warn('this is the user\\'s own')\n"
     )
-    errors = ready.run("warns").stderr
+    errors = ready.run("python", str(ready.folder / "warns.py")).stderr
     assert "this is the user's own" in errors
     assert "pkg_resources" not in errors
 

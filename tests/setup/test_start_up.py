@@ -57,3 +57,15 @@ def test_help_loads_no_large_package(command):
 )
 def test_a_refused_flag_loads_no_large_package(flags):
     assert _loaded("train", *flags) == []
+
+
+def test_flags_of_absl_that_would_do_nothing_are_refused():
+    done = subprocess.run(
+        [sys.executable, "-m", "binaries.train", "--only_check_args"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: Unknown command line flag 'only_check_args'"

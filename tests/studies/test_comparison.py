@@ -14,14 +14,14 @@ from tests.run.harness import measures, result_json
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import ClientValues, statistic_names
 from tff_agnostic.metrics.metrics_file import Column, History
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic.report_fields import ReportField
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import RunSpec, resolve
 from tff_agnostic.studies.comparison import Comparison, check_folder, collect
 
 _NAMES = ("phone", "tablet")
 _MEASURES = measures("loss", "accuracy")
-_COLUMNS = [Column(Quantity(name, name)) for name in ("test/worst loss", "test/worst accuracy")]
+_COLUMNS = [Column(ReportField(name, name)) for name in ("test/worst loss", "test/worst accuracy")]
 
 
 def _run(

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
-from tff_agnostic.report_fields import Quantities
+from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.settings import Settings, setting
 
 
-class Guarantee(enum.Enum):
+class SecurityProperty(enum.Enum):
     """A declared property of what reaches the server.
 
     Each is verified on compiled communication steps before anything runs; see
@@ -140,7 +140,7 @@ class Aggregation:
     name: str
 
     @property
-    def guarantees(self) -> frozenset[Guarantee]:
+    def guarantees(self) -> frozenset[SecurityProperty]:
         """The declared properties, each verified before anything runs."""
         return frozenset()
 
@@ -214,7 +214,7 @@ class Aggregation:
         del bounds
         return state, summed, OrderedDict()
 
-    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
         """Describes the report of `decode`.
 
         Args:

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import ClientFacts, Guarantee
+from tff_agnostic.aggregations.aggregation import ClientFacts, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import IntegerCodec, joined, pieces_of
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.privacy_options import DistributedOptions
-from tff_agnostic.aggregations.private_sum import PrivateRelease, PrivateState, Released
+from tff_agnostic.aggregations.private_sum import ClippedOutput, PrivateAggregation, PrivateState
 from tff_agnostic.later import tf, tff
-from tff_agnostic.report_fields import Quantities, Quantity
+from tff_agnostic.report_fields import ReportField, ReportFields
 
 
 class ClientParams(NamedTuple):
@@ -59,18 +59,19 @@ class Integers(NamedTuple):
             that stands for several silent clients has their number.
     """
 
-    values: Released
+    values: ClippedOutput
     padding: list[tf.Tensor]
     num_clients: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class DistributedSum(PrivateRelease):
+class DistributedDpSum(PrivateAggregation):
     """Sums of clipped client outputs, as integers to which clients added noise.
 
-    It has the guarantees of the inner secure sum. `Guarantee.SECRET_NOISE` is about a server's key,
-    and here simulated clients are sent theirs: no part of the state is secret. Nor is there a least
-    number of clients below which a round is refused: a Poisson cohort may be small by chance.
+    It has the properties of the inner secure sum. `SecurityProperty.SECRET_NOISE` is about a
+    server's key, and here simulated clients are sent theirs: no part of the state is secret. Nor is
+    there a least number of clients below which a round is refused: a Poisson cohort may be small by
+    chance.
 
     Attributes:
         noise_multiplier: z; it determines the number of bits, so equal sums have equal multipliers.
@@ -90,7 +91,7 @@ class DistributedSum(PrivateRelease):
     numbers_clients = True
 
     @property
-    def guarantees(self) -> frozenset[Guarantee]:
+    def guarantees(self) -> frozenset[SecurityProperty]:
         """Returns those of the inner sum."""
         return self.inner.guarantees
 
@@ -105,7 +106,7 @@ class DistributedSum(PrivateRelease):
         bundle = clients_of_a_table(widest**2 / self.noise_clients, most)
         return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
 
-    def on_clients(self) -> DistributedSum:
+    def on_clients(self) -> DistributedDpSum:
         """Returns it without the key, which clients get in the broadcast."""
         return dataclasses.replace(self, noise_key=())
 
@@ -194,7 +195,7 @@ class DistributedSum(PrivateRelease):
 
     def noisy_sums(
         self, state: PrivateState, summed: Integers, bounds: Any
-    ) -> tuple[Released, list[tf.Tensor]]:
+    ) -> tuple[ClippedOutput, list[tf.Tensor]]:
         """Decodes integers; a sum over too few clients becomes zeros."""
         has_enough = self._has_enough(summed)
         integers = tf.nest.flatten(summed.values)
@@ -228,9 +229,9 @@ class DistributedSum(PrivateRelease):
             OrderedDict(report, too_few_clients=too_few),
         )
 
-    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
         """Describes clip norms, and rounds that had too few clients."""
-        too_few = Quantity(
+        too_few = ReportField(
             f"{prefix}too_few_clients",
             "rounds whose sum was not looked at: too few clients answered",
         )

@@ -38,7 +38,7 @@ WRAP_PROBABILITY = 1e-9
 _MAX_FACTOR = 32
 
 
-class Draws(NamedTuple):
+class ClientNoise(NamedTuple):
     """Random numbers of a client for a group of d values; see `noise_generators`.
 
     Attributes:
@@ -118,7 +118,7 @@ class IntegerCodec:
         self,
         values: Sequence[tf.Tensor],
         limit: tf.Tensor,
-        draws: Draws,
+        draws: ClientNoise,
         release: tf.Tensor,
         silent: tf.Tensor,
     ) -> tf.Tensor:

@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_agnostic.aggregations import chacha20
-from tff_agnostic.aggregations.integer_codec import Draws, IntegerCodec, pieces_of
+from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, pieces_of
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, alias_columns
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
@@ -243,7 +243,7 @@ class NoiseGenerator(abc.ABC):
 
     def client_draws(
         self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
-    ) -> list[Draws]:
+    ) -> list[ClientNoise]:
         """On a client: returns its random numbers for a communication step, for each group.
 
         Args:
@@ -254,13 +254,16 @@ class NoiseGenerator(abc.ABC):
         num_words = [codec.num_words for codec in codecs]
         # One draw for all groups: starting one costs a small group's many times over.
         uniforms, words = self._client_stream(release, number, sum(sizes), sum(num_words))
-        return [Draws(*pair) for pair in zip(tf.split(uniforms, sizes), tf.split(words, num_words))]
+        return [
+            ClientNoise(*pair)
+            for pair in zip(tf.split(uniforms, sizes), tf.split(words, num_words))
+        ]
 
     @abc.abstractmethod
     def _client_stream(
         self, release: Release, number: tf.Tensor, num_values: int, num_words: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the uniforms and the words of all groups; see `Draws`.
+        """Returns the uniforms and the words of all groups; see `ClientNoise`.
 
         Args:
             number: A number of its own of each client in each release, int64 scalar.

@@ -18,7 +18,7 @@ from tff_agnostic.aggregations.aggregation import (
     Bound,
     ClientFacts,
     ClientLimits,
-    Guarantee,
+    SecurityProperty,
 )
 from tff_agnostic.aggregations.clipping import (
     Group,
@@ -31,7 +31,7 @@ from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussia
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, NoiseGenerator
 from tff_agnostic.aggregations.privacy_options import CLIPPINGS, PrivacyOptions, ServerNoiseOptions
 from tff_agnostic.later import tf, tff
-from tff_agnostic.report_fields import Quantities, Quantity
+from tff_agnostic.report_fields import ReportField, ReportFields
 from tff_agnostic.settings import part_of
 
 # An indicator less one half: its sensitivity to a client that joins is one half.
@@ -44,7 +44,7 @@ _OF_PLAIN_SUMS = (
 )
 
 
-class Released(NamedTuple):
+class ClippedOutput(NamedTuple):
     """A client's clipped submission; also its bounds, and sums.
 
     Attributes:
@@ -73,7 +73,7 @@ class PrivateState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivateRelease(Aggregation):
+class PrivateAggregation(Aggregation):
     """Base of private sums.
 
     Attributes:
@@ -154,7 +154,7 @@ class PrivateRelease(Aggregation):
 
     def clipped(
         self, clip_norms: tf.Tensor, output: Any, bounds: Any, rounding: Sequence[float] = ()
-    ) -> Released:
+    ) -> ClippedOutput:
         """On a client: returns its output with every group within its bound.
 
         Args:
@@ -174,7 +174,7 @@ class PrivateRelease(Aggregation):
         )
         is_adaptive = CLIPPINGS[self.options.clipping]
         bits = [bit - _WITHIN.limit for bit in within] if is_adaptive else []
-        return Released(tf.nest.pack_sequence_as(output, sent), bits)
+        return ClippedOutput(tf.nest.pack_sequence_as(output, sent), bits)
 
     def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
         """Returns the bound of each group's norm, float64: an update's is times its clip norm."""
@@ -187,7 +187,7 @@ class PrivateRelease(Aggregation):
     def finished(
         self,
         state: PrivateState,
-        noisy: Released,
+        noisy: ClippedOutput,
         deviations: Sequence[tf.Tensor],
         bounds: Any,
     ) -> tuple[PrivateState, Any, Mapping[str, Any]]:
@@ -224,23 +224,23 @@ class PrivateRelease(Aggregation):
         steps = options.clip_learning_rate * (share - options.clip_quantile)
         return clip_norms * tf.exp(-steps)
 
-    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
         """Describes the clip norms, which are public."""
         names = [group.name for group in self._updates(bounds)]
 
-        def clip_norm(name: str) -> Quantity:
+        def clip_norm(name: str) -> ReportField:
             of_several = f"/{name}" if len(names) > 1 else ""
-            return Quantity(f"{prefix}clip_norm{of_several}", f"clip norm of the {name}")
+            return ReportField(f"{prefix}clip_norm{of_several}", f"clip norm of the {name}")
 
         return OrderedDict(clip_norm=OrderedDict((name, clip_norm(name)) for name in names))
 
     def _updates(self, bounds: Any) -> list[Group]:
         return [group for group in self.groups(bounds) if group.is_update]
 
-    def released_bounds(self, bounds: Any) -> Released:
+    def released_bounds(self, bounds: Any) -> ClippedOutput:
         """Returns the bounds of a client's submission."""
         is_adaptive = CLIPPINGS[self.options.clipping]
-        return Released(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
+        return ClippedOutput(bounds, [_WITHIN] * (len(self._updates(bounds)) if is_adaptive else 0))
 
 
 def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
@@ -250,7 +250,7 @@ def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivateSum(PrivateRelease):
+class CentralDpSum(PrivateAggregation):
     """The sum of clipped client outputs, with noise that the server adds.
 
     Attributes:
@@ -260,14 +260,14 @@ class PrivateSum(PrivateRelease):
     noise: Noise = gaussian
 
     @property
-    def guarantees(self) -> frozenset[Guarantee]:
+    def guarantees(self) -> frozenset[SecurityProperty]:
         """Those of the inner sum, and the secret key of the noise."""
-        return self.inner.guarantees | {Guarantee.SECRET_NOISE}
+        return self.inner.guarantees | {SecurityProperty.SECRET_NOISE}
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Returns a note on sums of float32, where all other arithmetic is exact."""
-        is_of_floats = Guarantee.SECURE_SUMS not in self.inner.guarantees
+        is_of_floats = SecurityProperty.SECURE_SUMS not in self.inner.guarantees
         return (_OF_PLAIN_SUMS,) if self.generator.is_exact and is_of_floats else ()
 
     @property
@@ -312,7 +312,7 @@ class PrivateSum(PrivateRelease):
 
     def noisy_sums(
         self, state: PrivateState, summed: Any, bounds: Any
-    ) -> tuple[Released, list[tf.Tensor]]:
+    ) -> tuple[ClippedOutput, list[tf.Tensor]]:
         """Returns the inner sum with noise, and the standard deviation of each value's noise."""
         inner = self.inner.exact() if self.generator.is_exact else self.inner
         _, released, _ = inner.decode((), summed, self.released_bounds(bounds))

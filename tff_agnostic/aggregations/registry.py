@@ -6,14 +6,14 @@ import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
-from tff_agnostic.aggregations.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise import Noise, TreeResidual, gaussian
 from tff_agnostic.aggregations.privacy_options import (
     DistributedOptions,
     ServerNoiseOptions,
     TreeOptions,
 )
-from tff_agnostic.aggregations.private_sum import PrivateSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings
@@ -80,13 +80,13 @@ class PrivacySpec:
 
 
 def _of_server(noise_of: Callable[[Any], Noise]) -> _Build:
-    return lambda name, inner, options, facts: PrivateSum(
+    return lambda name, inner, options, facts: CentralDpSum(
         inner, options, name, *facts[:3], noise=noise_of(options)
     )
 
 
 def _of_clients(name: str, inner: Aggregation, options: Any, facts: NoiseFacts) -> Aggregation:
-    return DistributedSum(inner, options, name, **facts._asdict())
+    return DistributedDpSum(inner, options, name, **facts._asdict())
 
 
 PRIVACIES: Registry[PrivacySpec] = Registry(

@@ -12,10 +12,10 @@ from tff_agnostic.aggregations.aggregation import (
     Bound,
     ClientFacts,
     ClientLimits,
-    Guarantee,
+    SecurityProperty,
 )
 from tff_agnostic.later import tf, tff
-from tff_agnostic.report_fields import Quantities, Quantity, Unit
+from tff_agnostic.report_fields import ReportField, ReportFields, Unit
 from tff_agnostic.settings import setting
 
 # TFF sums secure values as int64; this leaves room for 2^22 clients.
@@ -82,7 +82,7 @@ class SecureSum(Aggregation):
     name: str = "secure"
     real_type: str = "float32"
 
-    guarantees = frozenset({Guarantee.SECURE_SUMS})
+    guarantees = frozenset({SecurityProperty.SECURE_SUMS})
     cuts_clients = True
 
     @property
@@ -138,14 +138,14 @@ class SecureSum(Aggregation):
         )
         return state, output, OrderedDict(clipped=summed.clipped)
 
-    def quantities(self, bounds: Any, prefix: str = "") -> Quantities:
+    def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
         """Describes the report of `decode`."""
 
-        def clipped(field: str) -> Quantity:
+        def clipped(field: str) -> ReportField:
             label = f"values of {field} beyond their bound"
             if field == _EXAMPLES:
                 label = "examples of clients left out"
-            return Quantity(f"{prefix}clipped/{field}", label, unit=Unit.VALUES)
+            return ReportField(f"{prefix}clipped/{field}", label, unit=Unit.VALUES)
 
         return OrderedDict(
             clipped=OrderedDict((field, clipped(field)) for field in _counted_fields(bounds))

@@ -16,7 +16,7 @@ from tff_agnostic.domain_weights.ascent import (
     ALPHA,
     LAMBDA,
     LambdaOptions,
-    lambda_steps,
+    lambda_ascent,
     per_domain,
 )
 from tff_agnostic.errors import UserError
@@ -126,7 +126,7 @@ def agnostic_fed_avg(
     """
     model, optimizer = problem.model, options.build_server_optimizer()
     holdout = options.holdout(problem.seed)
-    steps = lambda_steps(options, problem.domain_names, problem.expected_counts)
+    steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     counts_0 = initial_counts(options, problem, holdout)
 
     def initialize() -> AgnosticFedAvgState:

@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple
 
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.tail_thresholds import (
-    Binned,
+    CutThreshold,
     Smoothed,
     Threshold,
     Tracked,
@@ -36,8 +36,8 @@ from tff_agnostic.settings import part_of, setting
 BOUNDARIES: Registry[Callable[[float, DeltaFlOptions], Threshold]] = Registry(
     "boundary",
     {
-        "exact": lambda theta, options: Binned(theta, exact_cut),
-        "paper": lambda theta, options: Binned(theta, paper_cut),
+        "exact": lambda theta, options: CutThreshold(theta, exact_cut),
+        "paper": lambda theta, options: CutThreshold(theta, paper_cut),
         "smooth": lambda theta, options: Smoothed(theta, options.smoothing),
     },
 )
@@ -394,12 +394,12 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         suffix = "" if len(thresholds) == 1 else f"/{name}"
         return [
             core.Column(
-                core.Quantity(f"threshold{suffix}", "loss from which on clients train"),
+                core.ReportField(f"threshold{suffix}", "loss from which on clients train"),
                 lambda r: threshold.loss(etas(r.before, *r.sums)[k]),
                 ("levels", name, "threshold"),
             ),
             core.Column(
-                core.Quantity(
+                core.ReportField(
                     f"kept_share{suffix}",
                     "share of the cohort's weight that trains",
                     unit=core.Unit.SHARE,

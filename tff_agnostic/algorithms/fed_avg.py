@@ -30,7 +30,7 @@ from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 from tff_agnostic.stateless_random import uniform
 
-_SHARE = core.Quantity(
+_SHARE = core.ReportField(
     "share",
     "share of the round's weight",
     per_domain=True,

@@ -33,7 +33,7 @@ from tff_agnostic.domain_weights.ascent import (
     LAMBDA,
     MEAN_LAMBDA,
     LambdaOptions,
-    lambda_steps,
+    lambda_ascent,
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
@@ -146,7 +146,7 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
         )
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
-    lambdas = lambda_steps(options, problem.domain_names, problem.expected_counts)
+    lambdas = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     # N_k
     expected = np.asarray(problem.expected_counts or (1.0,) * p, np.float32)
     domain_losses = DOMAIN_LOSSES[options.domain_losses]

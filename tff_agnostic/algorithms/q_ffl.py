@@ -197,7 +197,7 @@ def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
         ),
         bounds=bounds,
     )
-    unit_loss = core.Quantity("unit_loss", "unit of losses, c")
+    unit_loss = core.ReportField("unit_loss", "unit of losses, c")
     return core.Algorithm(
         name="q_ffl",
         problem=problem,

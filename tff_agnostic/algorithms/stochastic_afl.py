@@ -36,7 +36,7 @@ from tff_agnostic.domain_weights.ascent import (
     LAMBDA,
     MEAN_LAMBDA,
     LambdaOptions,
-    lambda_steps,
+    lambda_ascent,
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
@@ -133,7 +133,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
     """
     model, p = problem.model, problem.num_domains
     optimizer = options.build_server_optimizer()
-    steps = lambda_steps(options, problem.domain_names, problem.expected_counts)
+    steps = lambda_ascent(options, problem.domain_names, problem.expected_counts)
     holdout = options.holdout(problem.seed)
     expected = problem.expected_counts or (1.0,) * p
     # n_i, of the examples that are trained on, and of those that are measured
@@ -234,7 +234,7 @@ def stochastic_afl(problem: core.Problem, options: StochasticAflOptions) -> core
         ),
         bounds=core.training_bounds(model, _MAX_BETA, holdout=holdout),
     )
-    weight = core.Quantity("weight", "sum of the clients' weights, 1 on average")
+    weight = core.ReportField("weight", "sum of the clients' weights, 1 on average")
     return core.Algorithm(
         name="stochastic_afl",
         problem=problem,

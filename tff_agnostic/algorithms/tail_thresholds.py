@@ -141,7 +141,7 @@ def _quantile(histogram: tf.Tensor, theta: float) -> _Quantile:
     return _Quantile(bin_, weights[bin_], theta * total - above[bin_], rounding)
 
 
-class Losses(NamedTuple):
+class LossHistogram(NamedTuple):
     """What clients say of their losses, for a cut.
 
     Attributes:
@@ -151,7 +151,7 @@ class Losses(NamedTuple):
     histogram: tf.Tensor
 
 
-class Below(NamedTuple):
+class TailShare(NamedTuple):
     """What they say where a threshold is tracked.
 
     Attributes:
@@ -165,7 +165,7 @@ class Below(NamedTuple):
     weighted_loss: tf.Tensor
 
 
-class Eta(NamedTuple):
+class TrackedThreshold(NamedTuple):
     """A tracked threshold.
 
     Attributes:
@@ -200,26 +200,26 @@ class Threshold(Protocol):
         """Returns the threshold as a loss, float32."""
 
 
-class OfHistogram(Threshold):
+class HistogramThreshold(Threshold):
     """A threshold that is made of a histogram of the losses: what clients say for it."""
 
-    def statement(self, threshold: Any, loss: tf.Tensor, weight: tf.Tensor) -> Losses:
+    def statement(self, threshold: Any, loss: tf.Tensor, weight: tf.Tensor) -> LossHistogram:
         """See `Threshold.statement`."""
         del threshold
-        return Losses(histogram_of(loss, weight))
+        return LossHistogram(histogram_of(loss, weight))
 
-    def bounds(self, heaviest: float, max_loss: float) -> Losses:
+    def bounds(self, heaviest: float, max_loss: float) -> LossHistogram:
         """See `Threshold.bounds`."""
         del max_loss
-        return Losses(Bound(heaviest, integer=True))
+        return LossHistogram(Bound(heaviest, integer=True))
 
-    def total(self, said: Losses) -> tf.Tensor:
+    def total(self, said: LossHistogram) -> tf.Tensor:
         """See `Threshold.total`."""
         return tf.reduce_sum(said.histogram)
 
 
 @dataclasses.dataclass(frozen=True)
-class Binned(OfHistogram):
+class CutThreshold(HistogramThreshold):
     """A threshold that is a bin of a histogram, of this round or of the last one.
 
     Attributes:
@@ -238,7 +238,7 @@ class Binned(OfHistogram):
         """See `Threshold.share`."""
         return share_of(threshold, loss)
 
-    def next(self, threshold: Cut, said: Losses) -> Cut:
+    def next(self, threshold: Cut, said: LossHistogram) -> Cut:
         """See `Threshold.next`."""
         found = self.cut(said.histogram, self.theta)
         is_known = tf.reduce_sum(said.histogram) > 0
@@ -261,25 +261,27 @@ class Tracked(Threshold):
     theta: float
     rate: float
 
-    def initial(self) -> Eta:
+    def initial(self) -> TrackedThreshold:
         """See `Threshold.initial`."""
-        return Eta(tf.constant(0.0))
+        return TrackedThreshold(tf.constant(0.0))
 
-    def share(self, threshold: Eta, loss: tf.Tensor) -> tf.Tensor:
+    def share(self, threshold: TrackedThreshold, loss: tf.Tensor) -> tf.Tensor:
         """See `Threshold.share`; here 0 or 1."""
         return tf.cast((loss >= threshold.eta) | (threshold.eta <= 0), tf.float32)
 
-    def statement(self, threshold: Eta, loss: tf.Tensor, weight: tf.Tensor) -> Below:
+    def statement(
+        self, threshold: TrackedThreshold, loss: tf.Tensor, weight: tf.Tensor
+    ) -> TailShare:
         """See `Threshold.statement`."""
         below = tf.where(loss < threshold.eta, weight, tf.zeros_like(weight))
-        return Below(below, weight, loss * tf.cast(weight, tf.float32))
+        return TailShare(below, weight, loss * tf.cast(weight, tf.float32))
 
-    def bounds(self, heaviest: float, max_loss: float) -> Below:
+    def bounds(self, heaviest: float, max_loss: float) -> TailShare:
         """See `Threshold.bounds`."""
         number = Bound(heaviest, integer=True)
-        return Below(number, number, Bound(heaviest * max_loss))
+        return TailShare(number, number, Bound(heaviest * max_loss))
 
-    def next(self, threshold: Eta, said: Below) -> Eta:
+    def next(self, threshold: TrackedThreshold, said: TailShare) -> TrackedThreshold:
         """See `Threshold.next`; with the first losses it is a part of their mean."""
         if self.theta == 1:
             # FedAvg: a threshold that only follows the losses would leave clients out while they
@@ -290,13 +292,13 @@ class Tracked(Threshold):
         moved = threshold.eta * tf.exp(-self.rate * (below - (1.0 - self.theta)))
         first = tf.maximum(_FIRST_PART * tf.math.divide_no_nan(said.weighted_loss, total), 0.0)
         eta = tf.where(threshold.eta > 0, moved, first)
-        return Eta(tf.where(said.total > 0, eta, threshold.eta))
+        return TrackedThreshold(tf.where(said.total > 0, eta, threshold.eta))
 
-    def total(self, said: Below) -> tf.Tensor:
+    def total(self, said: TailShare) -> tf.Tensor:
         """See `Threshold.total`."""
         return said.total
 
-    def loss(self, threshold: Eta) -> tf.Tensor:
+    def loss(self, threshold: TrackedThreshold) -> tf.Tensor:
         """See `Threshold.loss`."""
         return threshold.eta
 
@@ -347,7 +349,7 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Smoothed(OfHistogram):
+class Smoothed(HistogramThreshold):
     """A threshold above which clients count more and more, of this round or of the last one.
 
     Attributes:
@@ -366,7 +368,7 @@ class Smoothed(OfHistogram):
         """See `Threshold.share`."""
         return smoothed_share(threshold.eta, loss, self.nu)
 
-    def next(self, threshold: SmoothedEta, said: Losses) -> SmoothedEta:
+    def next(self, threshold: SmoothedEta, said: LossHistogram) -> SmoothedEta:
         """See `Threshold.next`."""
         if self.theta == 1:
             # FedAvg: nobody's share may be a rounding below 1.

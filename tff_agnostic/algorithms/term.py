@@ -177,8 +177,8 @@ def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
         ),
         bounds=bounds,
     )
-    center = core.Quantity("center", "loss c from which exponents are counted")
-    capped = core.Quantity("capped", "clients beyond the largest weight", unit=core.Unit.CLIENTS)
+    center = core.ReportField("center", "loss c from which exponents are counted")
+    capped = core.ReportField("capped", "clients beyond the largest weight", unit=core.Unit.CLIENTS)
     return core.Algorithm(
         name="term",
         problem=problem,

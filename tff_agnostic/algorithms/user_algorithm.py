@@ -331,9 +331,9 @@ def _check_columns(columns: Any) -> None:
         raise UserError(f"build: expected columns to be a tuple, found {type(columns).__name__}")
     names = set()
     for column in columns:
-        if not isinstance(column, core.Column) or not isinstance(column.field, core.Quantity):
+        if not isinstance(column, core.Column) or not isinstance(column.field, core.ReportField):
             raise UserError(
-                f"build: expected a Column of a Quantity in columns, found {column!r:.60}"
+                f"build: expected a Column of a ReportField in columns, found {column!r:.60}"
             )
         if column.field.name in names:
             raise UserError(

@@ -17,8 +17,8 @@ from tff_agnostic.boosting.sampling import (
     GRADIENT_ESTIMATORS,
     PREDICTOR_DRAWS,
     PREDICTOR_SAMPLINGS,
-    Drawn,
-    Sent,
+    SampledPredictors,
+    SentPredictors,
 )
 from tff_agnostic.domain_weights.ascent import exponentiated_gradient, projected_gradient
 from tff_agnostic.domain_weights.sets import LambdaSet
@@ -190,7 +190,7 @@ class BoostBroadcast(NamedTuple):
     """
 
     weights: ModelWeights
-    sent: Sent
+    sent: SentPredictors
     scale: tf.Tensor
 
 
@@ -223,7 +223,7 @@ class AlphaSteps:
         sampling = PREDICTOR_SAMPLINGS[self.options.predictor_sampling]
         return sampling(alpha, self.budget, self.options.uniform_share)
 
-    def drawn(self, alpha: tf.Tensor, step: tf.Tensor) -> Drawn:
+    def drawn(self, alpha: tf.Tensor, step: tf.Tensor) -> SampledPredictors:
         """Returns H_t (line 2), the same whenever it is asked for.
 
         Args:
@@ -232,7 +232,7 @@ class AlphaSteps:
         """
         q = self.model.num_predictors
         if self.options.predictor_sampling == "none":
-            return Drawn(tf.range(q), tf.ones([q]))
+            return SampledPredictors(tf.range(q), tf.ones([q]))
         seed = fold_in(tf.constant(self.seed, tf.int64), step)
         draw = PREDICTOR_DRAWS[self.options.predictor_draw]
         return draw(self.gammas(alpha), self.budget, seed)
@@ -255,7 +255,7 @@ class AlphaSteps:
         members = self.model.members
         assert members is not None
         stacks = members.chosen(weights.non_trainable, indices)
-        sent = Sent(of_each, gamma, is_sampled)
+        sent = SentPredictors(of_each, gamma, is_sampled)
         return BoostBroadcast(ModelWeights([mixed], stacks), sent, scale)
 
     def next(
@@ -291,7 +291,7 @@ class AlphaSteps:
             return tf.cast(tf.reduce_sum(drawn.is_sampled), tf.int64)
 
         def column(key: str, label: str, value: Callable[[core.RoundView], Any]) -> core.Column:
-            field = core.Quantity(f"predictors/{key}", label)
+            field = core.ReportField(f"predictors/{key}", label)
             return core.Column(field, value, ("predictors", key))
 
         return (

@@ -15,14 +15,19 @@ import numpy as np
 from tff_agnostic.boosting.members import (
     ClassMembers,
     DiscreteMembers,
-    Members,
     ModelMembers,
     NumberMembers,
+    PredictorFamily,
     TwoClassMembers,
     WordMembers,
 )
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES, MixtureLoss
-from tff_agnostic.boosting.predictor_store import Architecture, Held, SeveralArchitectures, held_by
+from tff_agnostic.boosting.predictor_store import (
+    Architecture,
+    PredictorStore,
+    SeveralArchitectures,
+    held_by,
+)
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.losses import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
@@ -42,7 +47,7 @@ class EnsembleModel(Model):
             them are made of.
     """
 
-    members: Optional[Members] = None
+    members: Optional[PredictorFamily] = None
     mixture_loss: str = "log"
     names: tuple[str, ...] = ()
     predictors: tuple[tuple[Model, ModelWeights], ...] = ()
@@ -75,7 +80,7 @@ class EnsembleModel(Model):
 
 @dataclasses.dataclass(frozen=True)
 class _Predict:
-    members: Members
+    members: PredictorFamily
 
     def __call__(self, weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
         del training, seed
@@ -85,7 +90,7 @@ class _Predict:
 
 @dataclasses.dataclass(frozen=True)
 class _Loss:
-    members: Members
+    members: PredictorFamily
     loss: MixtureLoss
 
     def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
@@ -155,7 +160,7 @@ def _of_keras(
 
 
 def _check(
-    members: Members,
+    members: PredictorFamily,
     predictors: Sequence[ModelWeights],
     stacks: Sequence[np.ndarray],
     names: Sequence[str],
@@ -190,7 +195,7 @@ def _check_float32(name: str, weights: ModelWeights) -> None:
             )
 
 
-class Form(NamedTuple):
+class OutputKind(NamedTuple):
     """A form of predictions.
 
     Attributes:
@@ -200,7 +205,7 @@ class Form(NamedTuple):
     """
 
     is_of: Callable[[Any], bool]
-    members: Callable[[Held, Any], Members]
+    members: Callable[[PredictorStore, Any], PredictorFamily]
     are_models: bool = True
 
 
@@ -228,21 +233,23 @@ def _is_two_class_loss(loss: Any) -> bool:
 
 
 _FORMS = (
-    Form(lambda loss: loss is unigram_loss, lambda held, loss: DiscreteMembers(), are_models=False),
-    Form(_is_class_loss, lambda held, loss: ClassMembers(held)),
-    Form(
+    OutputKind(
+        lambda loss: loss is unigram_loss, lambda held, loss: DiscreteMembers(), are_models=False
+    ),
+    OutputKind(_is_class_loss, lambda held, loss: ClassMembers(held)),
+    OutputKind(
         _is_two_class_loss,
         lambda held, loss: TwoClassMembers(held, from_scores=bool(takes_scores(loss))),
     ),
-    Form(
+    OutputKind(
         lambda loss: isinstance(loss, SentenceLoss),
         lambda held, loss: WordMembers(held, loss.expected_length),
     ),
-    Form(_is_number_loss, lambda held, loss: NumberMembers(held)),
+    OutputKind(_is_number_loss, lambda held, loss: NumberMembers(held)),
 )
 
 
-def form_of(model: Model) -> Form:
+def form_of(model: Model) -> OutputKind:
     """Returns the form of a model's predictions.
 
     Raises:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tff_agnostic.boosting.mixture_losses import (
     ClassOutputs,
-    Fit,
+    MixtureTerms,
     NumberOutputs,
     Outputs,
     SharedOutputs,
@@ -19,7 +19,7 @@ from tff_agnostic.boosting.mixture_losses import (
     at_words,
     over_words,
 )
-from tff_agnostic.boosting.predictor_store import Held, Stacks
+from tff_agnostic.boosting.predictor_store import PredictorStore, Stacks
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import ModelWeights
 
@@ -29,7 +29,7 @@ _SENTENCES_AT_ONCE = 64
 _FLOAT_BYTES = 4
 
 
-class Members(Protocol):
+class PredictorFamily(Protocol):
     """Predictors of one form; equal ones are traced once, so that they are frozen dataclasses.
 
     Attributes:
@@ -63,7 +63,7 @@ class Members(Protocol):
     def predictions(self, outputs: Any, weights: tf.Tensor, x: Any) -> tf.Tensor:
         """Returns what the mixture predicts, as the model's metrics read it."""
 
-    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
         """Returns what losses depend on, from predictions of the mixture."""
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -86,27 +86,27 @@ class DiscreteMembers:
     examples_at_once = _EXAMPLES_AT_ONCE
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         scores = np.stack([np.asarray(p.trainable[0], np.float64) for p in predictors])
         raised = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares = (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)
         return [np.ascontiguousarray(shares.T)]
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         return [tf.gather(stack, indices, axis=1) for stack in stacks]
 
     def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         (table,) = stacks
         return count * table.nbytes // table.shape[1]
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """See `Members`: a row of the table."""
+        """See `PredictorFamily`: a row of the table."""
         return count * _FLOAT_BYTES
 
     def outputs(self, stacks: Stacks, x: Any) -> SharedOutputs:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         del x
         return SharedOutputs(stacks[0])
 
@@ -118,14 +118,14 @@ class DiscreteMembers:
             columns.append(tf.fill(tf.shape(x), norm))
         return tf.stack(columns, axis=1)
 
-    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
-        """See `Members`."""
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
+        """See `PredictorFamily`."""
         agreement = tf.exp(predictions[:, 0])
         norm = predictions[:, 1] if self.with_norm else tf.zeros_like(agreement)
-        return Fit(agreement, norm, tf.ones(tf.shape(labels)))
+        return MixtureTerms(agreement, norm, tf.ones(tf.shape(labels)))
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         del labels
         return values
 
@@ -138,29 +138,29 @@ class ModelMembers:
         held: The arrays that they are held in.
     """
 
-    held: Held
+    held: PredictorStore
     examples_at_once = _EXAMPLES_AT_ONCE
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         return self.held.stacked(predictors)
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         return self.held.chosen(stacks, indices)
 
     def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         del stacks
         return self.held.num_bytes(count)
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """See `Members`: a model computes with all of its weights."""
+        """See `PredictorFamily`: a model computes with all of its weights."""
         del count
         return None
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         del labels
         return values
 
@@ -184,7 +184,7 @@ class WordMembers(ModelMembers):
     examples_at_once = _SENTENCES_AT_ONCE
 
     def outputs(self, stacks: Stacks, x: Any) -> WordOutputs:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         return WordOutputs(self.held.said(stacks, x), self.expected_length)
 
     def predictions(self, outputs: WordOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
@@ -192,17 +192,17 @@ class WordMembers(ModelMembers):
         del x
         return tf.math.log(outputs.mixed(weights))
 
-    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
-        """See `Members`; float32 [n, T] each."""
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
+        """See `PredictorFamily`; float32 [n, T] each."""
         probabilities = tf.exp(predictions)
-        return Fit(
+        return MixtureTerms(
             at_words(probabilities, labels),
             tf.reduce_sum(tf.square(probabilities), axis=2),
             tf.ones(tf.shape(labels)),
         )
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         return over_words(values, labels, self.expected_length)
 
 
@@ -213,7 +213,7 @@ class NumberMembers(ModelMembers):
     are_densities = False
 
     def outputs(self, stacks: Stacks, x: Any) -> NumberOutputs:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         return NumberOutputs(self.columns(stacks, x))
 
     def predictions(self, outputs: NumberOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
@@ -221,10 +221,10 @@ class NumberMembers(ModelMembers):
         del x
         return outputs.mixed(weights)
 
-    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
-        """See `Members`."""
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
+        """See `PredictorFamily`."""
         target = as_columns(labels)
-        return Fit(
+        return MixtureTerms(
             tf.reduce_sum(predictions * target, axis=1),
             tf.reduce_sum(tf.square(predictions), axis=1),
             tf.reduce_sum(tf.square(target), axis=1),
@@ -238,7 +238,7 @@ class ClassMembers(ModelMembers):
     are_densities = True
 
     def outputs(self, stacks: Stacks, x: Any) -> ClassOutputs:
-        """See `Members`."""
+        """See `PredictorFamily`."""
         return ClassOutputs(self.columns(stacks, x))
 
     def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
@@ -246,10 +246,10 @@ class ClassMembers(ModelMembers):
         del x
         return tf.math.log(outputs.mixed(weights))
 
-    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
-        """See `Members`."""
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
+        """See `PredictorFamily`."""
         probabilities = tf.exp(predictions)
-        return Fit(
+        return MixtureTerms(
             tf.gather(probabilities, labels, axis=1, batch_dims=1),
             tf.reduce_sum(tf.square(probabilities), axis=1),
             tf.ones(tf.shape(labels)),
@@ -269,7 +269,7 @@ class TwoClassMembers(ModelMembers):
     are_densities = True
 
     def outputs(self, stacks: Stacks, x: Any) -> ClassOutputs:
-        """See `Members`: both classes' probabilities."""
+        """See `PredictorFamily`: both classes' probabilities."""
         of_one = self.columns(stacks, x)
         return ClassOutputs(tf.concat([1.0 - of_one, of_one], axis=2))
 
@@ -284,8 +284,8 @@ class TwoClassMembers(ModelMembers):
             return tf.math.log(mixture[:, 1:]) - tf.math.log(mixture[:, :1])
         return mixture[:, 1:] / tf.reduce_sum(mixture, axis=1, keepdims=True)
 
-    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> Fit:
-        """See `Members`; labels are 0 and 1, [n]."""
+    def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
+        """See `PredictorFamily`; labels are 0 and 1, [n]."""
         of_one = tf.reshape(predictions, [-1])
         if self.from_scores:
             # Each by its own sigmoid: 1 less a probability that rounds to 1 has no logarithm.
@@ -294,4 +294,4 @@ class TwoClassMembers(ModelMembers):
             of_zero = 1.0 - of_one
         agreement = tf.where(tf.equal(labels, 1), of_one, of_zero)
         norm = tf.square(of_one) + tf.square(of_zero)
-        return Fit(agreement, norm, tf.ones(tf.shape(labels)))
+        return MixtureTerms(agreement, norm, tf.ones(tf.shape(labels)))

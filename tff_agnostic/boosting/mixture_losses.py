@@ -190,7 +190,7 @@ def as_columns(values: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reshape(values, [tf.shape(values)[0], -1]), tf.float32)
 
 
-class Fit(NamedTuple):
+class MixtureTerms(NamedTuple):
     """What the loss of a mixture at an example depends on; of sentences with an axis of T words.
 
     Attributes:
@@ -225,12 +225,12 @@ class MixtureLoss(NamedTuple):
         needs_densities: Whether it is of distributions only.
     """
 
-    of_fit: Callable[[Fit], tf.Tensor]
+    of_fit: Callable[[MixtureTerms], tf.Tensor]
     at: Callable[[Outputs, tf.Tensor, tf.Tensor], LossAt]
     needs_densities: bool
 
 
-def log_loss(fit: Fit) -> tf.Tensor:
+def log_loss(fit: MixtureTerms) -> tf.Tensor:
     """Returns -log h(y), in nats."""
     return -tf.math.log(fit.agreement)
 
@@ -243,7 +243,7 @@ def log_loss_at(outputs: Outputs, weights: tf.Tensor, labels: tf.Tensor) -> Loss
     return _of_examples(outputs, losses, gradients, labels)
 
 
-def squared_loss(fit: Fit) -> tf.Tensor:
+def squared_loss(fit: MixtureTerms) -> tf.Tensor:
     """Returns |h(x) - y|^2; of a class, y is 1 there and 0 elsewhere."""
     return fit.norm - 2.0 * fit.agreement + fit.target_norm
 
@@ -251,7 +251,7 @@ def squared_loss(fit: Fit) -> tf.Tensor:
 def squared_loss_at(outputs: Outputs, weights: tf.Tensor, labels: tf.Tensor) -> LossAt:
     """Returns the same, and its gradient 2 <h(x) - y, h_k(x)>."""
     of_each, products = outputs.agreements(labels), outputs.products(weights)
-    fit = Fit(
+    fit = MixtureTerms(
         tf.linalg.matvec(of_each, weights),
         tf.linalg.matvec(products, weights),
         outputs.target_norms(labels),

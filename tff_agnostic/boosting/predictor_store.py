@@ -61,7 +61,7 @@ class Architecture:
         return sum(array.size for array in self.arrays())
 
 
-class Held(Protocol):
+class PredictorStore(Protocol):
     """Arrays of q predictors; equal ones are traced once, so that they are frozen dataclasses."""
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
@@ -88,19 +88,19 @@ class OneArchitecture:
     architecture: Architecture
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `Held`: trainable and other weights, in their order."""
+        """See `PredictorStore`: trainable and other weights, in their order."""
         return [np.stack(arrays) for arrays in zip(*map(_leaves, predictors))]
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """See `Held`."""
+        """See `PredictorStore`."""
         return [tf.gather(stack, indices) for stack in stacks]
 
     def num_bytes(self, count: int) -> int:
-        """See `Held`."""
+        """See `PredictorStore`."""
         return count * sum(array.nbytes for array in self.architecture.arrays())
 
     def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
-        """See `Held`."""
+        """See `PredictorStore`."""
         # Unrolled: C is small, and a loop would have no vectorised form in every model.
         return [
             self.architecture.said(self.architecture.weights([s[k] for s in stacks]), x)
@@ -121,12 +121,12 @@ class SeveralArchitectures:
     of_predictor: tuple[int, ...]
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `Held`: one array; weights of other types are exact as float32, or were refused."""
+        """See `PredictorStore`: one array; weights are exact as float32, or were refused."""
         arrays = [array for predictor in predictors for array in _leaves(predictor)]
         return [np.concatenate([array.astype(np.float32).ravel() for array in arrays])]
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """See `Held`: weights, and of each predictor its architecture and where it begins."""
+        """See `PredictorStore`: weights, each predictor's architecture, and where it begins."""
         (weights,) = stacks
         sizes = tf.gather(tf.constant(self._sizes(), tf.int32), indices)
         ends = tf.cumsum(sizes)
@@ -142,11 +142,11 @@ class SeveralArchitectures:
         return [packed, kinds, offsets]
 
     def num_bytes(self, count: int) -> int:
-        """See `Held`."""
+        """See `PredictorStore`."""
         return self._room(count) * _FLOAT_BYTES + 2 * count * _INT_BYTES
 
     def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
-        """See `Held`."""
+        """See `PredictorStore`."""
         if len(stacks) == 1:
             return [
                 self._said_by(self.architectures[kind], stacks[0], start, x)
@@ -186,7 +186,7 @@ class SeveralArchitectures:
         return sum(sorted(self._sizes())[-count:])
 
 
-def held_by(architectures: Sequence[Architecture]) -> Held:
+def held_by(architectures: Sequence[Architecture]) -> PredictorStore:
     """Returns how predictors are held, given the architecture of each."""
     different = tuple(dict.fromkeys(architectures))
     if len(different) == 1:

@@ -55,7 +55,7 @@ PREDICTOR_SAMPLINGS: Registry[Gammas] = Registry(
 )
 
 
-class Drawn(NamedTuple):
+class SampledPredictors(NamedTuple):
     """The predictors that a message has room for, of which some were sampled.
 
     Attributes:
@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
     is_sampled: tf.Tensor
 
 
-class Draw(NamedTuple):
+class PredictorSampler(NamedTuple):
     """A way to draw predictors with given probabilities.
 
     Attributes:
@@ -78,7 +78,7 @@ class Draw(NamedTuple):
     chosen: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     room: Callable[[int, int], int]
 
-    def __call__(self, gamma: tf.Tensor, budget: int, seed: tf.Tensor) -> Drawn:
+    def __call__(self, gamma: tf.Tensor, budget: int, seed: tf.Tensor) -> SampledPredictors:
         """Returns the draw of a round.
 
         Args:
@@ -93,7 +93,7 @@ class Draw(NamedTuple):
         order = _random_order(q, fold_in(seed, tf.constant(_FILLING)))
         is_left = tf.cast(~tf.gather(chosen, order), tf.int32)
         indices = tf.gather(order, tf.argsort(is_left, stable=True))[:room]
-        return Drawn(indices, tf.cast(tf.gather(chosen, indices), tf.float32))
+        return SampledPredictors(indices, tf.cast(tf.gather(chosen, indices), tf.float32))
 
 
 def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -134,16 +134,16 @@ def _random_order(q: int, seed: tf.Tensor) -> tf.Tensor:
     return tf.reshape(random_order(seed, tf.constant(q), tf.constant(q)), [q])
 
 
-PREDICTOR_DRAWS: Registry[Draw] = Registry(
+PREDICTOR_DRAWS: Registry[PredictorSampler] = Registry(
     "draw of predictors",
     {
-        "systematic": Draw(systematic, _exactly),
-        "independent": Draw(independent, _with_reserve),
+        "systematic": PredictorSampler(systematic, _exactly),
+        "independent": PredictorSampler(independent, _with_reserve),
     },
 )
 
 
-class Sent(NamedTuple):
+class SentPredictors(NamedTuple):
     """The predictors that a client gets; float32 [C] each.
 
     Attributes:
@@ -158,7 +158,7 @@ class Sent(NamedTuple):
 
 
 # (gradients at alpha~ [n, C], |h_k|^2 [n or 1, C], predictors) -> estimates [n, C].
-Estimate = Callable[["tf.Tensor", "tf.Tensor", Sent], "tf.Tensor"]
+Estimate = Callable[["tf.Tensor", "tf.Tensor", SentPredictors], "tf.Tensor"]
 
 
 class GradientEstimator(NamedTuple):
@@ -176,19 +176,19 @@ class GradientEstimator(NamedTuple):
     uses_norms: bool = False
 
 
-def masked(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+def masked(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """1_k g_k: figures 1 and 2; of what is sampled rarely the mean is small."""
     del squared_norms
     return gradients * sent.is_sampled
 
 
-def divided(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+def divided(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """1_k / gamma_k g_k; the mean exceeds the gradient of the squared loss by `unbiased`'s bias."""
     del squared_norms
     return gradients * (sent.is_sampled / sent.gamma)
 
 
-def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """The same less 2 alpha_k |h_k|^2 (1 / gamma_k - 1), whose mean is the gradient.
 
     It is that of the squared loss, and draws have to be independent.
@@ -197,7 +197,7 @@ def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.T
     return (gradients - bias) * (sent.is_sampled / sent.gamma)
 
 
-def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: Sent) -> tf.Tensor:
+def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
 
     All g_k are about -1 there. Steps ignore what all coordinates have in common, but a mask makes a

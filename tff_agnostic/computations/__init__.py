@@ -65,7 +65,7 @@ from tff_agnostic.computations.server_optimizers import ServerOptimizer, ServerO
 from tff_agnostic.computations.tff_process import build_evaluation, build_learning_process
 from tff_agnostic.computations.verification import security_report
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.report_fields import Quantity, Role, Unit
+from tff_agnostic.report_fields import ReportField, Role, Unit
 
 __all__ = [
     "AGGREGATIONS",
@@ -93,7 +93,7 @@ __all__ = [
     "Models",
     "PlainSum",
     "Problem",
-    "Quantity",
+    "ReportField",
     "Role",
     "RoundView",
     "RunState",

@@ -27,9 +27,9 @@ from tff_agnostic.computations.client_output import all_finite
 from tff_agnostic.computations.clients import Clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
-from tff_agnostic.report_fields import Quantities, Quantity
+from tff_agnostic.report_fields import ReportField, ReportFields
 
-_SKIPPED = Quantity(
+_SKIPPED = ReportField(
     "skipped", "whether the round was skipped, because a sum or the update was not finite"
 )
 _DTYPES = ("float32", "int64")
@@ -108,7 +108,7 @@ class RoundStep:
         """On the server: returns the aggregation's state, the sum of the outputs, and a report."""
         return self.aggregation.decode(aggregation_state, summed, self.bounds)
 
-    def quantities(self, prefix: str = "") -> Quantities:
+    def quantities(self, prefix: str = "") -> ReportFields:
         """Describes the report of `decode`."""
         return self.aggregation.quantities(self.bounds, prefix)
 
@@ -231,7 +231,7 @@ class Round:
         )
 
     @property
-    def quantities(self) -> Quantities:
+    def quantities(self) -> ReportFields:
         """Describes the report of a round."""
         names = [step.step.name for step in self.steps]
         prefixes = [""] if len(names) == 1 else [f"{name} " for name in names]

@@ -10,7 +10,7 @@ from tff_agnostic.computations.client_output import ClientCounts
 from tff_agnostic.computations.server_optimizers import ServerOptimizer
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
-from tff_agnostic.report_fields import Quantity, Role, Unit
+from tff_agnostic.report_fields import ReportField, Role, Unit
 
 
 class TrainingState(NamedTuple):
@@ -113,7 +113,7 @@ def training_columns(
     def measure(name: str, value: Callable[[Any], tf.Tensor]) -> Column:
         of_model = measures_of(model)[name]
         return Column(
-            Quantity(
+            ReportField(
                 f"{prefix}/{name}",
                 f"{name} {when}",
                 per_domain=True,
@@ -131,7 +131,7 @@ def training_columns(
 
     def count(name: str, label: str, key: str, value: Callable[[Any], tf.Tensor]) -> Column:
         return Column(
-            Quantity(name, label, per_domain=True, unit=Unit.EXAMPLES),
+            ReportField(name, label, per_domain=True, unit=Unit.EXAMPLES),
             lambda r: value(output(r).domain_sums),
             ("client_work", "train", key),
         )
@@ -144,7 +144,7 @@ def training_columns(
         return measure(name, of_sums)
 
     def outcome(name: str) -> Column:
-        field = Quantity(f"clients/{name}", f"clients: {name}", unit=Unit.CLIENTS)
+        field = ReportField(f"clients/{name}", f"clients: {name}", unit=Unit.CLIENTS)
         return Column(field, lambda r: getattr(output(r).clients, name), ("clients", name))
 
     held_out = count(
@@ -157,7 +157,9 @@ def training_columns(
     def grouped(group: str, columns: Sequence[Column]) -> list[Column]:
         return [c._replace(path=(group, *c.keys)) for c in columns]
 
-    norm_column = Column(Quantity("update_norm", "norm of the round's update of the weights"), norm)
+    norm_column = Column(
+        ReportField("update_norm", "norm of the round's update of the weights"), norm
+    )
     return (
         measure("loss", lambda sums: sums.mean_losses()),
         # Before the next one: it says for which domains there is a loss.

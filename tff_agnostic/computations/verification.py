@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
-from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
+from tff_agnostic.aggregations.aggregation import Aggregation, SecurityProperty
 from tff_agnostic.aggregations.chacha20 import KEYSTREAM
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, specs_of
@@ -331,13 +331,13 @@ def _called(op: tf.Operation, attribute: str, of_inputs: list[bool]) -> list[boo
     return _followed(graph, of_inputs, graph.outputs)
 
 
-# Guarantee -> (a compiled step -> report); raises a `UserError` where it does not hold.
-CHECKS: Mapping[Guarantee, Callable[[tff.Computation], SecurityReport]] = {
-    Guarantee.SECURE_SUMS: require_only_secure_sums,
+# SecurityProperty -> (a compiled step -> report); raises a `UserError` where it does not hold.
+CHECKS: Mapping[SecurityProperty, Callable[[tff.Computation], SecurityReport]] = {
+    SecurityProperty.SECURE_SUMS: require_only_secure_sums,
 }
 # Of what the functions of a whole round keep to themselves.
-ROUND_CHECKS: Mapping[Guarantee, Callable[[Round, Iterable[tff.Computation]], None]] = {
-    Guarantee.SECRET_NOISE: require_secrets_stay,
+ROUND_CHECKS: Mapping[SecurityProperty, Callable[[Round, Iterable[tff.Computation]], None]] = {
+    SecurityProperty.SECRET_NOISE: require_secrets_stay,
 }
 
 
@@ -355,14 +355,14 @@ def check_process(aggregation: Aggregation, process: Process) -> Optional[Securi
     if len(process.steps) == 1:
         return check_guarantees(aggregation, dict.fromkeys(process.steps, next_))
     report = check_guarantees(aggregation, process.steps)
-    if Guarantee.SECURE_SUMS in aggregation.guarantees:
+    if SecurityProperty.SECURE_SUMS in aggregation.guarantees:
         require_no_plain_sums(next_)
     return report
 
 
 def check_measurement(aggregation: Aggregation, measurement: Measurement) -> None:
     """Checks an evaluation; see `check_guarantees`."""
-    if Guarantee.SECRET_NOISE in aggregation.guarantees:
+    if SecurityProperty.SECRET_NOISE in aggregation.guarantees:
         step = EvaluationFunctions(measurement, aggregation).step
         require_secrets_of_measurement_stay(step, measurement.measured_spec)
     if aggregation.guarantees - ROUND_CHECKS.keys():

@@ -10,7 +10,7 @@ from plan_runner import plan_pb2
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
 from tff_agnostic.later import tf
-from tff_agnostic.report_fields import Quantities
+from tff_agnostic.report_fields import ReportFields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PlanSettings:
     """
 
     source: ExampleSource
-    quantities: Quantities
+    quantities: ReportFields
     max_clients: int
 
 

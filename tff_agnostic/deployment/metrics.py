@@ -24,7 +24,7 @@ from tff_agnostic.computations.histograms import Grid
 from tff_agnostic.deployment.graphs import METRICS, Leaf, node_name
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Measure, Model, measures_of
-from tff_agnostic.report_fields import Quantities, Quantity, Unit
+from tff_agnostic.report_fields import ReportField, ReportFields, Unit
 
 DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
 OVERALL = "overall"
@@ -164,7 +164,7 @@ class Overall(NamedTuple):
     weights: Optional[str]
 
 
-def overall_metrics(quantities: Quantities, scope: str = "") -> Iterator[Overall]:
+def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overall]:
     """Yields the metrics that have a value of all domains.
 
     Numbers of examples are added up. What is a mean over the examples of a domain has the mean over
@@ -173,7 +173,7 @@ def overall_metrics(quantities: Quantities, scope: str = "") -> Iterator[Overall
     """
     counts = None
     for key, quantity in quantities.items():
-        if isinstance(quantity, Quantity) and quantity.per_domain and _counts_examples(quantity):
+        if isinstance(quantity, ReportField) and quantity.per_domain and _counts_examples(quantity):
             counts = counts or f"{scope}{key}"
     for key, quantity in quantities.items():
         if isinstance(quantity, Mapping):
@@ -185,7 +185,7 @@ def overall_metrics(quantities: Quantities, scope: str = "") -> Iterator[Overall
 
 
 def scalar_outputs(
-    metrics: Sequence[Leaf], values: Sequence[tf.Tensor], quantities: Quantities
+    metrics: Sequence[Leaf], values: Sequence[tf.Tensor], quantities: ReportFields
 ) -> dict[str, tf.Tensor]:
     """Returns the scalars of a round's metrics, by name; nodes of these names are made.
 

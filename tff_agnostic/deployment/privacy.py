@@ -14,7 +14,7 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions, TreeOptions
-from tff_agnostic.aggregations.private_sum import PrivateRelease, PrivateSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateAggregation
 from tff_agnostic.aggregations.secure_sum import SecureSum
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.round import RoundStep
@@ -87,7 +87,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
         step: What is exported, whose sums have noise.
     """
     release, private_state = step.aggregation, state.aggregations[0]
-    assert isinstance(release, PrivateSum)
+    assert isinstance(release, CentralDpSum)
     z = float(private_state.noise_multiplier)
     limits = release.group_limits(tf.constant(private_state.clip_norms), step.bounds)
     groups = release.groups(step.bounds)
@@ -154,7 +154,7 @@ def privacy_facts(
     """
     (step,) = algorithm.steps
     of_values = step.bounds(aggregation.limits)
-    if isinstance(aggregation, PrivateRelease):
+    if isinstance(aggregation, PrivateAggregation):
         of_values, aggregation = aggregation.released_bounds(of_values), aggregation.inner
     if not isinstance(aggregation, SecureSum):
         return {"server_sees": _PLAIN, "secure_sums": []}

@@ -35,7 +35,7 @@ from tff_agnostic.deployment.metrics import scalar_outputs
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import Quantities
+from tff_agnostic.report_fields import ReportFields
 
 _FEDERATED_SUM = "federated_sum"
 _URI = "federated_secure_sum_bitwidth"
@@ -235,7 +235,7 @@ def _result_graph(
     result: TfFunction,
     tensors: PlanTensors,
     inputs: _ResultInputs,
-    quantities: Quantities,
+    quantities: ReportFields,
 ) -> tf.compat.v1.GraphDef:
     spec, router = phase.tensorflow_spec_result, phase.result_router
     with tf.Graph().as_default() as graph:

@@ -31,7 +31,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Examples
 from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import Quantities
+from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.runtimes.runtime import to_numpy_examples
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class PlannedRounds(Rounds, Protocol):
     """
 
     round_: tff.Computation
-    quantities: Quantities
+    quantities: ReportFields
 
     def initialize(self) -> RunState:
         """Returns the state before the first round."""
@@ -216,7 +216,7 @@ class EvaluationRounds:
 
         self._initialize = initialize
         self.round_ = round_
-        self.quantities: Quantities = OrderedDict()
+        self.quantities: ReportFields = OrderedDict()
 
     def initialize(self) -> RunState:
         """Returns the state of the training before its first round."""

@@ -30,7 +30,7 @@ from tff_agnostic.domain_weights.sets import (
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import Quantity, Role
+from tff_agnostic.report_fields import ReportField, Role
 from tff_agnostic.settings import setting
 
 # The smallest normal float32: what is smaller, processors may take for 0.
@@ -46,7 +46,7 @@ _WITH_LEARNING_RATE = ("exponentiated_gradient", "projected_gradient", "fixed")
 CHI2_SIGNS: Registry[float] = Registry("sign of chi2", {"penalty": -1.0, "pessimism": 1.0})
 _SUM_TOLERANCE = 1e-3
 # What algorithms report of lambda.
-LAMBDA = Quantity(
+LAMBDA = ReportField(
     "lambda",
     "domain weight lambda",
     per_domain=True,
@@ -54,8 +54,8 @@ LAMBDA = Quantity(
     is_drawn=True,
     file_name="domain_weights",
 )
-ALPHA = Quantity("alpha", "scale alpha of a domain", per_domain=True)
-MEAN_LAMBDA = Quantity("mean_lambda", "mean of lambda so far", per_domain=True)
+ALPHA = ReportField("alpha", "scale alpha of a domain", per_domain=True)
+MEAN_LAMBDA = ReportField("mean_lambda", "mean of lambda so far", per_domain=True)
 
 
 def exponentiated_gradient(
@@ -88,42 +88,42 @@ def fixed(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: float) -> tf.Ten
     return lambda_
 
 
-class Step(NamedTuple):
+class AscentInput(NamedTuple):
     """What a round has for lambda to move by.
 
     Attributes:
         coordinates: Of lambda_{t-1} in its set, float32 [q].
-        slopes: The gradient of sum_i lambda_i L_i by them, float32 [q].
+        gradient: The gradient of sum_i lambda_i L_i by them, float32 [q].
         learning_rate: gamma_lambda.
         is_free: Which coordinates may change, bool [q]; all if None. The others get back what they
             had, whatever the update returns for them.
     """
 
     coordinates: tf.Tensor
-    slopes: tf.Tensor
+    gradient: tf.Tensor
     learning_rate: Any
     is_free: Optional[tf.Tensor] = None
 
 
-def entropy_step(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+def entropy_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
     """Mirror ascent with the entropy as mirror map."""
-    moved = exponentiated_gradient(step.coordinates, step.slopes, step.learning_rate)
-    return lambda_set.nearest_in_entropy(moved)
+    moved = exponentiated_gradient(step.coordinates, step.gradient, step.learning_rate)
+    return lambda_set.project_kl(moved)
 
 
-def euclidean_step(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+def euclidean_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
     """Mirror ascent with half the squared norm as mirror map."""
-    return lambda_set.nearest(step.coordinates + step.learning_rate * step.slopes)
+    return lambda_set.project(step.coordinates + step.learning_rate * step.gradient)
 
 
-def no_step(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+def no_step(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
     """Returns the coordinates unchanged."""
     del lambda_set
-    return fixed(step.coordinates, step.slopes, step.learning_rate)
+    return fixed(step.coordinates, step.gradient, step.learning_rate)
 
 
 # (set, what the round has) -> coordinates.
-DomainWeightUpdate = Callable[[LambdaSet, Step], "tf.Tensor"]
+DomainWeightUpdate = Callable[[LambdaSet, AscentInput], "tf.Tensor"]
 
 
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -188,7 +188,7 @@ def cvar_step(
     return tf.cast((1.0 - rate) * before + rate * worst, tf.float32)
 
 
-class _Way(NamedTuple):
+class _UpdateRule(NamedTuple):
     """A way for lambda to move.
 
     Attributes:
@@ -202,8 +202,8 @@ class _Way(NamedTuple):
     starts_at_training_mixture: bool = False
 
 
-def _always(update: DomainWeightUpdate) -> _Way:
-    return _Way(lambda options, training_mixture: update)
+def _always(update: DomainWeightUpdate) -> _UpdateRule:
+    return _UpdateRule(lambda options, training_mixture: update)
 
 
 def _check_cvar(options: LambdaOptions) -> None:
@@ -221,11 +221,11 @@ def _check_cvar(options: LambdaOptions) -> None:
 
 
 def _cvar(options: LambdaOptions, training_mixture: Sequence[float]) -> DomainWeightUpdate:
-    def update(lambda_set: LambdaSet, step: Step) -> tf.Tensor:
+    def update(lambda_set: LambdaSet, step: AscentInput) -> tf.Tensor:
         del lambda_set
         return cvar_step(
             step.coordinates,
-            step.slopes,
+            step.gradient,
             training_mixture,
             options.domain_conformity,
             options.cvar_rate,
@@ -235,14 +235,14 @@ def _cvar(options: LambdaOptions, training_mixture: Sequence[float]) -> DomainWe
     return update
 
 
-DOMAIN_WEIGHT_UPDATES: Registry[_Way] = Registry(
+DOMAIN_WEIGHT_UPDATES: Registry[_UpdateRule] = Registry(
     "domain weight update",
     {
         "exponentiated_gradient": _always(entropy_step),
         "projected_gradient": _always(euclidean_step),
         "fixed": _always(no_step),
         # The one mixture that every level allows.
-        "cvar": _Way(_cvar, _check_cvar, starts_at_training_mixture=True),
+        "cvar": _UpdateRule(_cvar, _check_cvar, starts_at_training_mixture=True),
     },
 )
 
@@ -323,16 +323,16 @@ class LambdaOptions(LambdaSetOptions):
         if self.domain_weight_update is None:
             object.__setattr__(self, "domain_weight_update", self.own_update)
         super().__post_init__()
-        self.way().check(self)
+        self.update_rule().check(self)
 
-    def way(self) -> _Way:
+    def update_rule(self) -> _UpdateRule:
         """Returns how lambda moves."""
         assert self.domain_weight_update is not None
         return DOMAIN_WEIGHT_UPDATES[self.domain_weight_update]
 
 
 @dataclasses.dataclass(frozen=True)
-class LambdaSteps:
+class LambdaAscent:
     """Moves lambda; what `LambdaOptions` make of the domains of a problem.
 
     Attributes:
@@ -409,8 +409,8 @@ class LambdaSteps:
             losses = tf.where(known, losses, self._mean_of_known(coordinates, losses, known))
         if self.options.chi2_weight:
             losses += self._chi2_slope(coordinates)
-        slopes = self.lambda_set.slopes(losses)
-        step = Step(coordinates, slopes, rate, known if keeps_weights else None)
+        gradient = self.lambda_set.gradient(losses)
+        step = AscentInput(coordinates, gradient, rate, known if keeps_weights else None)
         updated = self.update(self.lambda_set, step)
         is_positive = updated > 0
         if keeps_weights:
@@ -433,11 +433,11 @@ class LambdaSteps:
         return sign * self.options.chi2_weight * 2.0 * (self.mixture(coordinates) - m) / m
 
 
-def lambda_steps(
+def lambda_ascent(
     options: LambdaOptions,
     domain_names: Sequence[str],
     expected_counts: Optional[Sequence[float]] = None,
-) -> LambdaSteps:
+) -> LambdaAscent:
     """Returns what moves lambda among the domains of a problem.
 
     Args:
@@ -456,9 +456,9 @@ def lambda_steps(
     lambda_set = options.build_lambda_set(domain_names, training_mixture)
     flag = "--initial_domain_weights"
     given = options.initial_domain_weights
-    way = options.way()
-    update = way.build(options, tuple(training_mixture.tolist()))
-    if given is None and (options.lambda_set == "ball" or way.starts_at_training_mixture):
+    update_rule = options.update_rule()
+    update = update_rule.build(options, tuple(training_mixture.tolist()))
+    if given is None and (options.lambda_set == "ball" or update_rule.starts_at_training_mixture):
         weights = training_mixture
     else:
         weights = per_domain(flag, given, p, default=1.0 / p)
@@ -468,7 +468,7 @@ def lambda_steps(
             f"{list(options.initial_domain_weights or ())}, which sum to {weights.sum():g}"
         )
     initial = lambda_set.start(weights / weights.sum())
-    return LambdaSteps(
+    return LambdaAscent(
         options, lambda_set, tuple(training_mixture.tolist()), tuple(initial.tolist()), update
     )
 

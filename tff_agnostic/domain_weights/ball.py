@@ -42,15 +42,15 @@ class Ball:
         """Returns lambda."""
         return coordinates
 
-    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
         """Returns L."""
         return losses
 
-    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+    def project(self, point: tf.Tensor) -> tf.Tensor:
         """See `LambdaSet`."""
         return self._on_surface(point, _euclidean)
 
-    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+    def project_kl(self, point: tf.Tensor) -> tf.Tensor:
         """See `LambdaSet`."""
         return self._on_surface(point, _entropic)
 
@@ -100,14 +100,14 @@ class Ball:
         }
 
     def _on_surface(
-        self, point: tf.Tensor, nearest: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+        self, point: tf.Tensor, project: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
         center = tf.constant(self.center, tf.float64)
         target = tf.cast(point, tf.float64)
 
         def bisect(step: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple:
             middle = (low + high) / 2
-            inside = _chi2(nearest(target, center, _power_of_2(middle)), center) <= self.radius
+            inside = _chi2(project(target, center, _power_of_2(middle)), center) <= self.radius
             return step + 1, tf.where(inside, low, middle), tf.where(inside, middle, high)
 
         def projected() -> tf.Tensor:
@@ -115,9 +115,9 @@ class Ball:
             _, _, high = tf.while_loop(
                 lambda step, *_: step < _BISECTIONS, bisect, (tf.constant(0), *bounds)
             )
-            return nearest(target, center, _power_of_2(high))
+            return project(target, center, _power_of_2(high))
 
-        unconstrained = nearest(target, center, tf.constant(0.0, tf.float64))
+        unconstrained = project(target, center, tf.constant(0.0, tf.float64))
         found = tf.cond(
             _chi2(unconstrained, center) <= self.radius, lambda: unconstrained, projected
         )

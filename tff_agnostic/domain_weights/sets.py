@@ -47,17 +47,17 @@ class LambdaSet(Protocol):
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
         """Returns lambda, float32 [p]."""
 
-    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
         """Returns the gradient of sum_i lambda_i L_i by the coordinates, float32 [q].
 
         Args:
             losses: L, float32 [p].
         """
 
-    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+    def project(self, point: tf.Tensor) -> tf.Tensor:
         """Returns the coordinates nearest to a point [q] in Euclidean distance."""
 
-    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+    def project_kl(self, point: tf.Tensor) -> tf.Tensor:
         """Returns the coordinates x with the least sum_i x_i log(x_i / y_i) to a point y.
 
         Args:
@@ -93,15 +93,15 @@ class Simplex:
         """Returns lambda."""
         return coordinates
 
-    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
         """Returns L."""
         return losses
 
-    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+    def project(self, point: tf.Tensor) -> tf.Tensor:
         """See `LambdaSet`."""
         return project_to_simplex(point)
 
-    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+    def project_kl(self, point: tf.Tensor) -> tf.Tensor:
         """Returns the point: it is in the set."""
         return point
 
@@ -151,15 +151,15 @@ class Hull:
         """Returns the sum of the mixtures by their weights."""
         return tf.linalg.matvec(self._matrix(), coordinates, transpose_a=True)
 
-    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each mixture."""
         return tf.linalg.matvec(self._matrix(), losses)
 
-    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+    def project(self, point: tf.Tensor) -> tf.Tensor:
         """See `LambdaSet`."""
         return project_to_simplex(point)
 
-    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+    def project_kl(self, point: tf.Tensor) -> tf.Tensor:
         """Returns the point: it is in the set."""
         return point
 
@@ -204,11 +204,11 @@ class Box:
         """Returns lambda."""
         return coordinates
 
-    def slopes(self, losses: tf.Tensor) -> tf.Tensor:
+    def gradient(self, losses: tf.Tensor) -> tf.Tensor:
         """Returns L."""
         return losses
 
-    def nearest(self, point: tf.Tensor) -> tf.Tensor:
+    def project(self, point: tf.Tensor) -> tf.Tensor:
         """Returns clip(v + nu, lower, upper) of sum 1."""
         lower, upper = self._bounds()
         v = _without_gaps(tf.cast(point, tf.float64))
@@ -216,7 +216,7 @@ class Box:
         shift = _solve(bends, lower, upper, offset=v, slope=tf.ones_like(v))
         return tf.cast(tf.clip_by_value(v + shift, lower, upper), point.dtype)
 
-    def nearest_in_entropy(self, point: tf.Tensor) -> tf.Tensor:
+    def project_kl(self, point: tf.Tensor) -> tf.Tensor:
         """Returns clip(c y, lower, upper) of sum 1."""
         lower, upper = self._bounds()
         y = tf.cast(point, tf.float64)

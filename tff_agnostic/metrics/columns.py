@@ -17,7 +17,7 @@ from tff_agnostic.metrics.evaluation_report import (
 )
 from tff_agnostic.metrics.metrics_file import ROUND, Column, History, Numbers
 from tff_agnostic.models.model import Measure, ModelWeights, measures_of
-from tff_agnostic.report_fields import Quantities, Quantity, Role, Unit, flattened, paired
+from tff_agnostic.report_fields import ReportField, ReportFields, Role, Unit, flattened, paired
 from tff_agnostic.tasks.task import TEST_SPLIT, Task
 
 
@@ -39,7 +39,7 @@ class TrainingColumns:
 
     def __init__(
         self,
-        quantities: Quantities,
+        quantities: ReportFields,
         tracked_weights: Mapping[str, tuple[int, int]],
         domain_names: Sequence[str],
     ) -> None:
@@ -49,7 +49,7 @@ class TrainingColumns:
         self._presence = _example_counts(flattened(quantities))
         self.columns = tuple(
             column for q in flattened(quantities) for column in _columns(q, domain_names)
-        ) + tuple(Column(Quantity(name, label=name)) for name in tracked_weights)
+        ) + tuple(Column(ReportField(name, label=name)) for name in tracked_weights)
 
     def values(self, report: Mapping[str, Any], weights: ModelWeights) -> dict[str, Any]:
         """Returns what a round reports, by column name; None where a value is undefined.
@@ -94,7 +94,7 @@ class EvaluationColumns:
         self,
         models: Sequence[str],
         measures: Mapping[str, Measure],
-        clipped: Mapping[str, Quantity],
+        clipped: Mapping[str, ReportField],
         domain_names: Sequence[str],
         split: str = TEST_SPLIT,
         percentiles: Sequence[float] = DEFAULT_PERCENTILES,
@@ -150,7 +150,7 @@ class EvaluationColumns:
 
 def tested(
     measure: Measure, split: str = TEST_SPLIT, further_model: Optional[str] = None
-) -> Quantity:
+) -> ReportField:
     """Returns a measure on the clients of a split, of the run's main model or of a further one."""
     whose = "" if further_model is None else f" of {further_model}"
     return _of_evaluations(
@@ -167,7 +167,7 @@ def tested(
 
 def tested_worst(
     measure: Measure, split: str = TEST_SPLIT, further_model: Optional[str] = None
-) -> Quantity:
+) -> ReportField:
     """Returns the same of whichever domain is worst, of those that are counted."""
     return _of_evaluations(
         f"worst {measure.name}",
@@ -184,7 +184,7 @@ def tested_over_clients(
     statistic: str,
     split: str = TEST_SPLIT,
     further_model: Optional[str] = None,
-) -> Quantity:
+) -> ReportField:
     """Returns what describes a measure's distribution over clients; see `statistic_names`."""
     return _of_evaluations(
         f"{measure.name} over clients/{statistic}",
@@ -198,14 +198,14 @@ def tested_over_clients(
 
 def _of_evaluations(
     name: str, split: str, further_model: Optional[str], **described: Any
-) -> Quantity:
+) -> ReportField:
     model = "" if further_model is None else f"[{further_model}]"
     # Release 0.1.0 called every split so.
     formerly = () if split == TEST_SPLIT else (f"{TEST_SPLIT}{model}/{name}",)
-    return Quantity(f"{split}{model}/{name}", formerly=formerly, **described)
+    return ReportField(f"{split}{model}/{name}", formerly=formerly, **described)
 
 
-def with_role(quantities: Iterable[Quantity], role: Role) -> Optional[Quantity]:
+def with_role(quantities: Iterable[ReportField], role: Role) -> Optional[ReportField]:
     """Returns the quantity that has a role; None if none has."""
     return next((quantity for quantity in quantities if quantity.role is role), None)
 
@@ -227,13 +227,13 @@ def distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
     return tuple(by_name.values())
 
 
-def _columns(quantity: Quantity, domain_names: Sequence[str]) -> list[Column]:
+def _columns(quantity: ReportField, domain_names: Sequence[str]) -> list[Column]:
     if not quantity.per_domain:
         return [Column(quantity)]
     return [Column(quantity, domain) for domain in domain_names]
 
 
-def _example_counts(quantities: Iterable[Quantity]) -> Optional[Quantity]:
+def _example_counts(quantities: Iterable[ReportField]) -> Optional[ReportField]:
     """Returns the quantity that says which domains have examples in a round."""
     found, needed = None, None
     for quantity in quantities:
@@ -274,9 +274,9 @@ class RunRows:
         self,
         path: Path,
         task: Task,
-        quantities: Quantities,
+        quantities: ReportFields,
         models: Sequence[str],
-        clipped: Mapping[str, Quantity],
+        clipped: Mapping[str, ReportField],
         percentiles: Sequence[float],
     ) -> None:
         names = task.domain_names

@@ -15,7 +15,7 @@ import numpy as np
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import csv_field_limit, open_file, write_errors, write_text
 from tff_agnostic.metrics.formatting import csv_text
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic.report_fields import ReportField
 
 # Characters of a cell; numbers have fewer.
 _MAX_CELL = 1 << 17
@@ -37,7 +37,7 @@ class Column:
         domain: Name of the domain; None if the column is about none.
     """
 
-    quantity: Quantity
+    quantity: ReportField
     domain: Optional[str] = None
 
     @property
@@ -116,7 +116,7 @@ class History:
         name_there = _names_there(self._own, names)
         beside = set(names) - set(name_there.values())
         kept = [name for name in names if name in beside and any(row[name] for row in rows)]
-        self.columns += tuple(Column(Quantity(name, label=name)) for name in kept)
+        self.columns += tuple(Column(ReportField(name, label=name)) for name in kept)
         name_there.update((name, name) for name in kept)
         for row in rows:
             there = (name_there.get(column.name) for column in self.columns)

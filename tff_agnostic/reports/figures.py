@@ -20,7 +20,7 @@ from tff_agnostic.files import atomic_file
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import short_names
 from tff_agnostic.metrics.metrics_file import ROUND, Column
-from tff_agnostic.report_fields import Quantity, Unit
+from tff_agnostic.report_fields import ReportField, Unit
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Of what is there for comparison only.
@@ -144,7 +144,7 @@ Values = Mapping[str, np.ndarray]
 
 
 def figure_of(
-    quantity: Quantity, columns: Sequence[Column], values: Values
+    quantity: ReportField, columns: Sequence[Column], values: Values
 ) -> matplotlib.figure.Figure:
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns.
 
@@ -187,7 +187,7 @@ def figure_of(
     return figure
 
 
-def drawn_columns(quantity: Quantity, columns: Sequence[Column]) -> list[Column]:
+def drawn_columns(quantity: ReportField, columns: Sequence[Column]) -> list[Column]:
     """Returns the columns of a quantity that become its curves.
 
     Beside the domains' curves, that of all examples together would be one more to tell apart.
@@ -255,7 +255,7 @@ def last_known(values: np.ndarray) -> float:
     return float(known[-1]) if len(known) else float("nan")
 
 
-def _told_apart(quantity: Quantity, columns: Sequence[Column], values: Values) -> list[Column]:
+def _told_apart(quantity: ReportField, columns: Sequence[Column], values: Values) -> list[Column]:
     if len(columns) <= MAX_TOLD_APART:
         return list(columns)
     sign = -1.0 if quantity.higher_is_better else 1.0
@@ -265,7 +265,7 @@ def _told_apart(quantity: Quantity, columns: Sequence[Column], values: Values) -
     return ordered[:_HIGHLIGHTED]
 
 
-def _what_is_shown(quantity: Quantity) -> str:
+def _what_is_shown(quantity: ReportField) -> str:
     return "the largest in the end" if quantity.higher_is_better is None else "the worst in the end"
 
 

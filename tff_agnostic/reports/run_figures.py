@@ -25,7 +25,7 @@ from tff_agnostic.metrics.evaluation_report import ClientValues, EvaluationRepor
 from tff_agnostic.metrics.formatting import short_names
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import Measure
-from tff_agnostic.report_fields import Quantity, Unit
+from tff_agnostic.report_fields import ReportField, Unit
 from tff_agnostic.reports.figures import (
     Look,
     Values,
@@ -80,7 +80,7 @@ def draw_run(
             save(draw(task, values), folder / f"{file_name}.png")
 
 
-def _file_name(quantity: Quantity) -> str:
+def _file_name(quantity: ReportField) -> str:
     return quantity.file_name or _as_file_name(quantity.name)
 
 

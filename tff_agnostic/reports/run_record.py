@@ -16,7 +16,7 @@ from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.metrics.metrics_file import Column, read_history
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
 from tff_agnostic.privacy.earlier_account import is_too_small, right_result
-from tff_agnostic.report_fields import Quantity, Role, Unit
+from tff_agnostic.report_fields import ReportField, Role, Unit
 from tff_agnostic.reports.page import Line, Name, Part, Section, Source, Warnings
 
 RESULT = "result.json"
@@ -106,10 +106,10 @@ class RunRecord:
         return str(self.about.get("algorithm", "label") or self.result["algorithm"])
 
     @property
-    def quantities(self) -> tuple[Quantity, ...]:
+    def quantities(self) -> tuple[ReportField, ...]:
         """What its rounds and evaluations reported."""
         return tuple(
-            Quantity(
+            ReportField(
                 name=found["name"],
                 label=found["label"],
                 per_domain=found["per_domain"],
@@ -121,14 +121,14 @@ class RunRecord:
             for found in self.about.get("quantities") or ()
         )
 
-    def drawn(self, quantity: Quantity) -> list[Column]:
+    def drawn(self, quantity: ReportField) -> list[Column]:
         """Returns the columns of a quantity that become curves, of those that are there."""
         columns = [Column(quantity, d) for d in self.domains] if quantity.per_domain else []
         columns = columns or [Column(quantity)]
         return [column for column in columns if column.name in self.columns]
 
 
-def weight_quantity(run: RunRecord) -> Optional[Quantity]:
+def weight_quantity(run: RunRecord) -> Optional[ReportField]:
     """Returns what domains weigh in a run; None if nothing is known of it."""
     of_role = (q for q in run.quantities if q.role is Role.DOMAIN_WEIGHT)
     quantity = next(of_role, None)

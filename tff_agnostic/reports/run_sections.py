@@ -11,7 +11,7 @@ import numpy as np
 from tff_agnostic.later import matplotlib
 from tff_agnostic.metrics.formatting import cell, short_names, shown, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
-from tff_agnostic.report_fields import Quantity, Role, Unit
+from tff_agnostic.report_fields import ReportField, Role, Unit
 from tff_agnostic.reports.distributions import Estimate, Series, domain_figure
 from tff_agnostic.reports.figures import (
     Values,
@@ -342,7 +342,7 @@ def thinned(columns: list[Column], values: Values) -> Values:
     return {name: values[name][rounds] for name in (ROUND, *(c.name for c in columns))}
 
 
-def curves_of(run: RunRecord, quantity: Quantity) -> Picture:
+def curves_of(run: RunRecord, quantity: ReportField) -> Picture:
     """Returns the picture of a quantity over the rounds."""
     columns = run.drawn(quantity)
     return Picture(
@@ -351,7 +351,9 @@ def curves_of(run: RunRecord, quantity: Quantity) -> Picture:
     )
 
 
-def _figure(quantity: Quantity, columns: list[Column], values: Values) -> matplotlib.figure.Figure:
+def _figure(
+    quantity: ReportField, columns: list[Column], values: Values
+) -> matplotlib.figure.Figure:
     return figure_of(quantity, columns, thinned(columns, values))
 
 

@@ -39,7 +39,7 @@ from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_export import classes_of, plain_keras
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.report_fields import Quantities
+from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.run.evaluation import (
     Evaluator,
     RunEvaluations,
@@ -90,7 +90,7 @@ class RunParts:
     summed: Aggregation
     training: Training
     initial: RunState
-    quantities: Quantities
+    quantities: ReportFields
     evaluations: RunEvaluations
     rows: RunRows
 
@@ -190,7 +190,7 @@ def _evaluations(
     return RunEvaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)
 
 
-def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]) -> Quantities:
+def _clipped(task: Task, aggregation: Aggregation, privacy: Optional[RunPrivacy]) -> ReportFields:
     """Returns what evaluations report of clipped values."""
     if privacy is not None and privacy.evaluation is not None:
         # What private evaluations clip stays with the clients.

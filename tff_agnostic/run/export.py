@@ -13,9 +13,9 @@ from urllib.parse import quote
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic.aggregations.aggregation import Aggregation, Guarantee
+from tff_agnostic.aggregations.aggregation import Aggregation, SecurityProperty
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import PrivateSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.computations.algorithm import MAIN_MODEL, Algorithm, RunState
 from tff_agnostic.computations.evaluation import Measurement
@@ -206,7 +206,7 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
     most = device.max_clients_per_round
     if most is None:
         return
-    if Guarantee.SECURE_SUMS not in aggregation.guarantees:
+    if SecurityProperty.SECURE_SUMS not in aggregation.guarantees:
         raise UserError("--max_clients_per_round has no effect without secure sums")
     if most < config.clients_per_round:
         raise UserError(
@@ -355,7 +355,7 @@ def _write_clients(
 Restore = Callable[[RunState], RunState]
 
 # From a fleet's sums to the state of the run's training.
-_Trained = Callable[[PrivateSum], RunState]
+_Trained = Callable[[CentralDpSum], RunState]
 
 
 class FleetPrivacy(NamedTuple):
@@ -407,7 +407,7 @@ def fleet_privacy(
     of_fleet = dataclasses.replace(spec.privacy, noise_generator=noise_generator)
     fleet = dataclasses.replace(spec, privacy=of_fleet)
 
-    def trained(aggregation: PrivateSum) -> RunState:
+    def trained(aggregation: CentralDpSum) -> RunState:
         # The run's key may be of another length than the fleet's.
         key = noise_key(spec.privacy)
         of_run = dataclasses.replace(aggregation, options=spec.privacy, noise_key=key)
@@ -468,9 +468,9 @@ def _of_evaluation(
     return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
 
 
-def _sums(privacy: RunPrivacy, spec: RunSpec) -> PrivateSum:
+def _sums(privacy: RunPrivacy, spec: RunSpec) -> CentralDpSum:
     aggregation = privacy.aggregation(spec.build_aggregation())
-    assert isinstance(aggregation, PrivateSum)
+    assert isinstance(aggregation, CentralDpSum)
     return aggregation
 
 

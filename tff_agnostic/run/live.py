@@ -19,7 +19,7 @@ from tff_agnostic.files import make_folder, write_errors
 from tff_agnostic.folders import tensorflow_writes
 from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import Column
-from tff_agnostic.report_fields import Quantities, Quantity, Role, paired
+from tff_agnostic.report_fields import ReportField, ReportFields, Role, paired
 from tff_agnostic.run.process import is_shown
 
 # Lines of a whole run where there is no terminal to draw a bar on, such as a log file.
@@ -40,7 +40,7 @@ class Progress:
 
     def __init__(
         self,
-        quantities: Quantities,
+        quantities: ReportFields,
         domain_names: Sequence[str],
         completed: int,
         total: int,
@@ -79,7 +79,7 @@ class Progress:
 
 
 def round_in_short(
-    quantities: Quantities, domain_names: Sequence[str], report: Mapping[str, Any]
+    quantities: ReportFields, domain_names: Sequence[str], report: Mapping[str, Any]
 ) -> str:
     """Returns the domain with the largest loss in a round, its loss and its weight.
 
@@ -100,7 +100,7 @@ def round_in_short(
     return _with_privacy(text, of_role)
 
 
-def _with_privacy(text: str, of_role: Mapping[Role, tuple[Quantity, Any]]) -> str:
+def _with_privacy(text: str, of_role: Mapping[Role, tuple[ReportField, Any]]) -> str:
     if Role.PRIVACY not in of_role:
         return text
     quantity, value = of_role[Role.PRIVACY]

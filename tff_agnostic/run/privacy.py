@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.aggregations.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.privacy_options import DistributedOptions, ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import PrivateRelease
+from tff_agnostic.aggregations.private_sum import PrivateAggregation
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import SilentClients
@@ -148,7 +148,7 @@ class RunPrivacy:
             secret,
         )
         bundled = Round(self._algorithm, summed).steps[0].aggregation
-        assert isinstance(bundled, DistributedSum)
+        assert isinstance(bundled, DistributedDpSum)
         spec, bundle = self._algorithm.client_data_spec, bundled.bundle
 
         def silent(round_num: int, num_drawn: int) -> list[Any]:
@@ -170,7 +170,7 @@ class RunPrivacy:
 
     def has_noise_of(self, aggregation: Aggregation) -> bool:
         """Returns whether sums of training have the noise that is accounted for."""
-        assert isinstance(aggregation, PrivateRelease)
+        assert isinstance(aggregation, PrivateAggregation)
         return aggregation.noise_multiplier == self._noise_multiplier
 
     def check_plan(self, earlier: Optional[tuple[int, int]]) -> None:
@@ -192,13 +192,13 @@ class RunPrivacy:
         split: dict[str, float] = {}
         for step in steps:
             private, bounds = step.aggregation, step.bounds
-            assert isinstance(private, PrivateRelease)
+            assert isinstance(private, PrivateAggregation)
             self._of_sums = private.remarks
             prefix = "" if len(steps) == 1 else f"{step.step.name} "
             for group, factor in zip(private.groups(bounds), private.noise_factors(bounds)):
                 split[prefix + group.name] = factor
         self._split = split
-        self._is_of_clients = isinstance(aggregation, DistributedSum)
+        self._is_of_clients = isinstance(aggregation, DistributedDpSum)
 
     def check_execution(self, execution: Mapping[str, Any]) -> None:
         """Refuses settings of how rounds are executed that clients' noise cannot be drawn with.

@@ -12,8 +12,8 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 
 from tff_agnostic.aggregations import chacha20
-from tff_agnostic.aggregations.aggregation import Guarantee
-from tff_agnostic.aggregations.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.aggregation import SecurityProperty
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.privacy_options import DistributedOptions, PrivacyOptions
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
@@ -36,7 +36,7 @@ from tff_agnostic.privacy.sampling import (
 )
 from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.registry import Registry
-from tff_agnostic.report_fields import Quantities, Quantity, Role
+from tff_agnostic.report_fields import ReportField, ReportFields, Role
 from tff_agnostic.run.evaluation import RunEvaluations, num_evaluations
 from tff_agnostic.run.options import RunConfig
 from tff_agnostic.run.private_evaluation import PrivateEvaluation, Release
@@ -47,10 +47,10 @@ from tff_agnostic.tasks.task import Task
 _COHORTS = b"cohorts"
 # Keeps the noise of a seed apart from other draws.
 _NOISE_STREAM = 17
-_EPSILON = Quantity("epsilon", "epsilon spent in training so far", role=Role.PRIVACY)
-_OF_EVALUATIONS: Quantities = OrderedDict(
-    evaluation_epsilon=Quantity("evaluation_epsilon", "epsilon spent in evaluations so far"),
-    evaluations=Quantity("evaluations", "private evaluations of a model so far"),
+_EPSILON = ReportField("epsilon", "epsilon spent in training so far", role=Role.PRIVACY)
+_OF_EVALUATIONS: ReportFields = OrderedDict(
+    evaluation_epsilon=ReportField("evaluation_epsilon", "epsilon spent in evaluations so far"),
+    evaluations=ReportField("evaluations", "private evaluations of a model so far"),
 )
 
 
@@ -175,7 +175,7 @@ def _tree(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf:
 
 def _distributed(spec: RunSpec, task: Task, algorithm: Algorithm) -> MechanismOf:
     inner = spec.build_aggregation()
-    if Guarantee.SECURE_SUMS not in inner.guarantees:
+    if SecurityProperty.SECURE_SUMS not in inner.guarantees:
         raise UserError(
             "--aggregation: expected secure with --privacy=distributed, where a client's own noise "
             f"hides it in a sum only whose parts nobody sees, found {spec.config.aggregation}"
@@ -223,7 +223,7 @@ def _groups(round_: Round) -> list[tuple[float, int]]:
     def sum_of_step(k: int, message: Any, client_state: Any) -> Any:
         step = round_.steps[k]
         release = step.aggregation
-        assert isinstance(release, DistributedSum)
+        assert isinstance(release, DistributedDpSum)
 
         def work(message: Any, examples: Any, client_state: Any) -> Any:
             place = Place(tf.constant(0), tf.constant(0))
@@ -290,7 +290,7 @@ class RunAccount:
         """Whether evaluations are accounted for with training: they have clients in common."""
         return self._evaluation is not None and self._evaluation.num_shared > 0
 
-    def quantities(self, quantities: Quantities) -> Quantities:
+    def quantities(self, quantities: ReportFields) -> ReportFields:
         """Returns a description of what `report` returns."""
         of_evaluations = {} if self._evaluation is None else _OF_EVALUATIONS
         return OrderedDict(quantities, privacy=OrderedDict(epsilon=_EPSILON, **of_evaluations))

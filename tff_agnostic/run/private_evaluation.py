@@ -27,7 +27,7 @@ import numpy as np
 from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientLimits
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, key_like
 from tff_agnostic.aggregations.privacy_options import ServerNoiseOptions
-from tff_agnostic.aggregations.private_sum import PrivateState, PrivateSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
     EvaluationOutput,
@@ -333,9 +333,9 @@ def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
 
 def _aggregation(
     options: ServerNoiseOptions, inner: Aggregation, measurement: Any, mechanism: Mechanism
-) -> PrivateSum:
+) -> CentralDpSum:
     generator = NOISE_GENERATORS[options.noise_generator]
-    release = PrivateSum(
+    release = CentralDpSum(
         inner,
         options,
         "central",

@@ -29,7 +29,7 @@ from tff_agnostic.commands import PROGRAM
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.run.help_page import asked_for
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _FLAG_FILE = "flagfile"
 _COMMENTS = ("#", "//")
@@ -168,19 +168,24 @@ Main = Callable[[Sequence[str]], Optional[int]]
 
 
 def run_app(
-    define_flags: Callable[[], None], main: Main, help_text: Callable[[str], str]
+    define_flags: Callable[[], None],
+    main: Main,
+    help_text: Optional[Callable[[str], str]] = None,
 ) -> NoReturn:
     """Runs a binary with absl's flags, and ends the process with its exit status.
 
     Args:
         define_flags: Defines its flags.
         main: Does what they say.
-        help_text: Returns what --help prints, or --help=GROUP.
+        help_text: Returns what --help prints, or --help=GROUP; if None, absl prints its own page.
     """
-    end_quietly()
+    drop_tff_context_at_exit()
+    # The flags of `app.run`, which is not called: they would be taken and do nothing.
+    for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
+        delattr(flags.FLAGS, flag.name)
     try:
         group = asked_for(argument.text for argument in with_flag_files(sys.argv[1:]))
-        if group is not None:
+        if group is not None and help_text is not None:
             print(help_text(group))
             sys.exit(0)
     except UserError as e:

@@ -21,7 +21,7 @@ from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.metrics.formatting import csv_text, short_names
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights, measures_of
-from tff_agnostic.report_fields import Quantity
+from tff_agnostic.report_fields import ReportField
 from tff_agnostic.reports import run_figures
 from tff_agnostic.reports.figures import draw_grid, look, new_figure, plain_text, save
 from tff_agnostic.reports.run_figures import client_figures
@@ -190,7 +190,7 @@ def measures_json(task: Task) -> dict[str, Any]:
     }
 
 
-def _quantity_json(quantity: Quantity) -> dict[str, Any]:
+def _quantity_json(quantity: ReportField) -> dict[str, Any]:
     return {
         "name": quantity.name,
         "label": quantity.label,

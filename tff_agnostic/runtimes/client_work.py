@@ -127,7 +127,7 @@ def _num_bytes(specs: Any) -> int:
     return sum(spec.shape.num_elements() * spec.dtype.size for spec in tf.nest.flatten(specs))
 
 
-class CompiledWork:
+class CompiledClientWork:
     """Traced functions of a `ClientWork`; what they return is summed over clients.
 
     Each is traced at its first use, once, for clients of any size and for every device.
@@ -309,14 +309,14 @@ Plan = tuple[ShardFunction, list[Shard]]
 
 
 def _stream(
-    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+    compiled: CompiledClientWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
     del max_clients_in_step
     return compiled.streamed, streamed_shards(len(cohort))
 
 
 def _vectorise(
-    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+    compiled: CompiledClientWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
     if compiled.vectorisation_error is not None:
         raise UserError(
@@ -329,7 +329,7 @@ def _vectorise(
 
 
 def _choose(
-    compiled: CompiledWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
+    compiled: CompiledClientWork, cohort: Sequence[Examples], max_clients_in_step: Optional[int]
 ) -> Plan:
     work = compiled.work
     only_gathers = work.gathered_bytes is not None
@@ -340,12 +340,12 @@ def _choose(
 
 # (work, cohort, most clients of a shard) -> how to run a shard, and the shards; a function of its
 # arguments alone, so that no number of devices or workers changes the sums.
-CLIENT_MODES: Registry[Callable[[CompiledWork, Sequence[Examples], Optional[int]], Plan]] = (
+CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optional[int]], Plan]] = (
     Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
 )
 
 
-def _largest_group(compiled: CompiledWork, num_rows: int) -> int:
+def _largest_group(compiled: CompiledClientWork, num_rows: int) -> int:
     work, output = compiled.work, compiled.output_bytes()
     gathered = work.gathered_bytes
     # Tables that are only gathered from are shared, not copied per client.

@@ -71,7 +71,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Lanes:
+class DeviceThreads:
     """Threads, each on one device.
 
     Args:

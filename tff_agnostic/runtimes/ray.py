@@ -16,14 +16,19 @@ from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.errors import ExecutionError, UserError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples
-from tff_agnostic.runtimes.client_work import CLIENT_MODES, ClientWork, CompiledWork, ShardFunction
+from tff_agnostic.runtimes.client_work import (
+    CLIENT_MODES,
+    ClientWork,
+    CompiledClientWork,
+    ShardFunction,
+)
 from tff_agnostic.runtimes.cohort import SummingRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.ray_session import ray_session
 from tff_agnostic.runtimes.ray_worker import pack
 from tff_agnostic.runtimes.ray_workers import Schedule, WorkerPool
 from tff_agnostic.runtimes.sharding import in_cohort_order, of_shard, summed_in_order
-from tff_agnostic.runtimes.tff_exit import end_quietly
+from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _KEPT_WORKS = 8
 
@@ -64,7 +69,7 @@ class RayRuntime(SummingRuntime):
             self._pool.check_room()
             self._schedule = Schedule(self._pool)
             self._stack = stack.pop_all()
-        end_quietly()
+        drop_tff_context_at_exit()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -118,7 +123,7 @@ class SumOnRay:
         options: RuntimeOptions,
         running: Callable[[], tuple[WorkerPool, Schedule]],
     ) -> None:
-        self.compiled = CompiledWork(work, options.xla)
+        self.compiled = CompiledClientWork(work, options.xla)
         self._options = options
         self._running = running
         self._pool: Optional[WorkerPool] = None

@@ -13,7 +13,7 @@ from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
-from tff_agnostic.report_fields import Quantities
+from tff_agnostic.report_fields import ReportFields
 
 
 class Training(Protocol):
@@ -25,7 +25,7 @@ class Training(Protocol):
     """
 
     security: Optional[SecurityReport]
-    quantities: Quantities
+    quantities: ReportFields
 
     def initialize(self) -> RunState:
         """Returns the state before the first round."""

@@ -6,7 +6,7 @@ import atexit
 import sys
 
 
-def end_quietly() -> None:
+def drop_tff_context_at_exit() -> None:
     """Makes Python drop TFF's default context when it ends, if TFF was imported by then.
 
     Left until the interpreter takes its modules apart, that context's destructor can fail, loudly.

@@ -18,8 +18,8 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import ClientFacts
 from tff_agnostic.aggregations.clipping import Group
-from tff_agnostic.aggregations.distributed_sum import DistributedSum
-from tff_agnostic.aggregations.private_sum import PrivateState, PrivateSum
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
+from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState
 from tff_agnostic.computations.algorithm import ClientResult, RunState
 from tff_agnostic.computations.clients import (
     Clients,
@@ -142,7 +142,7 @@ class AttackedRounds:
     def _spread(self, entries: np.ndarray) -> Any:
         """Returns the noise of rounds, in deviations of rounds of the clients that are expected."""
         release = self._steps[0].release
-        if not isinstance(release, DistributedSum):
+        if not isinstance(release, DistributedDpSum):
             return 1.0
         answering = np.where(entries[..., 0] == Role.NOBODY, 0, np.maximum(entries[..., 1], 1))
         num_clients = np.maximum(np.sum(answering, axis=2), 1)
@@ -190,7 +190,7 @@ class AttackedRounds:
         for k, step in enumerate(self._steps):
             private = states.aggregations[k]
             summed = step.summed(following.aggregation, private, entries)
-            if isinstance(step.release, DistributedSum):
+            if isinstance(step.release, DistributedDpSum):
                 # Of noise that a server adds, nobody else sees what it is added to.
                 messages += tf.nest.flatten(summed)
 
@@ -231,8 +231,8 @@ class _AttackedStep:
 
     def __init__(self, step: RoundStep, spec: Any, without: Role) -> None:
         release, flat = step.aggregation, tf.nest.flatten(spec)
-        assert isinstance(release, (DistributedSum, PrivateSum))
-        self.release: Union[DistributedSum, PrivateSum] = release
+        assert isinstance(release, (DistributedDpSum, CentralDpSum))
+        self.release: Union[DistributedDpSum, CentralDpSum] = release
         self._bounds: Any = step.bounds
         self._spec: Any = spec
         self._groups: Sequence[Group] = release.groups(step.bounds)
@@ -328,7 +328,7 @@ class _AttackedStep:
         params, clip_norms = self.release.client_params(private), private.clip_norms
         submitted = self._submitted(params, clip_norms, role.value, _FIRST)
         _, deviations = self.release.noisy_sums(private, submitted, self._bounds)
-        if isinstance(self.release, DistributedSum):
+        if isinstance(self.release, DistributedDpSum):
             answer = self._answer(clip_norms, role.value)
             values = self.release.clipped(clip_norms, answer, self._bounds)
         else:

@@ -16,7 +16,7 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
-from tff_agnostic.aggregations.distributed_sum import DistributedSum
+from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS
@@ -183,7 +183,7 @@ def audit(
     fleet: _Fleet = _FLEETS[type(drawn_from)](drawn_from)
     played = _round_of(small, fleet, ALGORITHMS[algorithm], secure, settings)
     release, silent = played.steps[0].aggregation, fleet.num_silent
-    bundle = release.bundle if isinstance(release, DistributedSum) else 1
+    bundle = release.bundle if isinstance(release, DistributedDpSum) else 1
     _check_size(rounds * runs, fleet, release.numbers_clients, silent // bundle + silent % bundle)
     attacked = AttackedRounds(played, fleet.without if without is None else without)
     return Audit(

@@ -3,7 +3,7 @@
 import random
 
 
-class Draws:
+class ClientNoise:
     """Draws of one mutant.
 
     Args:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
-from fuzzing.draws import Draws
+from fuzzing.draws import ClientNoise
 from plan_runner import plan_pb2
 
 # Operations that write, read or connect, by a string.
@@ -29,7 +29,7 @@ class GraphChanges:
         checked: Whether graphs are checked; otherwise something in them works to reach the canary.
     """
 
-    def __init__(self, draws: Draws, checked: bool) -> None:
+    def __init__(self, draws: ClientNoise, checked: bool) -> None:
         self._draws, self._rng, self._checked = draws, draws.rng, checked
         known = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
         self._ops = op_def_pb2.OpList.FromString(known).op

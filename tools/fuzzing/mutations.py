@@ -11,7 +11,7 @@ from typing import Any
 import flatbuffers
 from tensorflow.lite.python import schema_py_generated as schema
 
-from fuzzing.draws import Draws
+from fuzzing.draws import ClientNoise
 from fuzzing.graph_changes import GraphChanges
 from plan_runner import plan_pb2
 
@@ -26,7 +26,7 @@ class Mutation:
     """
 
     def __init__(self, rng: random.Random, canary: str, checked: bool) -> None:
-        self._rng, self._draws = rng, Draws(rng, canary)
+        self._rng, self._draws = rng, ClientNoise(rng, canary)
         self._graphs = GraphChanges(self._draws, checked)
 
     def apply(self, folder: Path) -> None:
