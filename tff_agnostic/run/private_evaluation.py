@@ -1,14 +1,11 @@
 """Evaluations with noise, and the ledger of what they have released.
 
-The ledger of a run's private evaluations: each is on disk before anybody sees its numbers.
-
-A crash takes rounds back, and rows of metrics.csv with them. It cannot take back what was seen. The
-account of a resumed run therefore counts the lines of this file, `releases.jsonl`, and not rows.
-
-What a private evaluation asks of clients, and what is made of its noisy sums.
-
 Everything that one evaluation sends is one release. Its groups are the sums over domains, and how
-measures are spread over clients; nothing is asked of how they depend on a client's size.
+measures are spread over clients; clients say nothing of how measures depend on a client's size.
+
+Each release is in the run's ledger, `releases.jsonl`, before anybody sees its numbers. A crash
+takes rounds back, and rows of metrics.csv with them. It cannot take back what was seen. The account
+of a resumed run therefore counts the lines of the ledger, and not rows.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, get_type_hints
 
 import numpy as np
 
@@ -164,7 +161,7 @@ class ReleaseLedger:
             release = Release(**json.loads(line))
         except (TypeError, ValueError, RecursionError):
             release = None
-        kinds = {field.name: field.type for field in dataclasses.fields(Release)}
+        kinds = get_type_hints(Release)
         if release is None or any(
             type(value) is not kinds[name] for name, value in dataclasses.asdict(release).items()
         ):
