@@ -1,1 +1,7 @@
-"""Sums of client outputs: plain, secure, and with differential privacy."""
+"""Sums of client outputs: plain, secure, with differential privacy, and by TFF's aggregators."""
+
+from __future__ import annotations
+
+from tff_agnostic.aggregations.tff_factories import from_tff
+
+__all__ = ["from_tff"]

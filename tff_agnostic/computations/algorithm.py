@@ -18,6 +18,7 @@ from tff_agnostic.computations.clients import Clients
 from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.models.tff_models import as_model
 from tff_agnostic.report_fields import ReportField, ReportFields, nested
 from tff_agnostic.settings import Settings
 
@@ -38,7 +39,7 @@ class Problem:
     """What is learned.
 
     Attributes:
-        model: The model.
+        model: The model; one of TFF's is converted, see `models.from_tff`.
         domain_names: Names of the p domains; their order gives the domain ids.
         seed: Of the run; local shuffling and dropout derive from it.
         expected_counts: Examples of each domain that a round is expected to have, from the totals
@@ -49,6 +50,9 @@ class Problem:
     domain_names: tuple[str, ...]
     seed: int = 0
     expected_counts: Optional[tuple[float, ...]] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", as_model(self.model))
 
     @property
     def num_domains(self) -> int:

@@ -8,9 +8,11 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.computations.algorithm import Algorithm
+from tff_agnostic.computations.client_output import all_finite
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.round import Round, RoundProgress, RoundStep
+from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Model, ModelWeights
 
@@ -31,6 +33,26 @@ class Process(NamedTuple):
     round_: Round
 
 
+class PlacedAggregation(Aggregation):
+    """An aggregation that sums in a `tff.templates.AggregationProcess`, with a state of its own.
+
+    Only TFF's form of a round has one. The functions of a `Round` neither see its state nor need
+    it; in the state of a learning process it is beside theirs, see `with_placed`.
+    """
+
+    def process(self, encoded_type: tff.Type, bounds: Any) -> Optional[Any]:
+        """Returns the process that sums what clients encode; None if plain sums do for them."""
+        raise NotImplementedError
+
+    def with_placed(self, state: Any, placed: Any) -> Any:
+        """Returns a state of this aggregation with another state of its process."""
+        raise NotImplementedError
+
+    def placed_in(self, state: Any) -> Any:
+        """Returns the state of the process in a state of this aggregation."""
+        raise NotImplementedError
+
+
 def build_learning_process(
     algorithm: Algorithm, aggregation: Aggregation = PlainSum()
 ) -> tff.learning.templates.LearningProcess:
@@ -49,6 +71,7 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     round_ = Round(algorithm, aggregation)
     client_data_type = client_type(type_from_spec(algorithm.client_data_spec), aggregation)
     initialize = tff.tensorflow.computation(round_.initialize)
+    # Without the states of placed aggregations, which `_PlacedStates` adds.
     state_type = initialize.type_signature.result
     start = tff.tensorflow.computation(round_.start, state_type)
     placed: list[PlacedStep] = []
@@ -59,7 +82,7 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
         placed.append(placed_step(step, message_type, client_data_type, client_state_type))
         if step.step.keeps_client_state:
             client_state_type = placed[k].client_state_type
-        sum_type = placed[k].sum_of.type_signature.result.member
+        sum_type = placed[k].sum_type
         is_last = k == len(round_.steps) - 1
         after_sum = round_.finish if is_last else round_.next_step
         after_sums.append(
@@ -68,24 +91,33 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
         if not is_last:
             message_type, progress_type = after_sums[k].type_signature.result
 
+    states = _PlacedStates(round_, placed, state_type)
+
     @tff.federated_computation
     def initialize_fn() -> Any:
-        return tff.federated_eval(initialize, tff.SERVER)
+        return states.first(tff.federated_eval(initialize, tff.SERVER))
 
     @tff.federated_computation(
-        tff.FederatedType(state_type, tff.SERVER),
+        tff.FederatedType(states.whole_type, tff.SERVER),
         tff.FederatedType(client_data_type, tff.CLIENTS),
     )
-    def next_fn(state: Any, client_data: Any) -> Any:
+    def next_fn(whole: Any, client_data: Any) -> Any:
+        state = states.without(whole)
         message = tff.federated_map(start, state)
         progress = tff.federated_value(RoundProgress(), tff.SERVER)
-        client_state = None
-        for step, after_sum in zip(placed[:-1], after_sums[:-1]):
-            summed, client_state = step.called(message, client_data, client_state)
-            message, progress = _unzipped(tff.federated_map(after_sum, (state, progress, summed)))
-        summed, _ = placed[-1].called(message, client_data, client_state)
-        next_state, report = tff.federated_map(after_sums[-1], (state, progress, summed))
-        return tff.learning.templates.LearningProcessOutput(next_state, report)
+        client_state, left = None, []
+        for k, (step, after_sum) in enumerate(zip(placed, after_sums)):
+            called = step.called(message, client_data, client_state, states.of_step(k, whole))
+            summed, client_state, placed_state = called
+            left.append(placed_state)
+            after = tff.federated_map(after_sum, (state, progress, summed))
+            if k < len(placed) - 1:
+                message, progress = after[0], after[1]
+        next_state, report = after[0], after[1]
+        next_whole = states.joined(whole, next_state, left)
+        return tff.learning.templates.LearningProcessOutput(next_whole, report)
+
+    state_type = states.whole_type
 
     @tff.tensorflow.computation(state_type)
     def get_model_weights(state: Any) -> ModelWeights:
@@ -102,8 +134,96 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     return Process(process, dict(zip(names, [step.sum_of for step in placed])), round_)
 
 
-def _unzipped(value: Any) -> tuple[Any, Any]:
-    return value[0], value[1]
+class _PlacedStates:
+    """The states of placed aggregations in the state of a learning process; mostly there are none.
+
+    Args:
+        round_: The round.
+        placed: Its steps.
+        state_type: Type of the state without them.
+
+    Attributes:
+        whole_type: Type of the state with them.
+    """
+
+    def __init__(self, round_: Round, placed: list[PlacedStep], state_type: tff.Type) -> None:
+        self._processes = {k: s.process for k, s in enumerate(placed) if s.process is not None}
+        self._having = list(self._processes)
+        self.whole_type = state_type
+        if not self._having:
+            return
+        of_step: dict[int, Any] = {k: round_.steps[k].aggregation for k in self._having}
+        types = [process.state_type.member for process in self._processes.values()]
+
+        def with_states(state: Any, placed_states: Any) -> Any:
+            aggregations = list(state.aggregations)
+            for k, placed_state in zip(self._having, placed_states):
+                aggregations[k] = of_step[k].with_placed(aggregations[k], placed_state)
+            return state._replace(aggregations=tuple(aggregations))
+
+        self._join_first = tff.tensorflow.computation(with_states, [state_type, types])
+        self.whole_type = self._join_first.type_signature.result
+
+        @tff.tensorflow.computation(self.whole_type)
+        def without(whole: Any) -> Any:
+            return with_states(whole, [()] * len(self._having))
+
+        def in_whole(k: int) -> Any:
+            @tff.tensorflow.computation(self.whole_type)
+            def of_whole(whole: Any) -> Any:
+                return of_step[k].placed_in(whole.aggregations[k])
+
+            return of_whole
+
+        @tff.tensorflow.computation(self.whole_type, [state_type, types])
+        def join(whole: Any, state_and_placed: Any) -> Any:
+            state, placed_states = state_and_placed
+            before = [of_step[k].placed_in(whole.aggregations[k]) for k in self._having]
+            # One that is not finite never recovers.
+            kept = [
+                tf.nest.map_structure(lambda n, o, ok=finite(new): tf.where(ok, n, o), new, old)
+                for new, old in zip(placed_states, before)
+            ]
+            return with_states(state, kept)
+
+        self._without, self._join = without, join
+        self._in_whole = {k: in_whole(k) for k in self._having}
+
+    def first(self, state: Any) -> Any:
+        """In a federated computation: returns the first state, with the processes' own."""
+        if not self._having:
+            return state
+        return tff.federated_map(self._join_first, (state, self._zipped_firsts()))
+
+    def _zipped_firsts(self) -> Any:
+        return tff.federated_zip([process.initialize() for process in self._processes.values()])
+
+    def without(self, whole: Any) -> Any:
+        """In a federated computation: returns the state as the functions of the round have it."""
+        return tff.federated_map(self._without, whole) if self._having else whole
+
+    def of_step(self, k: int, whole: Any) -> Any:
+        """In a federated computation: returns the state of a step's process, if any."""
+        return tff.federated_map(self._in_whole[k], whole) if k in self._having else None
+
+    def joined(self, whole: Any, state: Any, placed_states: Any) -> Any:
+        """In a federated computation: returns the next state.
+
+        Args:
+            whole: The state before the round.
+            state: What the round made of it.
+            placed_states: The states of all steps' processes.
+        """
+        if not self._having:
+            return state
+        left = tff.federated_zip([placed_states[k] for k in self._having])
+        return tff.federated_map(self._join, (whole, (state, left)))
+
+
+def finite(structure: Any) -> tf.Tensor:
+    """Returns whether all floating-point values of a structure are finite, a boolean scalar."""
+    values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(structure)]
+    return all_finite([value for value in values if value.dtype.is_floating])
 
 
 class EvaluationParts(NamedTuple):
@@ -238,21 +358,36 @@ class PlacedStep(NamedTuple):
         client_state_type: Type of what a client remembers after it; None if that is nothing.
         with_client_state: The same with what clients remember, placed at them, beside the sum; only
             if they do.
+        process: What sums, of a placed aggregation; `sum_of` then has pairs of the message and its
+            state at the server, and returns the sum with its next state.
     """
 
     sum_of: tff.Computation
     client_state_type: Optional[tff.Type] = None
     with_client_state: Optional[tff.Computation] = None
+    process: Optional[Any] = None
 
-    def called(self, message: Any, client_data: Any, client_state: Any) -> tuple[Any, Any]:
-        """In a federated computation: returns the sum, and what clients remember after it."""
+    @property
+    def sum_type(self) -> tff.Type:
+        """Type of the sum."""
+        result = self.sum_of.type_signature.result
+        return (result if self.process is None else result[0]).member
+
+    def called(
+        self, message: Any, client_data: Any, client_state: Any, placed_state: Any
+    ) -> tuple[Any, Any, Any]:
+        """In a federated computation: returns the sum, what clients remember, and a next state."""
         on_clients = client_data
         if client_state is not None:
             on_clients = tff.federated_zip((client_data, client_state))
+        if self.process is not None:
+            at_server = tff.federated_zip((message, placed_state))
+            both = self.sum_of(at_server, on_clients)
+            return both[0], client_state, both[1]
         if self.with_client_state is None:
-            return self.sum_of(message, on_clients), client_state
+            return self.sum_of(message, on_clients), client_state, None
         both = self.with_client_state(message, on_clients)
-        return both[0], both[1]
+        return both[0], both[1], None
 
 
 def placed_step(
@@ -288,6 +423,29 @@ def placed_step(
 
     def worked(message: Any, client_data: Any) -> Any:
         return tff.federated_map(client_work, (tff.federated_broadcast(message), client_data))
+
+    process = None
+    if isinstance(step.aggregation, PlacedAggregation):
+        result_type = client_work.type_signature.result
+        process = step.aggregation.process(
+            result_type.output if keeps else result_type, step.bounds
+        )
+    if process is not None:
+        if keeps:
+            raise UserError(
+                f"step {step.step.name!r}: expected clients that remember nothing where an "
+                f"aggregator of TFF's sums their updates, found keeps_client_state=True"
+            )
+        state_type = process.state_type.member
+
+        @tff.federated_computation(
+            tff.FederatedType((message_type, state_type), tff.SERVER), at_clients
+        )
+        def placed_fn(both: Any, client_data: Any) -> Any:
+            output = process.next(both[1], worked(both[0], client_data))
+            return output.result, output.state
+
+        return PlacedStep(placed_fn, process=process)
 
     if not keeps:
 

@@ -17,6 +17,7 @@ from tff_agnostic.models.metrics import (
 )
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import keyboard_cifg, next_word_lstm, two_layer_lstm
+from tff_agnostic.models.tff_models import from_tff, to_tff
 from tff_agnostic.models.user_model import ModelData, load_user_model
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "accuracy",
     "binary_accuracy",
     "emnist_cnn",
+    "from_tff",
     "keyboard_cifg",
     "load_user_model",
     "logistic_regression",
@@ -42,6 +44,7 @@ __all__ = [
     "next_word_lstm",
     "root_mean_squared_error",
     "text_metrics",
+    "to_tff",
     "two_layer_lstm",
 ]
 

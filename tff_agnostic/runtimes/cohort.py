@@ -206,6 +206,7 @@ class CohortTraining:
             start, functools.partial(_called, next_step), self._finished
         )
         self._steps = round_.steps
+        self._on_clients = [step.on_clients() for step in round_.steps]
         self._client_spec = algorithm.client_data_spec
         self._sum_over_clients = sum_over_clients
         self._sums: list[SumOverClients] = []
@@ -235,8 +236,7 @@ class CohortTraining:
             state_spec = tf.nest.map_structure(
                 lambda column: tf.TensorSpec(column.shape[1:], column.dtype), client_state
             )
-            step = self._steps[k].on_clients()
-            work = ClientWork(step, specs_of(message), self._client_spec, state_spec)
+            work = ClientWork(self._on_clients[k], specs_of(message), self._client_spec, state_spec)
             self._sums.append(self._sum_over_clients(work))
         return self._sums[k]
 

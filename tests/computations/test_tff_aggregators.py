@@ -1,0 +1,252 @@
+"""TFF's models and aggregators in the builders, beside TFF's own FedAvg with the same model."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.algorithms.cases import CASES, build, cohort
+from tests.computations.harness import assert_identical
+from tests.models import tff_models
+from tff_agnostic import aggregations
+from tff_agnostic.algorithms import (
+    ALGORITHMS,
+    AgnosticFedAvgOptions,
+    FedAvgOptions,
+    Problem,
+    build_fed_avg,
+)
+from tff_agnostic.computations import PlainSum, build_learning_process, security_report
+from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
+from tff_agnostic.computations.tff_process import build_process
+from tff_agnostic.computations.verification import check_process
+from tff_agnostic.errors import UserError
+from tff_agnostic.saving.checkpoints import CheckpointFolder
+
+_BATCH, _RATE, _ROUNDS, _DOMAINS = 4, 0.3, 5, 2
+_OPTIONS = FedAvgOptions(
+    client_learning_rate=_RATE,
+    client_epochs=2,
+    batch_size=_BATCH,
+    batch_normalizer="batch",
+    shuffle=False,
+)
+
+
+def _cohort(round_num: int = 0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(round_num)
+    return [
+        {
+            "x": rng.normal(size=[n, tff_models.FEATURES]).astype(np.float32),
+            "y": rng.integers(tff_models.CLASSES, size=n).astype(np.int32),
+            "domain_id": rng.integers(_DOMAINS, size=n).astype(np.int32),
+        }
+        for n in (9, 4, 1, 13)
+    ]
+
+
+def _datasets(cohort: list[dict[str, np.ndarray]]) -> list[tf.data.Dataset]:
+    return [
+        tf.data.Dataset.from_tensor_slices((client["x"], client["y"])).batch(_BATCH)
+        for client in cohort
+    ]
+
+
+def _twice(datasets: list[tf.data.Dataset]) -> list[tf.data.Dataset]:
+    """Two epochs."""
+    return [dataset.repeat(2) for dataset in datasets]
+
+
+def _weights(process: Any, data: Any) -> list[np.ndarray]:
+    """Trainable weights after some rounds."""
+    state = process.initialize()
+    for round_num in range(_ROUNDS):
+        state = process.next(state, data(_cohort(round_num))).state
+    return list(process.get_model_weights(state).trainable)
+
+
+def _assert_equal(found: Any, expected: Any, start: Any) -> None:
+    for a, b, w in zip(found, expected, start):
+        assert np.max(np.abs(b - w)) > 1e-2, "nothing was learnt"
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+_AGGREGATORS = {
+    "default": None,
+    "robust": tff.learning.robust_aggregator,
+    "compressed": tff.learning.compression_aggregator,
+    "clipping": lambda: tff.aggregators.clipping_factory(0.2, tff.aggregators.MeanFactory()),
+}
+
+
+@pytest.fixture(autouse=True)
+def _keras_as_it_was():
+    """TFF builds Keras models in graphs, which spoils those that other tests have."""
+    yield
+    restore_keras_classes()
+
+
+@pytest.mark.parametrize("name", _AGGREGATORS)
+def test_fed_avg_is_tffs_own(tff_runtime, name):
+    model, make = tff_models.from_keras(), _AGGREGATORS[name]
+    theirs = tff.learning.algorithms.build_weighted_fed_avg(
+        model,
+        tff.learning.optimizers.build_sgdm(_RATE),
+        model_aggregator=make and make(),
+    )
+    aggregation = aggregations.from_tff(make()) if make else PlainSum()
+    ours = build_fed_avg(model, _DOMAINS, _OPTIONS, aggregation)
+    expected = _weights(theirs, lambda cohort: _twice(_datasets(cohort)))
+    _assert_equal(_weights(ours, lambda cohort: cohort), expected, model.initial_weights[0])
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: tff_models.variables_from_keras(), tff_models.HandWritten]
+)
+def test_models_of_variables_train_as_in_tff(tff_runtime, build):
+    theirs = tff.learning.algorithms.build_weighted_fed_avg(
+        build, tff.learning.optimizers.build_sgdm(_RATE)
+    )
+    ours = build_fed_avg(build, _DOMAINS, _OPTIONS)
+    expected = _weights(theirs, lambda cohort: _twice(_datasets(cohort)))
+    start = ours.get_model_weights(ours.initialize()).trainable
+    _assert_equal(_weights(ours, lambda cohort: cohort), expected, start)
+
+
+# Few clients: the divisor of the DP aggregator is a number that is stated.
+_FOUR = {
+    "robust": tff.learning.robust_aggregator,
+    "compressed": tff.learning.compression_aggregator,
+    "dp": lambda: tff.learning.dp_aggregator(0.001, 4.0),
+    "secure": tff.learning.secure_aggregator,
+}
+_MEAN_BETA = 0.25  # of a cohort of four, as beta^k is the client's share of the round
+
+
+def _agnostic(aggregation: Any = PlainSum()) -> Any:
+    problem = Problem.of_numbered_domains(_softmax(), _DOMAINS)
+    options = AgnosticFedAvgOptions(
+        client_learning_rate=_RATE, batch_size=_BATCH, domain_learning_rate=0.1, window=2
+    )
+    return build_process(ALGORITHMS["agnostic_fed_avg"].build(problem, options), aggregation)
+
+
+@functools.cache
+def _softmax() -> Any:
+    return tff_models.functional()
+
+
+def _moved(process: Any, rounds: int = 3) -> tuple[np.ndarray, Any, list[Any]]:
+    """How far the weights came in some rounds, the last state, and the reports."""
+    state, reports = process.initialize(), []
+    before = process.get_model_weights(state).trainable
+    for round_num in range(rounds):
+        state, report = process.next(state, _cohort(round_num))
+        reports.append(report)
+    after = process.get_model_weights(state).trainable
+    return np.concatenate([np.ravel(a - b) for a, b in zip(after, before)]), state, reports
+
+
+@pytest.fixture(scope="module")
+def plain(tff_runtime):
+    return _moved(_agnostic().learning_process)
+
+
+@pytest.mark.parametrize("name", _FOUR)
+def test_agnostic_fed_avg_goes_the_same_way_under_tffs_aggregators(plain, name):
+    process = _agnostic(aggregations.from_tff(_FOUR[name](), mean_weight=_MEAN_BETA))
+    moved, state, reports = _moved(process.learning_process)
+    # They clip: the step is no longer, and hardly of another direction; DP begins small.
+    cosine = moved @ plain[0] / np.linalg.norm(moved) / np.linalg.norm(plain[0])
+    assert cosine > (0.85 if name == "dp" else 0.98)
+    assert 0.3 < np.linalg.norm(moved) / np.linalg.norm(plain[0]) < 1.01
+    for found, expected in zip(reports, plain[2]):
+        train, of_plain = (r["client_work"]["train"] for r in (found, expected))
+        np.testing.assert_array_equal(train["num_examples"], of_plain["num_examples"])
+        np.testing.assert_allclose(train["loss"], of_plain["loss"], rtol=0.02)
+        assert found["skipped"] == 0
+    first = process.learning_process.initialize()
+    kept = tf.nest.flatten(state.aggregations), tf.nest.flatten(first.aggregations)
+    assert any(not np.array_equal(a, b) for a, b in zip(*kept)), "the factory's state stands still"
+
+
+@pytest.mark.parametrize(
+    "factory", [tff.aggregators.MeanFactory, tff.aggregators.UnweightedMeanFactory]
+)
+def test_a_mean_of_either_kind_is_the_average_of_the_paper(plain, factory):
+    """Weights stay part of the average also where the factory knows none."""
+    moved, state, _ = _moved(_agnostic(aggregations.from_tff(factory())).learning_process)
+    np.testing.assert_allclose(moved, plain[0], atol=2e-6)
+    np.testing.assert_allclose(
+        state.algorithm.domains.lambda_, plain[1].algorithm.domains.lambda_, rtol=1e-5
+    )
+
+
+def test_rounds_without_clients_change_no_weights(tff_runtime):
+    process = _agnostic(aggregations.from_tff(tff.learning.robust_aggregator())).learning_process
+    state = process.initialize()
+    after, report = process.next(state, [])
+    assert_identical(after.algorithm.weights, state.algorithm.weights)
+    assert np.all(np.isfinite(np.concatenate([np.ravel(v) for v in tf.nest.flatten(after)])))
+    assert report["skipped"] == 0
+
+
+def test_only_secure_takes_the_secure_aggregator_and_no_other(tff_runtime):
+    for name, factory in _FOUR.items():
+        aggregation = aggregations.from_tff(factory(), only_secure=True)
+        process = _agnostic(aggregation)
+        if name == "secure":
+            assert check_process(aggregation, process).is_secure
+        else:
+            with pytest.raises(UserError, match="outside secure sums"):
+                check_process(aggregation, process)
+
+
+def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):
+    process = _agnostic(aggregations.from_tff(tff.learning.robust_aggregator())).learning_process
+    report = security_report(process.next)
+    assert any("domain_losses" in name for name in report.secure)
+    assert any("domain_counts" in name for name in report.secure)
+    assert not any("domain" in name for name in report.plain)
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(CASES) if len(build(n).steps) == 1])
+def test_every_algorithm_of_one_step_takes_models_and_aggregators(tff_runtime, name):
+    if "boost" in name:
+        pytest.skip("learns the weights of an ensemble, no model")
+    aggregation = aggregations.from_tff(tff.aggregators.MeanFactory())
+    sums = [build_learning_process(build(name, _softmax()), a) for a in (PlainSum(), aggregation)]
+    states = [process.next(process.initialize(), cohort()).state for process in sums]
+    expected, found = (p.get_model_weights(s).trainable for p, s in zip(sums, states))
+    for a, b in zip(found, expected):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_other_runtimes_name_the_one_that_it_takes(cohort_runtime):
+    aggregation = aggregations.from_tff(tff.learning.robust_aggregator())
+    with pytest.raises(UserError, match="--runtime=tff"):
+        cohort_runtime.training(build("agnostic_fed_avg", _softmax()), aggregation)
+
+
+def test_the_tff_runtime_goes_on_from_a_checkpoint_with_the_factorys_state(tff_runtime, tmp_path):
+    aggregation = aggregations.from_tff(tff.learning.robust_aggregator())
+    algorithm = build("agnostic_fed_avg", _softmax())
+    training = tff_runtime.training(algorithm, aggregation)
+    state = training.initialize()
+    for seed in range(2):
+        state, _ = training.next(state, cohort(seed))
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=1)
+    folder.save(2, state, algorithm.models(state.algorithm))
+    saved = folder.load_latest()
+    restored = saved.restore(training.initialize(), "here")
+    assert_identical(restored, state)
+    assert_identical(training.next(restored, cohort(2)), training.next(state, cohort(2)))
+
+
+@pytest.mark.parametrize("factory", [None, "robust"])
+def test_what_is_no_factory_is_refused(factory):
+    with pytest.raises(UserError, match="expected a weighted or unweighted factory"):
+        aggregations.from_tff(factory)

@@ -1,0 +1,110 @@
+"""TFF's clients as clients here, in rounds and in stores, and stores as TFF's clients."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.computations.harness import assert_identical
+from tff_agnostic.algorithms import build_agnostic_fed_avg
+from tff_agnostic.data import tff_clients
+from tff_agnostic.data.store import Store
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import logistic_regression
+
+
+def _columns(k: int) -> "OrderedDict[str, np.ndarray]":
+    rng, n = np.random.default_rng(k), 3 + k
+    return OrderedDict(
+        x=rng.normal(size=[n, 4]).astype(np.float32),
+        y=rng.integers(3, size=n).astype(np.int32),
+        domain_id=rng.integers(2, size=n).astype(np.int32),
+    )
+
+
+def _client_data(names=("b", "a", "c")):
+    return tff.simulation.datasets.TestClientData(
+        {name: _columns(k) for k, name in enumerate(names)}
+    )
+
+
+def _pairs(k: int) -> tf.data.Dataset:
+    columns = _columns(k)
+    return tf.data.Dataset.from_tensor_slices((columns["x"], columns["y"]))
+
+
+def test_client_data_are_clients_by_id():
+    clients = tff_clients.from_tff(_client_data())
+    assert clients.client_ids == ["a", "b", "c"]
+    assert_identical(clients.read("b"), _columns(0))
+    assert_identical(clients.read("a"), _columns(1))
+
+
+def test_datasets_of_pairs_have_the_domain_that_is_said():
+    clients = tff_clients.from_tff([_pairs(k) for k in range(11)], domain_of=lambda name: 1)
+    assert clients.client_ids == [f"{k:02d}" for k in range(11)]
+    examples = clients.read("04")
+    np.testing.assert_array_equal(examples["x"], _columns(4)["x"])
+    np.testing.assert_array_equal(examples["domain_id"], np.ones(7, np.int32))
+    assert examples["domain_id"].dtype == np.int32
+
+
+def test_a_client_without_examples_has_empty_columns():
+    (client_id,) = (clients := tff_clients.from_tff([_pairs(0).take(0)], lambda _: 0)).client_ids
+    assert {k: v.shape for k, v in clients.read(client_id).items()} == {
+        "x": (0, 4),
+        "y": (0,),
+        "domain_id": (0,),
+    }
+
+
+def test_a_round_takes_what_is_read_of_them(tff_runtime):
+    process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
+    clients = tff_clients.from_tff(_client_data())
+    cohort = [clients.read(name) for name in ("b", "a")]
+    found = process.next(process.initialize(), cohort).state
+    expected = process.next(process.initialize(), [_columns(0), _columns(1)]).state
+    assert_identical(found, expected)
+
+
+def test_a_store_is_made_of_client_data_and_given_back_as_it(tmp_path):
+    path = tmp_path / "clients.sqlite"
+    tff_clients.to_store(path, {"train": _client_data(), "test": _client_data(("d",))})
+    store = Store(path)
+    assert store.splits() == ("test", "train")
+    assert store.description.domains == ("0", "1")
+    assert store.domain_counts("test")["d"] == {
+        str(k): int(n) for k, n in enumerate(np.bincount(_columns(0)["domain_id"])) if n
+    }
+    again = tff_clients.to_tff(store)
+    assert isinstance(again, tff.simulation.datasets.ClientData)
+    assert again.client_ids == ["a", "b", "c"]
+    rows = list(again.create_tf_dataset_for_client("b").as_numpy_iterator())
+    np.testing.assert_array_equal([row["x"] for row in rows], _columns(0)["x"])
+    np.testing.assert_array_equal([row["label"] for row in rows], _columns(0)["y"])
+    domains = [int(row["domain"]) for row in rows]
+    np.testing.assert_array_equal(domains, _columns(0)["domain_id"])
+
+
+def test_domains_may_have_names(tmp_path):
+    path = tmp_path / "clients.sqlite"
+    tff_clients.to_store(path, {"train": [_pairs(0), _pairs(1)]}, lambda k: ["es", "pt"][int(k)])
+    assert Store(path).description.domains == ("es", "pt")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"a": 1}, "expected a tff.simulation.datasets.ClientData"),
+        ([_columns(0)], "list of tf.data.Datasets"),
+        ([_pairs(0)], "or domain_of to say it"),
+        ([tf.data.Dataset.range(3)], "expected examples"),
+    ],
+)
+def test_what_they_are_not_is_said_in_one_line(source, said):
+    with pytest.raises(UserError, match=said) as refused:
+        clients = tff_clients.from_tff(source)
+        clients.read(clients.client_ids[0])
+    assert "\n" not in str(refused.value)

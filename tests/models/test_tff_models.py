@@ -1,0 +1,183 @@
+"""Models of TFF's as models of this package, and the other way."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.models import tff_models
+from tff_agnostic import models
+from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.model import ModelWeights
+
+_SEED = tf.constant([0, 1], tf.int32)
+_BUILDERS = {
+    "functional": tff_models.functional,
+    "keras": tff_models.from_keras,
+    "variables of Keras": lambda: tff_models.variables_from_keras,
+    "variables": lambda: tff_models.HandWritten,
+    "variables of a functional model": lambda: (
+        lambda: tff.learning.models.model_from_functional(tff_models.functional())
+    ),
+}
+
+
+def _examples(size: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(size)
+    return {
+        "x": rng.normal(size=[size, tff_models.FEATURES]).astype(np.float32),
+        "y": rng.integers(tff_models.CLASSES, size=size).astype(np.int32),
+    }
+
+
+def _softmax_losses(kernel, bias, x, y):
+    """Losses of softmax regression and their gradient by the kernel, float64."""
+    logits = x.astype(np.float64) @ kernel + bias
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    losses = -np.log(shares[np.arange(len(y)), y])
+    shares[np.arange(len(y)), y] -= 1
+    return losses, np.einsum("nf,nc->nfc", x, shares)
+
+
+@pytest.fixture(autouse=True)
+def _keras_as_it_was():
+    """TFF builds Keras models in graphs, which spoils those that other tests have."""
+    yield
+    restore_keras_classes()
+
+
+@pytest.mark.parametrize("name", _BUILDERS)
+def test_each_example_has_its_own_loss_and_any_weight(name):
+    model = models.from_tff(_BUILDERS[name]())
+    rng = np.random.default_rng(3)
+    kernel = rng.normal(size=[tff_models.FEATURES, tff_models.CLASSES]).astype(np.float32)
+    bias = rng.normal(size=[tff_models.CLASSES]).astype(np.float32)
+    examples, scale = _examples(6), rng.uniform(size=6).astype(np.float32)
+
+    @tf.function
+    def weighted(kernel):
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            weights = ModelWeights([kernel, tf.constant(bias)], [])
+            losses, _ = model.example_losses(weights, examples, training=True, seed=_SEED)
+            objective = tf.reduce_sum(scale * losses)
+        return losses, tape.gradient(objective, kernel)
+
+    losses, gradient = weighted(tf.constant(kernel))
+    expected, of_each = _softmax_losses(kernel, bias, **examples)
+    np.testing.assert_allclose(losses, expected, atol=2e-6)
+    np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, of_each), atol=1e-5)
+
+
+def test_initial_weights_are_the_models_own():
+    model = tff_models.functional()
+    converted = models.from_tff(model)
+    for found, expected in zip(converted.initial_weights.trainable, model.initial_weights[0]):
+        np.testing.assert_array_equal(found, expected)
+
+
+def _masked_mean(losses):
+    # A mean over some of the examples: how many depends on the batch.
+    kept = tf.cast(losses > 1.0, tf.float32)
+    return tf.math.divide_no_nan(tf.reduce_sum(kept * losses), tf.reduce_sum(kept))
+
+
+def _made_before():
+    model = tff_models.HandWritten()
+    return lambda: model
+
+
+_REFUSED = {
+    "mean of its examples' losses, without which domains cannot be weighted": (
+        lambda: tff_models.functional(reduce=tf.reduce_sum)
+    ),
+    "mean of its examples'": lambda: tff_models.functional(reduce=_masked_mean),
+    "do not depend on the others of its batch": lambda: tff_models.functional(
+        predict=lambda kernel, bias, x: (x - tf.reduce_mean(x, 0)) @ kernel + bias
+    ),
+    "as batch normalisation does": lambda: (
+        lambda: tff_models.variables_from_keras(tf.keras.layers.BatchNormalization)
+    ),
+    "draws no random numbers": lambda: tff_models.from_keras(tf.keras.layers.Dropout(0.5)),
+    "shapes that are known": lambda: tff_models.functional(
+        spec=(tf.TensorSpec(None), tff_models.INPUT_SPEC[1])
+    ),
+    "inputs and labels": lambda: tff_models.functional(spec=tff_models.INPUT_SPEC[:1]),
+    "one number of a batch": lambda: tff_models.functional(reduce=tf.identity),
+    "makes all weights of its model when it is called": _made_before,
+    "found one that is built": tff_models.HandWritten,
+    "found dict": dict,
+}
+
+
+@pytest.mark.parametrize("said", _REFUSED)
+def test_what_cannot_be_converted_is_refused_in_one_line(said):
+    with pytest.raises(UserError, match=said) as refused:
+        models.from_tff(_REFUSED[said]())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_for_tff_has_the_same_numbers(tff_runtime):
+    model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
+    theirs = models.to_tff(model)
+    examples = _examples(7)
+    weights = ModelWeights([tf.constant(w) for w in model.initial_weights.trainable], [])
+    losses, predictions = model.example_losses(weights, examples, training=True, seed=_SEED)
+    output = theirs.predict_on_batch((weights.trainable, []), examples["x"], True)
+    np.testing.assert_array_equal(output, predictions)
+    np.testing.assert_allclose(theirs.loss(output, examples["y"]), np.mean(losses), rtol=1e-6)
+    process = tff.learning.algorithms.build_weighted_fed_avg(
+        theirs, tff.learning.optimizers.build_sgdm(0.1)
+    )
+    dataset = tf.data.Dataset.from_tensor_slices((examples["x"], examples["y"])).batch(3)
+    metrics = process.next(process.initialize(), [dataset]).metrics["client_work"]["train"]
+    assert set(metrics) >= {"loss", "accuracy"}
+
+
+def test_there_and_back_is_the_same_model():
+    model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
+    again = models.from_tff(models.to_tff(model), metrics=model.metrics)
+    weights = ModelWeights([tf.constant(w) for w in model.initial_weights.trainable], [])
+    found, expected = (
+        m.example_losses(weights, _examples(5), training=True, seed=_SEED)[0]
+        for m in (again, model)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_random_layers_draw_anew_in_each_batch():
+    def build():
+        dropout, dense = tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(tff_models.CLASSES)
+        return tf.keras.Sequential([tf.keras.Input([tff_models.FEATURES]), dropout, dense])
+
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    spec = dict(zip("xy", tff_models.INPUT_SPEC))
+    theirs = models.to_tff(models.model_from_keras(build, loss=loss, example_spec=spec))
+    x = np.ones([20, tff_models.FEATURES], np.float32)
+    first, second = (theirs.predict_on_batch(theirs.initial_weights, x, True) for _ in range(2))
+    assert not np.array_equal(first, second)
+    still = [theirs.predict_on_batch(theirs.initial_weights, x, False) for _ in range(2)]
+    np.testing.assert_array_equal(*still)
+
+
+def test_a_regularized_model_has_no_form_in_tff():
+    def build():
+        dense = tf.keras.layers.Dense(3, kernel_regularizer="l2")
+        return tf.keras.Sequential([tf.keras.Input([tff_models.FEATURES]), dense])
+
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    spec = dict(zip("xy", tff_models.INPUT_SPEC))
+    model = models.model_from_keras(build, loss=loss, example_spec=spec)
+    with pytest.raises(UserError, match="without regularizers"):
+        models.to_tff(model)
+
+
+def test_models_that_were_there_before_can_still_be_called():
+    """Keras exchanges its classes' bases where TFF builds layers in a graph."""
+    early = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
+    models.from_tff(tff_models.from_keras())
+    models.from_tff(tff_models.variables_from_keras)
+    weights = ModelWeights([tf.constant(w) for w in early.initial_weights.trainable], [])
+    assert early.predict(weights, _examples(2)["x"], True, _SEED).shape == (2, 3)

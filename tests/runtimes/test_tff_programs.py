@@ -1,0 +1,67 @@
+"""The program of docs/tff.md under TFF's managers: killed, started again, and not interrupted."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.computations.harness import assert_identical
+
+_ROOT = Path(__file__).absolute().parents[2]
+_FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```", re.DOTALL | re.MULTILINE)
+_ROUNDS = 6
+
+
+def _start(folder: Path) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "tff_program.py", "run", str(_ROUNDS)]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
+
+
+def _rounds(path: Path) -> list[int]:
+    with open(path, newline="") as file:
+        return [int(row["round"]) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A folder of a program that was killed and started again, and one of one that was not."""
+    page = (_ROOT / "docs" / "tff.md").read_text()
+    made = {name: tmp_path_factory.mktemp(name) for name in ("killed", "whole")}
+    for folder in made.values():
+        for block, name in _FILE.findall(page):
+            (folder / name).write_text(block)
+    initial = made["killed"] / "run" / "state"
+    first = _start(made["killed"])
+    while first.poll() is None and not any(initial.glob("*2")):
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL, "it ended before it could be killed"
+    assert _start(made["killed"]).wait() == 0
+    assert _start(made["whole"]).wait() == 0
+    return made
+
+
+def test_a_killed_program_ends_as_one_that_was_not_killed(folders):
+    for name, file in (("train.csv", range(1, _ROUNDS + 1)), ("evaluation.csv", (2, 4, 6))):
+        found, expected = (_rounds(folders[k] / "run" / name) for k in ("killed", "whole"))
+        assert sorted(set(found)) == sorted(set(expected)) == list(file)
+    states = [_last_state(folders[name]) for name in ("killed", "whole")]
+    assert len(states[0]) > 5
+    assert_identical(*states)
+
+
+def _last_state(folder: Path) -> list[np.ndarray]:
+    """The arrays of the newest state that TFF's manager saved; a kill may leave a part of one."""
+    names = [path.name for path in (folder / "run" / "state").iterdir()]
+    whole = {int(found[1]): name for name in names if (found := re.search(r"_(\d+)$", name))}
+    path = folder / "run" / "state" / whole[max(whole)]
+    return [np.asarray(value) for value in tf.nest.flatten(tf.saved_model.load(str(path))())]

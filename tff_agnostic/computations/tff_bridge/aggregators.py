@@ -1,0 +1,284 @@
+"""Updates averaged by one of TFF's aggregation factories, all else in secure sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tff_agnostic.aggregations.aggregation import (
+    Bound,
+    ClientFacts,
+    ClientLimits,
+    SecurityProperty,
+)
+from tff_agnostic.aggregations.secure_sum import SecureSum
+from tff_agnostic.computations.tff_process import PlacedAggregation
+from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
+from tff_agnostic.report_fields import ReportFields
+
+
+class _Summand(NamedTuple):
+    """What a client encodes.
+
+    Attributes:
+        updates: For each update of the answer its values, and the client's weight.
+        others: All else, for the secure sum.
+    """
+
+    updates: tuple[Any, ...]
+    others: Any
+
+
+class _FactoryState(NamedTuple):
+    """State of a `FactorySum`: that of the process of each update; () before a process has it."""
+
+    updates: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Update:
+    """The values of an answer that the server divides by their weights' sum, by their positions.
+
+    Attributes:
+        values: Of the update, as `tf.nest.flatten` numbers the leaves of an answer.
+        weight: Of the client's weight.
+    """
+
+    values: tuple[int, ...]
+    weight: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FactorySum(PlacedAggregation):
+    """Updates averaged by one of TFF's aggregation factories, all else in secure sums.
+
+    An update beta^k delta^k with its weight beta^k is found by its bounds: signed values that form
+    a ratio with a denominator. A weighted factory is given delta^k and beta^k, and returns the mean
+    weighted by them. An unweighted one is given beta^k delta^k / `mean_weight`, and returns the
+    mean; so the weights, which are what an agnostic algorithm moves, stay part of the average. The
+    server goes on with the mean times the sum of the weights, as if it were the sum.
+
+    Attributes:
+        factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted one, that returns
+            a mean, as those of `tff.learning` do.
+        others: How losses, counts and weights are summed.
+        mean_weight: What an unweighted factory takes for a client's weight.
+        only_secure: Whether rounds are refused in which anything but a secure sum leaves clients.
+        name: Name of the aggregation.
+    """
+
+    factory: Any
+    others: SecureSum = SecureSum()
+    mean_weight: float = 1.0
+    only_secure: bool = False
+    name: str = "tff"
+
+    @property
+    def cuts_clients(self) -> bool:
+        """Whether no more than `limits.max_examples` examples of a client are used."""
+        return True
+
+    @property
+    def guarantees(self) -> frozenset[SecurityProperty]:
+        """What is checked before anything runs."""
+        return frozenset({SecurityProperty.SECURE_SUMS}) if self.only_secure else frozenset()
+
+    @property
+    def limits(self) -> ClientLimits:
+        """Limits of what one client may send in secure sums."""
+        return self.others.limits
+
+    @property
+    def min_clients(self) -> int:
+        """The fewest clients of a sum."""
+        return self.others.min_clients
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the factory takes weights."""
+        return isinstance(self.factory, tff.aggregators.WeightedAggregationFactory)
+
+    def on_clients(self) -> FactorySum:
+        """Refuses to be played without TFF."""
+        raise UserError(
+            "an aggregator of TFF's sums in TFF's executor only: expected --runtime=tff, found "
+            "another runtime"
+        )
+
+    def initialize(self, bounds: Any) -> Any:
+        """Returns the state without the processes' states, which TFF adds."""
+        del bounds
+        return _FactoryState(())
+
+    def rounding(self, bound: Bound) -> float:
+        """Returns the rounding of secure sums."""
+        return self.others.rounding(bound)
+
+    def client_params(self, state: Any) -> Any:
+        """Returns nothing."""
+        del state
+        return ()
+
+    def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
+        """Returns a `_Summand`; without an update, what the secure sum has."""
+        updates = _updates_in(bounds)
+        rest, rest_bounds = _without(updates, output, bounds)
+        others = self.others.encode(params, rest, rest_bounds, client)
+        if not updates:
+            return others
+        leaves = tf.nest.flatten(output)
+        encoded = []
+        for update in updates:
+            weight = leaves[update.weight]
+            divisor = weight if self.is_weighted else tf.constant(self.mean_weight, tf.float32)
+            values = [tf.math.divide_no_nan(leaves[i], divisor) for i in update.values]
+            encoded.append((values, weight))
+        return _Summand(tuple(encoded), others)
+
+    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+        """Returns the secure sum of an answer without an update."""
+        return self.others.federated_sum(encoded, bounds)
+
+    def process(self, encoded_type: tff.Type, bounds: Any) -> Any:
+        """Returns the process of a step with updates; None where a step has none."""
+        updates = _updates_in(bounds)
+        if not updates:
+            return None
+        _, rest_bounds = _without(updates, bounds, bounds)
+        processes = [self._process_of(*pair) for pair in encoded_type.updates]
+
+        @tff.federated_computation
+        def initialize_fn() -> Any:
+            return tff.federated_zip(tuple(process.initialize() for process in processes))
+
+        @tff.federated_computation(
+            initialize_fn.type_signature.result, tff.FederatedType(encoded_type, tff.CLIENTS)
+        )
+        def next_fn(states: Any, encoded: Any) -> Any:
+            outputs = []
+            for k, process in enumerate(processes):
+                values, weight = encoded.updates[k][0], encoded.updates[k][1]
+                weights = (weight,) if process.is_weighted else ()
+                outputs.append(process.next(states[k], values, *weights))
+            others = self.others.federated_sum(encoded.others, rest_bounds)
+            means = tuple(output.result for output in outputs)
+            return tff.templates.MeasuredProcessOutput(
+                tff.federated_zip(tuple(output.state for output in outputs)),
+                tff.federated_zip(_Summand(means, others)),
+                tff.federated_value((), tff.SERVER),
+            )
+
+        return _Placed(initialize_fn, next_fn)
+
+    def _process_of(self, values_type: tff.Type, weight_type: tff.Type) -> Any:
+        types = (values_type, weight_type) if self.is_weighted else (values_type,)
+        process = self.factory.create(*types)
+        found = process.next.type_signature.result.result.member
+        if not values_type.is_assignable_from(found):
+            raise UserError(
+                f"aggregations.from_tff: expected a factory that returns what it is given, "
+                f"{values_type}, found one that returns {found}"
+            )
+        return process
+
+    def with_placed(self, state: _FactoryState, placed: Any) -> _FactoryState:
+        """Returns the state with those of the processes."""
+        return state._replace(updates=placed)
+
+    def placed_in(self, state: _FactoryState) -> Any:
+        """Returns the states of the processes."""
+        return state.updates
+
+    def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+        """Returns the state, the sums - each mean times the sum of the weights - and a report."""
+        updates = _updates_in(bounds)
+        if not updates:
+            return self.others.decode(state, summed, bounds)
+        _, rest_bounds = _without(updates, bounds, bounds)
+        _, rest, report = self.others.decode((), summed.others, rest_bounds)
+        in_updates = {i for update in updates for i in update.values}
+        of_others = iter(tf.nest.flatten(rest))
+        leaves: list[Any] = [
+            None if i in in_updates else next(of_others)
+            for i in range(len(tf.nest.flatten(bounds)))
+        ]
+        num_clients = tf.cast(summed.others.num_clients, tf.float32)
+        for update, mean in zip(updates, summed.updates):
+            weight = tf.cast(leaves[update.weight], tf.float32)
+            factor = weight if self.is_weighted else num_clients * self.mean_weight
+            for i, value in zip(update.values, tf.nest.flatten(mean)):
+                # Without any weight a weighted mean is 0/0.
+                leaves[i] = tf.where(weight > 0, value * factor, tf.zeros_like(value))
+        return state, tf.nest.pack_sequence_as(bounds, leaves), report
+
+    def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
+        """Describes the report of the secure sums."""
+        _, rest_bounds = _without(_updates_in(bounds), bounds, bounds)
+        return self.others.quantities(rest_bounds, prefix)
+
+
+class _Placed(NamedTuple):
+    """What `tff.templates.AggregationProcess` has, of which TFF asks for a type of values."""
+
+    initialize: tff.Computation
+    next: tff.Computation
+
+    @property
+    def state_type(self) -> tff.Type:
+        """Type of the state at the server."""
+        return self.initialize.type_signature.result
+
+
+def factory_sum(factory: Any, others: SecureSum, mean_weight: float, only_secure: bool) -> Any:
+    """Returns a `FactorySum`; see `aggregations.from_tff`."""
+    kinds = (
+        tff.aggregators.WeightedAggregationFactory,
+        tff.aggregators.UnweightedAggregationFactory,
+    )
+    if not isinstance(factory, kinds):
+        raise UserError(
+            "aggregations.from_tff: expected a weighted or unweighted factory of tff.aggregators, "
+            f"found {type(factory).__name__}"
+        )
+    if mean_weight <= 0:
+        raise UserError(
+            f"aggregations.from_tff: expected a positive mean_weight, found {mean_weight}"
+        )
+    return FactorySum(factory, others, mean_weight, only_secure)
+
+
+def _updates_in(bounds: Any) -> tuple[_Update, ...]:
+    """Returns the updates of an answer, found by its bounds."""
+    leaves = tf.nest.flatten(bounds)
+    ratios = OrderedDict.fromkeys(b.ratio for b in leaves if b.signed and not b.entrywise)
+    found = []
+    for ratio in ratios:
+        weights = [i for i, b in enumerate(leaves) if b.ratio == ratio and b.denominator]
+        values = [i for i, b in enumerate(leaves) if b.ratio == ratio and b.signed]
+        if ratio is not None and len(weights) == 1:
+            found.append(_Update(tuple(values), weights[0]))
+    return tuple(found)
+
+
+def _without(updates: Sequence[_Update], values: Any, bounds: Any) -> tuple[Any, Any]:
+    """Returns values and their bounds with () in place of updates."""
+    position = iter(range(len(tf.nest.flatten(bounds))))
+    in_updates = {i for update in updates for i in update.values}
+    is_update = tf.nest.map_structure(lambda _: next(position) in in_updates, bounds)
+
+    def others(part: Any, marks: Any) -> Any:
+        leaves = tf.nest.flatten(marks)
+        if leaves and all(leaves):
+            return ()
+        if not any(leaves):
+            return part
+        if hasattr(part, "_fields"):
+            return part._make(map(others, part, marks))
+        if isinstance(part, Mapping):
+            return OrderedDict((key, others(part[key], marks[key])) for key in part)
+        return type(part)(map(others, part, marks))
+
+    return others(values, is_update), others(bounds, is_update)

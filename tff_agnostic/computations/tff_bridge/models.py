@@ -1,0 +1,602 @@
+"""Models of TFF's as a `Model`, and the other way."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
+from tff_agnostic.models.keras import refuse_captured_state, trace_losses
+from tff_agnostic.models.metrics import Metric
+from tff_agnostic.models.model import Examples, Model, ModelWeights
+
+# Operations that draw random numbers from a state of their own, not from a seed that is given.
+_DRAWS = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGammaV2",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "StatefulUniform",
+        "TruncatedNormal",
+    }
+)
+# Batches of made-up examples on which a model is checked, and how equal its numbers have to be.
+_CHECKED_SIZES = (1, 3, 5)
+_RTOL, _ATOL = 1e-4, 1e-5
+
+
+def model_from_tff(model: Any, metrics: Sequence[Metric], seed: int) -> Model:
+    """Returns a TFF model as a `Model`; see `models.from_tff`."""
+    restore_keras_classes()
+    if isinstance(model, tff.learning.models.FunctionalModel):
+        return _checked(lambda: _from_functional(model, metrics))
+    if isinstance(model, tff.learning.models.VariableModel):
+        raise UserError(
+            "models.from_tff: expected a function that builds a VariableModel, found one that is "
+            "built: its variables cannot be replaced"
+        )
+    if callable(model):
+        return _checked(lambda: _from_variables(model, metrics, seed))
+    raise UserError(
+        "models.from_tff: expected a tff.learning.models.FunctionalModel, or a function that "
+        f"builds a VariableModel, found {type(model).__name__}"
+    )
+
+
+def _checked(convert: Callable[[], tuple[Model, _BatchLoss]]) -> Model:
+    """Returns a converted model of which the promises of `Model` were checked."""
+    try:
+        model, batch_loss = convert()
+        _refuse_impure(model)
+        _refuse_joint_losses(model, batch_loss)
+    except UserError:
+        raise
+    except _Assigned as e:
+        raise UserError(
+            f"models.from_tff: expected a pure function of the weights, found that {e}"
+        ) from e
+    except Exception as e:
+        # TensorFlow's and Keras' own refusals, of what a model does while it is traced.
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+        found = lines[-1] if lines else type(e).__name__
+        raise UserError(
+            "models.from_tff: expected a pure function of the weights, found one that fails where "
+            f"its weights are tensors: {found}"
+        ) from e
+    return model
+
+
+# (weights, examples, training) -> the mean loss of a batch, as TFF computes it.
+_BatchLoss = Callable[[ModelWeights, Examples, bool], tf.Tensor]
+
+
+def _traced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that is traced where it is called eagerly."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = functools.partial(method, self)
+        if tf.executing_eagerly():
+            bound = tf.function(bound, autograph=False)
+        return bound(*args, **kwargs)
+
+    return call
+
+
+@dataclasses.dataclass(frozen=True)
+class _FunctionalPredict:
+    model: Any
+
+    @_traced
+    def __call__(self, weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> Any:
+        del seed  # Nothing random is let in.
+        with _as_in_graphs():
+            return self.model.predict_on_batch(_packed(self.model, weights), x, training)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FunctionalLoss:
+    """The loss of each example: that of a batch of it alone.
+
+    TFF's loss is one number of a batch, mostly its mean, in which an example cannot be given the
+    weight of its domain. It is vectorised over the examples.
+    """
+
+    model: Any
+
+    @_traced
+    def __call__(self, labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+        def of_example(example: Any) -> tf.Tensor:
+            label, prediction = tf.nest.map_structure(lambda v: v[tf.newaxis], example)
+            with _as_in_graphs():
+                return _scalar(self.model.loss(output=prediction, label=label))
+
+        return tf.vectorized_map(of_example, (labels, predictions))
+
+
+def _from_functional(model: Any, metrics: Sequence[Metric]) -> tuple[Model, _BatchLoss]:
+    trainable, fixed = (tf.nest.flatten(weights) for weights in model.initial_weights)
+    converted = Model(
+        initial_weights=_float_weights(trainable, fixed),
+        example_spec=_example_spec(model.input_spec),
+        predict=_FunctionalPredict(model),
+        loss=_FunctionalLoss(model),
+        metrics=tuple(metrics),
+    )
+
+    def batch_loss(weights: ModelWeights, examples: Examples, training: bool) -> tf.Tensor:
+        with _as_in_graphs():
+            output = model.predict_on_batch(_packed(model, weights), examples["x"], training)
+            return _scalar(model.loss(output=output, label=examples["y"]))
+
+    return converted, batch_loss
+
+
+def _packed(model: Any, weights: ModelWeights) -> Any:
+    """Returns weights in the structure that a functional model has them in."""
+    return tuple(
+        tf.nest.pack_sequence_as(of_model, list(values))
+        for of_model, values in zip(model.initial_weights, weights)
+    )
+
+
+@contextlib.contextmanager
+def _as_in_graphs() -> Iterator[None]:
+    """Traces as if the outermost context were a graph, as in TFF's computations.
+
+    Functional models of Keras layers refuse to be traced where they could make variables.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with _keras_classes_kept(), tf.Graph().as_default(), graph.as_default():
+        yield
+
+
+@contextlib.contextmanager
+def _keras_classes_kept() -> Iterator[None]:
+    """Gives classes of Keras the bases back that it exchanges where layers are built in graphs.
+
+    Models that were built before could not be called any more.
+    """
+    before = {cls: cls.__bases__ for cls in _subclasses(tf.keras.layers.Layer)}
+    try:
+        yield
+    finally:
+        for cls, bases in before.items():
+            if cls.__bases__ != bases:
+                cls.__bases__ = bases
+
+
+def _subclasses(cls: type) -> set[type]:
+    found = set(cls.__subclasses__())
+    return found.union(*map(_subclasses, found)) if found else found
+
+
+def restore_keras_classes() -> None:
+    """Makes Keras take back what TFF's own conversions left its classes in."""
+    public: list[Any] = [tf.keras.Model, tf.keras.Sequential, *vars(tf.keras.layers).values()]
+    for cls in public:
+        if isinstance(cls, type) and issubclass(cls, tf.Module):
+            with contextlib.suppress(TypeError), tf.init_scope():
+                made: Any = cls
+                made.__new__(made)
+
+
+class _Assigned(Exception):
+    """A weight was assigned to."""
+
+
+class _WeightTensor:
+    """A tensor in place of a variable, for code that expects one.
+
+    Args:
+        tensor: The value.
+        is_weight: Whether it may not be assigned to. Of the others, which count what was measured,
+            values are of no consequence, and assignments are left out.
+    """
+
+    def __init__(self, tensor: tf.Tensor, is_weight: bool) -> None:
+        self._tensor = tensor
+        self._is_weight = is_weight
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        """Returns the tensor, where TensorFlow asks for one."""
+        del name
+        return self._tensor if dtype is None else tf.cast(self._tensor, dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the tensor has of that name."""
+        return getattr(self._tensor, name)
+
+    def value(self) -> tf.Tensor:
+        """Returns the tensor."""
+        return self._tensor
+
+    read_value = value
+
+    def assign(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        """Leaves an assignment out, or refuses it."""
+        del args, kwargs
+        if self._is_weight:
+            raise _Assigned(
+                "it assigns to a weight while it is called, as batch normalisation does to its "
+                "moving averages: use GroupNormalization or LayerNormalization"
+            )
+        return self._tensor
+
+    assign_add = assign_sub = assign
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def apply(self: _WeightTensor, *args: Any) -> Any:
+        return getattr(self.value(), name)(*args)
+
+    return apply
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS:
+    if _name not in ("__eq__", "__ne__"):
+        setattr(_WeightTensor, _name, _operator(_name))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _VariableModel(Model):
+    """A model of variables, built anew with tensors in their place whenever it is traced.
+
+    Attributes:
+        build: The user's function.
+        variables: What each variable is that it makes, in this order.
+    """
+
+    build: Callable[[], Any] = lambda: None
+    variables: tuple[_Variable, ...] = ()
+
+    @_traced
+    def example_losses(
+        self, weights: ModelWeights, examples: Examples, training: bool, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, Any]:
+        """Returns the loss of each example and the predictions; each is a batch by itself."""
+        del seed
+
+        def of_example(example: Any) -> Any:
+            batch = tf.nest.map_structure(lambda v: v[tf.newaxis], example)
+            output = _forward(self, weights, batch, training)
+            predictions = tf.nest.map_structure(lambda v: v[0], output.predictions)
+            return _scalar(output.loss), predictions
+
+        one = {key: examples[key] for key in ("x", "y")}
+        return tf.vectorized_map(of_example, one)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Variable:
+    """A variable that a model makes.
+
+    Attributes:
+        group: 0 for trainable weights, 1 for others, None for what only the model itself needs.
+        position: Among the weights of its group.
+        value: Its initial value, an array; None of weights.
+    """
+
+    group: Any
+    position: int = 0
+    value: Any = None
+
+    def __hash__(self) -> int:
+        """Of what it is, without its value."""
+        return hash((self.group, self.position))
+
+
+def _from_variables(
+    build: Callable[[], Any], metrics: Sequence[Metric], seed: int
+) -> tuple[Model, _BatchLoss]:
+    weights, input_spec, variables = _built_once(build, seed)
+
+    def predict(weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> Any:
+        del seed
+        with _built_with(model, weights) as built:
+            return built.predict_on_batch(x, training)
+
+    def loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+        raise UserError(
+            "a VariableModel computes its loss from its inputs only: use a FunctionalModel here, "
+            "whose loss is a function of labels and predictions"
+        )
+
+    model = _VariableModel(
+        initial_weights=_float_weights(*weights),
+        example_spec=_example_spec(input_spec),
+        predict=predict,
+        loss=loss,
+        metrics=tuple(metrics),
+        build=build,
+        variables=variables,
+    )
+
+    def batch_loss(weights: ModelWeights, examples: Examples, training: bool) -> tf.Tensor:
+        return _scalar(_forward(model, weights, examples, training).loss)
+
+    return model, batch_loss
+
+
+def _built_once(build: Callable[[], Any], seed: int) -> Any:
+    """Builds the model of a function with variables.
+
+    Returns:
+        Arrays of its trainable and of its other weights, its input spec, and its variables.
+    """
+    made: list[tf.Variable] = []
+
+    def noted(creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
+        made.append(creator(**kwargs))
+        return made[-1]
+
+    with _keras_classes_kept(), tf.Graph().as_default() as graph:
+        tf.compat.v1.set_random_seed(seed)
+        with tf.variable_creator_scope(noted):
+            built = build()
+        if not isinstance(built, tff.learning.models.VariableModel):
+            raise UserError(
+                "models.from_tff: expected a function that returns a "
+                f"tff.learning.models.VariableModel, found {type(built).__name__}"
+            )
+        groups = [list(built.trainable_variables), list(built.non_trainable_variables)]
+        place_of = {id(v): (g, k) for g, group in enumerate(groups) for k, v in enumerate(group)}
+        if not set(place_of) <= {id(variable) for variable in made}:
+            raise UserError(
+                "models.from_tff: expected a function that makes all weights of its model when it "
+                "is called, found some that were made before"
+            )
+        with tf.compat.v1.Session(graph=graph) as session:
+            session.run(tf.compat.v1.variables_initializer(made))
+            values = session.run([variable.read_value() for variable in made])
+    weights: tuple[list[Any], list[Any]] = ([None] * len(groups[0]), [None] * len(groups[1]))
+    variables = []
+    for variable, value in zip(made, values):
+        if id(variable) in place_of:
+            group, position = place_of[id(variable)]
+            weights[group][position] = value
+            variables.append(_Variable(group, position))
+        else:
+            variables.append(_Variable(None, value=value))
+    return weights, built.input_spec, tuple(variables)
+
+
+@contextlib.contextmanager
+def _built_with(model: _VariableModel, weights: ModelWeights) -> Iterator[Any]:
+    """Builds a model whose variables are tensors of the graph that is being traced."""
+    left = iter(model.variables)
+
+    def replaced(creator: Callable[..., Any], **kwargs: Any) -> Any:
+        del creator, kwargs
+        variable = next(left, None)
+        if variable is None:
+            raise UserError("the model makes more variables than when it was built first")
+        if variable.group is None:
+            return _WeightTensor(tf.constant(variable.value), is_weight=False)
+        value = tf.convert_to_tensor(list(weights[variable.group])[variable.position])
+        return _WeightTensor(value, is_weight=True)
+
+    with _as_in_graphs(), tf.variable_creator_scope(replaced):
+        yield model.build()
+
+
+def _forward(model: _VariableModel, weights: ModelWeights, examples: Any, training: bool) -> Any:
+    batch = OrderedDict((key, examples[key]) for key in ("x", "y"))
+    with _built_with(model, weights) as built:
+        keyed = isinstance(built.input_spec, Mapping)
+        output = built.forward_pass(batch if keyed else tuple(batch.values()), training)
+    if output.loss is None or output.predictions is None:
+        raise UserError(
+            "models.from_tff: expected forward_pass to return a loss and predictions, found "
+            f"{'no loss' if output.loss is None else 'no predictions'}"
+        )
+    return output
+
+
+def _scalar(loss: Any) -> tf.Tensor:
+    loss = tf.cast(loss, tf.float32)
+    if loss.shape.rank != 0:
+        raise UserError(
+            f"models.from_tff: expected a loss that is one number of a batch, found {loss.shape}"
+        )
+    return loss
+
+
+def _float_weights(trainable: Sequence[Any], fixed: Sequence[Any]) -> ModelWeights:
+    # A number of Python's is float32, as in TensorFlow.
+    weights = ModelWeights(
+        *([tf.convert_to_tensor(w).numpy() for w in values] for values in (trainable, fixed))
+    )
+    if not weights.trainable:
+        raise UserError("models.from_tff: expected a model with weights to train, found none")
+    for weight in weights.trainable:
+        if weight.dtype != np.float32:
+            raise UserError(
+                "models.from_tff: expected float32 weights, in which updates are summed, found "
+                f"{weight.dtype}"
+            )
+    return weights
+
+
+def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
+    """Returns the specs of examples, with a first dimension of None."""
+    where = "models.from_tff, input_spec"
+    if isinstance(input_spec, Mapping) and set(input_spec) == {"x", "y"}:
+        x, y = input_spec["x"], input_spec["y"]
+    elif isinstance(input_spec, (tuple, list)) and len(input_spec) == 2:
+        x, y = input_spec
+    else:
+        raise UserError(f"{where}: expected inputs and labels, (x, y), found {input_spec!r}")
+
+    def of_any_size(spec: Any) -> tf.TensorSpec:
+        if not isinstance(spec, tf.TensorSpec):
+            raise UserError(f"{where}: expected tf.TensorSpecs, found {type(spec).__name__}")
+        if not spec.shape.rank or spec.shape[1:].num_elements() is None:
+            raise UserError(
+                f"{where}: expected shapes that are known but for the first dimension, of the "
+                f"batch, found {spec.shape}"
+            )
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+    if isinstance(x, (tuple, list)):
+        raise UserError(f"{where}: expected x to be a tensor, or tensors by name, found {x!r}")
+    return OrderedDict(x=tf.nest.map_structure(of_any_size, x), y=of_any_size(y))
+
+
+def _refuse_impure(model: Model) -> None:
+    traced = trace_losses(model, training=True)
+    refuse_captured_state(traced)
+    definition = traced.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    drawing = sorted({node.op for node in nodes} & _DRAWS)
+    if drawing:
+        raise UserError(
+            "models.from_tff: expected a model that draws no random numbers of its own, found "
+            f"{drawing[0]}, as of a Dropout layer: models.model_from_keras gives it seeds"
+        )
+
+
+def _refuse_joint_losses(model: Model, batch_loss: _BatchLoss) -> None:
+    """Checks on made-up batches that the loss of a batch is the mean of its examples' losses."""
+    specs = [tf.TensorSpec(np.shape(w), w.dtype) for w in model.initial_weights.trainable]
+
+    @tf.function(input_signature=[specs, dict(model.example_spec)], autograph=False)
+    def losses(trainable: Any, examples: Any) -> Any:
+        weights = ModelWeights(trainable, [tf.constant(w) for w in model.initial_weights[1]])
+        own, predictions = model.example_losses(
+            weights, examples, training=True, seed=tf.zeros([2], tf.int32)
+        )
+        return own, batch_loss(weights, examples, True), predictions
+
+    rng = np.random.default_rng(0)
+    for size in _CHECKED_SIZES:
+        trainable = [
+            w + rng.normal(0, 0.1, np.shape(w)).astype(np.float32)
+            for w in model.initial_weights.trainable
+        ]
+        examples = tf.nest.map_structure(
+            lambda spec, n=size: _made_up(rng, spec, n), dict(model.example_spec)
+        )
+        own, of_batch, predictions = losses(trainable, examples)
+        alone = losses(trainable, tf.nest.map_structure(lambda v: v[:1], examples))
+        if not np.all(np.isfinite(own)):
+            raise UserError(
+                "models.from_tff: expected finite losses of made-up examples (labels 0 and 1), on "
+                f"which the loss is checked, found {np.asarray(own).tolist()}"
+            )
+        firsts = tf.nest.map_structure(lambda v: v[:1], predictions)
+        if not _equal(firsts, alone[2]):
+            raise UserError(
+                "models.from_tff: expected predictions of an example that do not depend on the "
+                "others of its batch, found others where it is alone (batch normalisation?)"
+            )
+        if not _equal(tf.reduce_mean(own), of_batch):
+            raise UserError(
+                "models.from_tff: expected the loss of a batch to be the mean of its examples' "
+                f"losses, without which domains cannot be weighted, found {float(of_batch):.4g} "
+                f"where that mean is {float(tf.reduce_mean(own)):.4g}"
+            )
+
+
+def _made_up(rng: np.random.Generator, spec: tf.TensorSpec, size: int) -> np.ndarray:
+    shape = [size, *spec.shape[1:]]
+    if spec.dtype.is_floating:
+        return rng.uniform(size=shape).astype(spec.dtype.as_numpy_dtype)
+    if spec.dtype.is_integer or spec.dtype.is_bool:
+        return rng.integers(2, size=shape).astype(spec.dtype.as_numpy_dtype)
+    raise UserError(
+        f"models.from_tff, input_spec: expected numbers, found {spec.dtype.name}, of which no "
+        "examples can be made up to check the loss"
+    )
+
+
+def _equal(found: Any, expected: Any) -> bool:
+    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected))
+    return all(np.allclose(a, b, rtol=_RTOL, atol=_ATOL) for a, b in pairs)
+
+
+def model_to_tff(model: Model) -> Any:
+    """Returns a model as a `tff.learning.models.FunctionalModel`; see `models.to_tff`."""
+    if model.regularizer is not None:
+        raise UserError(
+            "models.to_tff: expected a model without regularizers, found one: a FunctionalModel's "
+            "loss does not see the weights"
+        )
+    draws = _uses_seed(model)
+
+    @tf.function(autograph=False)
+    def predict_on_batch(weights: Any, x: Any, training: bool = True) -> Any:
+        # TFF hands no seed on, and two batches shall not have the same dropout.
+        seed = tf.zeros([2], tf.int32)
+        if draws and training:
+            seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
+        return model.predict(ModelWeights(*map(list, weights)), x, training, seed)
+
+    def loss(output: Any, label: Any, sample_weight: Any = None) -> tf.Tensor:
+        losses = tf.cast(model.loss(label, output), tf.float32)
+        if sample_weight is not None:
+            losses *= tf.cast(sample_weight, tf.float32)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), tf.float32))
+
+    names = ["loss", *(metric.name for metric in model.metrics)]
+
+    @tf.function(autograph=False)
+    def initialize_metrics() -> Any:
+        return OrderedDict((name, (tf.constant(0.0), tf.constant(0.0))) for name in names)
+
+    @tf.function(autograph=False)
+    def update_metrics(
+        state: Any, labels: Any, batch_output: Any, sample_weight: Any = None
+    ) -> Any:
+        del sample_weight
+        predictions = batch_output.predictions
+        losses = tf.cast(model.loss(labels, predictions), tf.float32)
+        sums = OrderedDict(loss=(losses, tf.ones_like(losses)))
+        sums.update((m.name, tuple(m.per_example(labels, predictions))) for m in model.metrics)
+        return OrderedDict(
+            (name, tuple(b + tf.reduce_sum(v) for b, v in zip(state[name], ratio)))
+            for name, ratio in sums.items()
+        )
+
+    @tf.function(autograph=False)
+    def finalize_metrics(state: Any) -> Any:
+        values = {"loss": tf.identity, **{m.name: m.value for m in model.metrics}}
+        return OrderedDict(
+            (name, values[name](tf.math.divide_no_nan(*state[name]))) for name in names
+        )
+
+    return tff.learning.models.FunctionalModel(
+        initial_weights=tuple(tuple(weights) for weights in model.initial_weights),
+        predict_on_batch_fn=predict_on_batch,
+        loss_fn=loss,
+        metrics_fns=(initialize_metrics, update_metrics, finalize_metrics),
+        input_spec=(model.example_spec["x"], model.example_spec["y"]),
+    )
+
+
+def _uses_seed(model: Model) -> bool:
+    """Returns whether the predictions while training depend on the seed."""
+
+    def predict(seed: tf.Tensor, trainable: Any, fixed: Any, x: Any) -> Any:
+        return model.predict(ModelWeights(trainable, fixed), x, True, seed)
+
+    specs = [
+        [tf.TensorSpec(np.shape(w), np.asarray(w).dtype) for w in weights]
+        for weights in model.initial_weights
+    ]
+    traced = tf.function(predict, autograph=False).get_concrete_function(
+        tf.TensorSpec([2], tf.int32), *specs, model.example_spec["x"]
+    )
+    return bool(traced.graph.inputs[0].consumers())

@@ -1,0 +1,266 @@
+"""Clients as TFF has them, and what its programs need: cohorts, and federated evaluation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, ClassVar, NamedTuple, Optional
+
+import numpy as np
+
+from tff_agnostic.computations.tff_process import build_evaluation
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.store import Store
+from tff_agnostic.data.store_format import FEATURES, LABEL, Record
+from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf, tff
+from tff_agnostic.models.model import Examples, ModelWeights
+from tff_agnostic.models.tff_models import as_model
+
+# Examples that TensorFlow hands over at once.
+_ROWS_AT_ONCE = 4096
+
+
+class _TffClients:
+    """Clients whose examples are datasets of TensorFlow's, read one client at a time."""
+
+    def __init__(
+        self, client_ids: Sequence[str], dataset_of: Callable[[str], Any], domain_of: Any
+    ) -> None:
+        self._ids = sorted(client_ids)
+        self._dataset_of = dataset_of
+        self._domain_of = domain_of
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Every client's id, sorted."""
+        return self._ids
+
+    def read(self, client_id: str) -> Examples:
+        """Returns one client's examples."""
+        columns = self.columns(client_id)
+        if "domain_id" not in columns:
+            domain = np.int32(self.domain_of(client_id))
+            columns["domain_id"] = np.full(len(columns["y"]), domain, np.int32)
+        columns["domain_id"] = columns["domain_id"].astype(np.int32)
+        return columns
+
+    def domain_of(self, client_id: str) -> Any:
+        """Returns what the caller says of a client's domain."""
+        if self._domain_of is None:
+            raise UserError(
+                f"client {client_id}: expected examples with a domain_id, or domain_of to say it, "
+                "found neither"
+            )
+        return self._domain_of(client_id)
+
+    def columns(self, client_id: str) -> OrderedDict[str, Any]:
+        """Returns the columns of one client as its dataset has them."""
+        dataset = self._dataset_of(client_id)
+        spec = dataset.element_spec
+        if isinstance(spec, tuple) and len(spec) == 2:
+            dataset = dataset.map(lambda x, y: OrderedDict(x=x, y=y))
+        elif not isinstance(spec, Mapping) or not {"x", "y"} <= set(spec):
+            raise UserError(
+                f'client {client_id}: expected examples (x, y), or a mapping of "x", "y" and '
+                f'"domain_id", found {spec}'
+            )
+        spec = dataset.element_spec
+        parts = list(dataset.batch(_ROWS_AT_ONCE).as_numpy_iterator())
+        if not parts:
+            parts = [
+                tf.nest.map_structure(
+                    lambda s: np.zeros([0, *s.shape], s.dtype.as_numpy_dtype), spec
+                )
+            ]
+        columns = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+        names = ("x", "y", *(["domain_id"] if "domain_id" in spec else []))
+        return OrderedDict((name, columns[name]) for name in names)
+
+
+def clients_from_tff(source: Any, domain_of: Any) -> _TffClients:
+    """Returns TFF's clients as a `ClientDataset`; see `data.tff_clients.from_tff`."""
+    if isinstance(source, tff.simulation.datasets.ClientData):
+        dataset_of = source.create_tf_dataset_for_client
+        return _TffClients(source.client_ids, dataset_of, domain_of)
+    if isinstance(source, Sequence) and all(isinstance(d, tf.data.Dataset) for d in source):
+        width = len(str(max(len(source) - 1, 0)))
+        by_id = {f"{k:0{width}d}": dataset for k, dataset in enumerate(source)}
+        return _TffClients(list(by_id), by_id.__getitem__, domain_of)
+    raise UserError(
+        "clients: expected a tff.simulation.datasets.ClientData, or a list of tf.data.Datasets, "
+        f"found {type(source).__name__}"
+    )
+
+
+def store_from_tff(
+    path: Path, splits: Mapping[str, Any], domain_of: Any, feature_name: str
+) -> None:
+    """Writes TFF's clients into a store; see `data.tff_clients.to_store`."""
+    with StoreWriter(path) as writer:
+        for split, source in splits.items():
+            clients = clients_from_tff(source, domain_of)
+            for client_id in clients.client_ids:
+                columns = clients.columns(client_id)
+                domains = columns.get("domain_id")
+                for row, label in enumerate(columns["y"]):
+                    domain = clients.domain_of(client_id) if domains is None else domains[row]
+                    features = {
+                        feature_name: _stored(columns["x"][row]),
+                        LABEL: label.item(),
+                    }
+                    writer.add(split, Record(client_id, str(domain), features))
+        writer.finish(FEATURES, source="clients of TFF")
+
+
+def _stored(values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+
+
+def client_data_of(store: Store, split: str) -> Any:
+    """Returns a split of a store as a `ClientData`; see `data.tff_clients.to_tff`."""
+    _ = store.client_ids(split)  # Refuses a split without clients.
+    spec = OrderedDict(
+        (name, tf.TensorSpec(feature.shape, tf.as_dtype(feature.dtype)))
+        for name, feature in sorted(store.description.features.items())
+    )
+    return tff.simulation.datasets.load_and_parse_sql_client_data(str(store.path), spec, split)
+
+
+class ClientSource(tff.program.FederatedDataSource):
+    """A source of clients for TFF's programs; see `data.tff_clients.source`."""
+
+    def __init__(self, clients: ClientDataset, process: Any, seed: int) -> None:
+        self._clients = clients
+        self._type = process.next.type_signature.parameter[1]
+        self._seed = seed
+
+    @property
+    def federated_type(self) -> tff.FederatedType:
+        """The type of a cohort."""
+        return self._type
+
+    def iterator(self) -> _ClientIterator:
+        """Returns an iterator that begins with the first cohort."""
+        iterator = _ClientIterator(self._seed, 0)
+        return iterator.bound_to(self)
+
+    def cohort(self, seed: int, number: int, size: int) -> list[Examples]:
+        """Returns the clients of a cohort: a function of the seed and its number."""
+        ids = self._clients.client_ids
+        if size > len(ids):
+            raise UserError(f"clients of a round: expected at most {len(ids)}, found {size}")
+        rng = np.random.default_rng([seed, number])
+        chosen = sorted(rng.choice(len(ids), size, replace=False))
+        read = (self._clients.read(ids[k]) for k in chosen)
+        return [OrderedDict((key, c[key]) for key in ("x", "y", "domain_id")) for c in read]
+
+
+class _ClientIterator(tff.program.FederatedDataSourceIterator):
+    """Counts cohorts; what a program saves of it is two numbers.
+
+    A program restores it from bytes, which hold no clients: those are of the source of its seed
+    that was made last.
+    """
+
+    _sources: ClassVar[dict[int, ClientSource]] = {}
+
+    def __init__(self, seed: int, number: int) -> None:
+        self._seed, self._number = seed, number
+
+    def bound_to(self, source: ClientSource) -> _ClientIterator:
+        """Returns the iterator, which draws from a source."""
+        self._sources[self._seed] = source
+        return self
+
+    @classmethod
+    def from_bytes(cls, buffer: bytes) -> _ClientIterator:
+        """Returns what `to_bytes` saved."""
+        seed, number = np.frombuffer(buffer, np.int64).tolist()
+        return cls(seed, number)
+
+    def to_bytes(self) -> bytes:
+        """Returns the seed and the number of the next cohort."""
+        return np.array([self._seed, self._number], np.int64).tobytes()
+
+    @property
+    def federated_type(self) -> tff.FederatedType:
+        """The type of a cohort."""
+        return self._sources[self._seed].federated_type
+
+    def select(self, k: Optional[int] = None) -> list[Examples]:
+        """Returns the next cohort, of k clients."""
+        if k is None:
+            raise UserError("clients of a round: expected a number, found None")
+        cohort = self._sources[self._seed].cohort(self._seed, self._number, k)
+        self._number += 1
+        return cohort
+
+
+class _EvaluationState(NamedTuple):
+    """State of an evaluation of TFF's programs: the model, and sums so far, [p] each."""
+
+    weights: ModelWeights
+    losses: Any
+    counts: Any
+
+
+def evaluation_process(model: Any, num_domains: int) -> Any:
+    """Returns federated evaluation as a TFF learning process.
+
+    `tff.learning.programs.EvaluationManager` runs it. Each round evaluates a cohort, and changes no
+    weights. Reports have the losses and counts of each domain, and of the worst one, of the
+    round and of all rounds so far.
+
+    Args:
+        model: The model, or one of TFF's.
+        num_domains: p.
+    """
+    own = as_model(model)
+    evaluate = build_evaluation(own, num_domains)
+    client_type = evaluate.type_signature.parameter[1]
+
+    @tff.tensorflow.computation
+    def initial() -> Any:
+        weights = tf.nest.map_structure(tf.constant, own.initial_weights)
+        return _EvaluationState(weights, tf.zeros([num_domains]), tf.zeros([num_domains], tf.int64))
+
+    state_type = initial.type_signature.result
+
+    def metrics_of(losses: tf.Tensor, counts: tf.Tensor) -> Any:
+        means = tf.math.divide_no_nan(losses, tf.cast(counts, tf.float32))
+        worst = tf.reduce_max(tf.where(counts > 0, means, tf.zeros_like(means)))
+        return OrderedDict(loss=means, num_examples=counts, worst_loss=worst)
+
+    @tff.tensorflow.computation(state_type)
+    def weights_of(state: Any) -> Any:
+        return state.weights
+
+    @tff.tensorflow.computation(state_type, weights_of.type_signature.result)
+    def with_weights(state: Any, weights: Any) -> Any:
+        return state._replace(weights=weights)
+
+    @tff.tensorflow.computation(state_type, evaluate.type_signature.result.member)
+    def added(state: Any, output: Any) -> Any:
+        now = output.sums.losses, output.sums.counts
+        after = state._replace(losses=state.losses + now[0], counts=state.counts + now[1])
+        rounds = OrderedDict(
+            current_round_metrics=metrics_of(*now),
+            total_rounds_metrics=metrics_of(after.losses, after.counts),
+        )
+        return after, OrderedDict(client_work=OrderedDict(eval=rounds))
+
+    @tff.federated_computation
+    def initialize_fn() -> Any:
+        return tff.federated_eval(initial, tff.SERVER)
+
+    @tff.federated_computation(tff.FederatedType(state_type, tff.SERVER), client_type)
+    def next_fn(state: Any, clients: Any) -> Any:
+        output = evaluate(tff.federated_map(weights_of, state), clients)
+        after, metrics = tff.federated_map(added, (state, output))
+        return tff.learning.templates.LearningProcessOutput(after, metrics)
+
+    return tff.learning.templates.LearningProcess(initialize_fn, next_fn, weights_of, with_weights)

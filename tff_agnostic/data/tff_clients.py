@@ -1,0 +1,82 @@
+"""Clients of TFF's as clients of this package, and the other way; the bridge loads when asked."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from tff_agnostic.data.clients import ClientDataset
+from tff_agnostic.data.store import Store
+
+# Above this folder: nothing here needs it unless clients of TFF's are at hand.
+_BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
+
+# Client id -> the domain of all of its examples: its index, or in stores its name.
+DomainOf = Callable[[str], Any]
+
+
+def from_tff(source: Any, domain_of: Optional[DomainOf] = None) -> ClientDataset:
+    """Returns clients of TFF's as a dataset of clients, each of which is read when it is needed.
+
+    Args:
+        source: A `tff.simulation.datasets.ClientData`, or a sequence of `tf.data.Dataset`, whose
+            clients are called "0", "1" and so on, with as many zeros before as sort them. Elements
+            are single examples: (x, y), or a mapping of "x", "y" and "domain_id".
+        domain_of: Gives the domain where examples do not have it as "domain_id".
+
+    Raises:
+        UserError: If it is something else, or examples have no domain.
+    """
+    clients: ClientDataset = _bridge().clients_from_tff(source, domain_of)
+    return clients
+
+
+def to_store(
+    path: Path,
+    splits: Mapping[str, Any],
+    domain_of: Optional[DomainOf] = None,
+    feature_name: str = "x",
+) -> None:
+    """Writes clients of TFF's into a store, which `--data` names.
+
+    Args:
+        path: The store's file; there must be none yet.
+        splits: For "train", "heldout" and "test" the clients, as `from_tff` takes them.
+        domain_of: As for `from_tff`; it may return a name.
+        feature_name: What the store calls x.
+
+    Raises:
+        UserError: As `from_tff` does, or if the file cannot be written.
+    """
+    _bridge().store_from_tff(path, splits, domain_of, feature_name)
+
+
+def to_tff(store: Store, split: str = "train") -> Any:
+    """Returns a split of a store as a `tff.simulation.datasets.ClientData`.
+
+    Elements are the features that the store has, "domain" among them.
+
+    Raises:
+        UserError: If the split has no clients.
+    """
+    return _bridge().client_data_of(store, split)
+
+
+def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:
+    """Returns clients as a `tff.program.FederatedDataSource`, for TFF's programs.
+
+    Cohorts are drawn uniformly, without replacement within one. Which they are is a function of
+    the seed and of how many were drawn before, so that a resumed program goes on with the next one.
+
+    Args:
+        clients: The clients.
+        process: The learning process, whose type of clients they have.
+        seed: Of the draws; sources in one Python process have different ones.
+    """
+    return _bridge().ClientSource(clients, process, seed)
+
+
+def _bridge() -> Any:
+    return importlib.import_module(_BRIDGE)
