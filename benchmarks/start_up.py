@@ -1,25 +1,22 @@
 """Measures what commands take before they have work to do: their help, and a flag they refuse.
 
-    .venv/bin/python -m benchmarks.start_up [--checkout=FOLDER]
+    .venv/bin/python -m benchmarks.start_up [--checkout=FOLDER] [--only='train --help']
 
 Processor seconds are those of the command and its children, the least of `--repetitions`. Lines are
 those that it prints, modules those in `sys.modules` when it ends. Another checkout, with an
 environment of its own, is measured in the same way: what counts is the ratio on one machine.
 """
 
+import argparse
 import resource
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
 from tabulate import tabulate
 
-_CHECKOUT = flags.DEFINE_string(
-    "checkout", str(Path(__file__).resolve().parents[1]), "the folder whose commands are measured"
-)
-_REPETITIONS = flags.DEFINE_integer("repetitions", 3, "how often each is measured", lower_bound=1)
-
+_HERE = Path(__file__).resolve().parents[1]
 _COMMANDS = {
     "train --help": ["train", "--help"],
     "train --task=digits --help": ["train", "--task=digits", "--help"],
@@ -59,16 +56,24 @@ def _measure(checkout: Path, arguments: Sequence[str]) -> tuple[float, int, int]
     return seconds, len(printed), int(modules)
 
 
-def main(_: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measures each command, and prints a table."""
-    checkout = Path(_CHECKOUT.value).resolve()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkout", type=Path, default=_HERE, help="whose commands are measured")
+    parser.add_argument("--repetitions", type=int, default=3, help="how often each is measured")
+    parser.add_argument("--only", choices=_COMMANDS, help="measure this one")
+    given = parser.parse_args(arguments)
+    if given.repetitions < 1:
+        parser.error(f"--repetitions: expected at least 1, found {given.repetitions}")
     rows = []
-    for name, arguments in _COMMANDS.items():
-        measured = [_measure(checkout, arguments) for _ in range(_REPETITIONS.value)]
+    for name in [given.only] if given.only else _COMMANDS:
+        measured = [
+            _measure(given.checkout.resolve(), _COMMANDS[name]) for _ in range(given.repetitions)
+        ]
         seconds, lines, modules = min(measured)
         rows.append([f"`{name}`", f"{seconds:.2f}", lines, modules])
     print(tabulate(rows, ["command", "processor s", "lines", "modules"], tablefmt="github"))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main(sys.argv[1:])
