@@ -91,3 +91,15 @@ def test_tff_is_used_where_it_has_its_place():
     others = {n for n in using if n not in _TFF_PLACES and not n.startswith(_TFF_FOLDERS)}
     assert others <= _TFF_STILL
     assert others >= _TFF_STILL, "a file does without TFF now: take it out of the list"
+
+
+def test_an_algorithms_file_has_one_import_of_computations():
+    files = {
+        name: path
+        for name, path in _files(f"{_PACKAGE}/algorithms").items()
+        if re.search(r"^ALGORITHM = ", path.read_text(), re.MULTILINE)
+    }
+    assert "agnostic_fed_avg.py" in files
+    for name, path in files.items():
+        modules = [module for module in _imports(path) if module.startswith(f"{_PACKAGE}.comp")]
+        assert modules == [f"{_PACKAGE}.computations"], name
