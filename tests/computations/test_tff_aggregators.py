@@ -246,6 +246,18 @@ def test_the_tff_runtime_goes_on_from_a_checkpoint_with_the_factorys_state(tff_r
     assert_identical(training.next(restored, cohort(2)), training.next(state, cohort(2)))
 
 
+_SUMS = {
+    "SumFactory": tff.aggregators.SumFactory,
+    "SecureSumFactory": lambda: tff.aggregators.SecureSumFactory(1.0, -1.0),
+}
+
+
+@pytest.mark.parametrize("factory", _SUMS)
+def test_a_sum_is_refused(factory):
+    with pytest.raises(UserError, match=f"a mean, found {factory}: .*UnweightedMeanFactory"):
+        aggregations.from_tff(_SUMS[factory]())
+
+
 @pytest.mark.parametrize("factory", [None, "robust"])
 def test_what_is_no_factory_is_refused(factory):
     with pytest.raises(UserError, match="expected a weighted or unweighted factory"):

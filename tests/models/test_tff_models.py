@@ -108,6 +108,7 @@ _REFUSED = {
     "one number of a batch": lambda: tff_models.functional(reduce=tf.identity),
     "makes all weights of its model when it is called": _made_before,
     "found one that is built": tff_models.HandWritten,
+    "models.model_from_keras takes it": tf.keras.Sequential,
     "found dict": dict,
 }
 

@@ -243,6 +243,17 @@ def factory_sum(factory: Any, others: SecureSum, mean_weight: float, only_secure
             "aggregations.from_tff: expected a weighted or unweighted factory of tff.aggregators, "
             f"found {type(factory).__name__}"
         )
+    sums = (
+        tff.aggregators.EncodedSumFactory,
+        tff.aggregators.SecureModularSumFactory,
+        tff.aggregators.SecureSumFactory,
+        tff.aggregators.SumFactory,
+    )
+    if isinstance(factory, sums):
+        raise UserError(
+            "aggregations.from_tff: expected a factory that returns a mean, found "
+            f"{type(factory).__name__}: tff.aggregators.UnweightedMeanFactory takes it"
+        )
     if mean_weight <= 0:
         raise UserError(
             f"aggregations.from_tff: expected a positive mean_weight, found {mean_weight}"

@@ -47,6 +47,11 @@ def model_from_tff(model: Any, metrics: Sequence[Metric], seed: int) -> Model:
             "models.from_tff: expected a function that builds a VariableModel, found one that is "
             "built: its variables cannot be replaced"
         )
+    if isinstance(model, tf.keras.Model):
+        raise UserError(
+            "models.from_tff: expected a model of TFF's, found one of Keras': "
+            "models.model_from_keras takes it"
+        )
     if callable(model):
         return _checked(lambda: _from_variables(model, metrics, seed))
     raise UserError(
