@@ -20,6 +20,8 @@ _STEP = re.compile(r"`(\w+)`: `(\w+)`")
 _FILE = re.compile(
     r"`((?:benchmarks|binaries|configs|plan_runner|tests|tff_agnostic|tools)/[\w/.]*)`"
 )
+# A stop of a walk: its file, and a function or class there.
+_STOP = re.compile(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", re.MULTILINE)
 _OF_ALGORITHM = re.compile(r"^ *\w+: \d+ lines in .*\n(?: +\w+/.*\n)+", re.MULTILINE)
 
 
@@ -40,6 +42,14 @@ def test_what_researchers_are_shown_is_in_the_code(page: str) -> None:
 def test_files_that_pages_name_exist(page: Path) -> None:
     for name in _FILE.findall(page.read_text()):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_walks_stop_at_code_that_is_there() -> None:
+    stops = _STOP.findall((DOCS / "development.md").read_text())
+    assert len(stops) > 30
+    for file, name in stops:
+        code = (ROOT / file).read_text()
+        assert re.search(rf"^ *(def|class) {name}\b", code, re.MULTILINE), f"{file}: {name}"
 
 
 def test_what_is_said_of_algorithms_files_is_what_the_tool_prints() -> None:
