@@ -1,0 +1,104 @@
+"""Times rounds of AgnosticFedAvg in two checkouts, a round each in turn: what a change costs.
+
+    .venv/bin/python -m benchmarks.two_checkouts BEFORE NOW --workload=logistic
+
+Each checkout has an environment of its own, and plays the workload of `./run benchmark` in a
+process of its own. Processor seconds are those of that process; what counts is their ratio.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from benchmarks.timing.workloads import WORKLOADS, Workload
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# Rounds before those that count, and the fewest seconds of one item: the clock ticks every 10 ms.
+_FIRST_ROUNDS = 2
+_ITEM_SECONDS = 0.5
+
+
+class _Side:
+    """The rounds of one checkout; see `benchmarks.timing.side`."""
+
+    def __init__(self, checkout: Path, workload: Workload) -> None:
+        self._checkout = checkout
+        self._process = subprocess.Popen(
+            [
+                str(checkout / ".venv/bin/python"),
+                *("-W", "ignore", "-m", "benchmarks.timing.own_side"),
+                f"--workload={workload.to_json()}",
+                *("--algorithm=agnostic_fed_avg", "--runtime=cohort"),
+            ],
+            cwd=checkout,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def play(self, rounds: int) -> tuple[float, float]:
+        """Returns seconds of a processor and of the clock, each of one of so many rounds."""
+        before, seconds = self._processor_seconds(), 0.0
+        for _ in range(rounds):
+            assert self._process.stdin is not None
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            seconds += self._answer()["seconds"]
+        return (self._processor_seconds() - before) / rounds, seconds / rounds
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"{self._checkout}: the side ended with status {self._process.wait()}")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def _processor_seconds(self) -> float:
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / _TICKS_PER_SECOND
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Plays the rounds, and prints medians and their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("now", type=Path)
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="logistic")
+    parser.add_argument("--rounds", type=int, default=20, help="items of each side that count")
+    given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error(f"--rounds: expected at least 1, found {given.rounds}")
+    workload = WORKLOADS[given.workload]
+    sides = [_Side(checkout.resolve(), workload) for checkout in (given.before, given.now)]
+    fastest = min(min(side.play(1)[1] for _ in range(_FIRST_ROUNDS)) for side in sides)
+    per_item = max(1, round(_ITEM_SECONDS / fastest))
+    seconds: list[list[tuple[float, float]]] = [[], []]
+    for item in range(given.rounds):
+        for k in (0, 1) if item % 2 else (1, 0):
+            seconds[k].append(sides[k].play(per_item))
+    for side in sides:
+        side.close()
+    rows = []
+    for name, column in (("processor s", 0), ("clock s", 1)):
+        before, now = (statistics.median(item[column] for item in side) for side in seconds)
+        rows.append([name, f"{before:.4f}", f"{now:.4f}", f"{now / before:.3f}"])
+    print(f"{given.workload}: medians of {given.rounds} x {per_item} rounds, in turn")
+    print(tabulate(rows, ["of a round", "before", "now", "ratio"], tablefmt="github"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
