@@ -108,3 +108,17 @@ def test_what_they_are_not_is_said_in_one_line(source, said):
         clients = tff_clients.from_tff(source)
         clients.read(clients.client_ids[0])
     assert "\n" not in str(refused.value)
+
+
+def test_sources_of_one_seed_draw_from_their_own_clients():
+    process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
+    few, others = (
+        tff_clients.source(tff_clients.from_tff(_client_data(names)), process, seed=0).iterator()
+        for names in (("a", "b", "c"), ("d",))
+    )
+    # As a program saves and restores it; the other source was made last.
+    restored = type(few).from_bytes(few.to_bytes())
+    assert_identical(restored.select(3), few.select(3))
+    assert_identical(others.select(1), [_columns(0)])
+    with pytest.raises(UserError, match="expected a source of the seed, the client ids"):
+        type(few).from_bytes(bytes(40))

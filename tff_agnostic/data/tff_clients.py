@@ -73,7 +73,7 @@ def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:
     Args:
         clients: The clients.
         process: The learning process, whose type of clients they have.
-        seed: Of the draws; sources in one Python process have different ones.
+        seed: Of the draws.
     """
     return _bridge().ClientSource(clients, process, seed)
 

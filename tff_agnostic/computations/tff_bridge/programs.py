@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,57 +147,67 @@ class ClientSource(tff.program.FederatedDataSource):
 
     def iterator(self) -> _ClientIterator:
         """Returns an iterator that begins with the first cohort."""
-        iterator = _ClientIterator(self._seed, 0)
-        return iterator.bound_to(self)
+        _ClientIterator.sources[self.key] = self
+        return _ClientIterator(self.key, 0)
 
-    def cohort(self, seed: int, number: int, size: int) -> list[Examples]:
+    @property
+    def key(self) -> bytes:
+        """A digest of the seed, the clients' names and their type: what cohorts depend on."""
+        parts = [self._seed, list(self._clients.client_ids), str(self._type)]
+        return hashlib.sha256(json.dumps(parts).encode()).digest()
+
+    def cohort(self, number: int, size: int) -> list[Examples]:
         """Returns the clients of a cohort: a function of the seed and its number."""
         ids = self._clients.client_ids
         if size > len(ids):
             raise UserError(f"clients of a round: expected at most {len(ids)}, found {size}")
-        rng = np.random.default_rng([seed, number])
+        rng = np.random.default_rng([self._seed, number])
         chosen = sorted(rng.choice(len(ids), size, replace=False))
         read = (self._clients.read(ids[k]) for k in chosen)
         return [OrderedDict((key, c[key]) for key in ("x", "y", "domain_id")) for c in read]
 
 
 class _ClientIterator(tff.program.FederatedDataSourceIterator):
-    """Counts cohorts; what a program saves of it is two numbers.
+    """Counts cohorts; what a program saves of it is a number, and the key of its source.
 
-    A program restores it from bytes, which hold no clients: those are of the source of its seed
-    that was made last.
+    A program copies it, and restores it from bytes; neither holds clients. Those are of the source
+    of this key of which an iterator was made last in the process.
     """
 
-    _sources: ClassVar[dict[int, ClientSource]] = {}
+    sources: ClassVar[dict[bytes, ClientSource]] = {}
 
-    def __init__(self, seed: int, number: int) -> None:
-        self._seed, self._number = seed, number
-
-    def bound_to(self, source: ClientSource) -> _ClientIterator:
-        """Returns the iterator, which draws from a source."""
-        self._sources[self._seed] = source
-        return self
+    def __init__(self, key: bytes, number: int) -> None:
+        self._key, self._number = key, number
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> _ClientIterator:
-        """Returns what `to_bytes` saved."""
-        seed, number = np.frombuffer(buffer, np.int64).tolist()
-        return cls(seed, number)
+        """Returns what `to_bytes` saved.
+
+        Raises:
+            UserError: If the process has made no source of the same seed, clients and type.
+        """
+        number, key = int.from_bytes(buffer[:8], "little"), buffer[8:]
+        if key not in cls.sources:
+            raise UserError(
+                "clients of a program that goes on: expected a source of the seed, the client ids "
+                "and the type that it was saved with, found another"
+            )
+        return cls(key, number)
 
     def to_bytes(self) -> bytes:
-        """Returns the seed and the number of the next cohort."""
-        return np.array([self._seed, self._number], np.int64).tobytes()
+        """Returns the number of the next cohort, and the key of the source."""
+        return self._number.to_bytes(8, "little") + self._key
 
     @property
     def federated_type(self) -> tff.FederatedType:
         """The type of a cohort."""
-        return self._sources[self._seed].federated_type
+        return self.sources[self._key].federated_type
 
     def select(self, k: Optional[int] = None) -> list[Examples]:
         """Returns the next cohort, of k clients."""
         if k is None:
             raise UserError("clients of a round: expected a number, found None")
-        cohort = self._sources[self._seed].cohort(self._seed, self._number, k)
+        cohort = self.sources[self._key].cohort(self._number, k)
         self._number += 1
         return cohort
 
