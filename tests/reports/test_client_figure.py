@@ -20,8 +20,9 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.metrics import perplexity, root_mean_squared_error
 from tff_agnostic.models.model import Measure, ModelWeights, measures_of
 from tff_agnostic.report_fields import Unit
+from tff_agnostic.reports.distributions import client_figure
 from tff_agnostic.reports.figures import save
-from tff_agnostic.reports.run_figures import bar_edges, client_figure, client_figures
+from tff_agnostic.reports.run_figures import client_figures
 from tff_agnostic.run.evaluation import Evaluator
 
 _MEASURES = measures_of(logistic_regression(2, 3))
@@ -75,29 +76,6 @@ def test_what_is_of_a_transform_is_transformed():
     assert again.size_means[0] == of.size_means[0] and math.isnan(again.size_means[1])
 
 
-@pytest.mark.parametrize("name", ["loss", "accuracy"])
-@pytest.mark.parametrize("seed", range(5))
-def test_bars_hold_all_clients_and_as_many_bins_each(name, seed):
-    measure = _MEASURES[name]
-    rng = np.random.default_rng(seed)
-    values = np.sort(rng.random(rng.integers(1, 60)))
-    edges = bar_edges(measure, values.tolist())
-    assert edges[0] <= values[0] and values[-1] <= edges[-1]
-    assert 1 <= len(edges) - 1 <= 30
-    counts, _ = np.histogram(values, edges)
-    assert counts.sum() == len(values)
-    widths = np.diff(edges) if name == "accuracy" else np.diff(np.log(edges))
-    np.testing.assert_allclose(widths, widths[0], rtol=1e-6)
-
-
-def test_bars_reach_the_ends_of_the_grid():
-    accuracy = _MEASURES["accuracy"]
-    edges = bar_edges(accuracy, [0.0, 0.5, 1.0])
-    # 201 bins, 7 to a bar; the last bar goes on beyond the grid.
-    np.testing.assert_allclose(edges, -0.0025 + 0.035 * np.arange(30))
-    assert len(bar_edges(accuracy, [])) == len(bar_edges(accuracy, [math.nan, 0.5])) == 2
-
-
 @pytest.mark.parametrize(
     "measure",
     [
@@ -118,16 +96,35 @@ def test_bars_reach_the_ends_of_the_grid():
 )
 def test_whatever_there_is_can_be_drawn(tmp_path, measure, of):
     for rows in ({"a": [of]}, {"$a$": [of, of], "_b": [of]}):
-        figure = client_figure(measure, rows, "test")
+        figure = client_figure(measure.name, measure.unit, rows, "test")
         save(figure, tmp_path / "figure.png")
         assert is_png((tmp_path / "figure.png").read_bytes())
-        assert (figure.axes[1].get_legend() is not None) == (len(rows) > 1)
+        assert len(figure.legends) == (len(rows) > 1)
+
+
+def test_clients_of_several_trials_are_joined_and_infinite_ones_count():
+    trials = [
+        ClientValues([0.2, 0.5], [1, 2], [1, 4], [1, 2], [0.2, 0.4]),
+        ClientValues([0.2, 0.3, math.nan], [2, 1, 4], [4], [7], [0.8]),
+    ]
+    figure = client_figure("error", Unit.NONE, {"a": trials}, "test")
+    shares, by_size = figure.axes
+    (steps,) = shares.lines
+    np.testing.assert_allclose(steps.get_xdata(), [0.2, 0.2, 0.2, 0.3, 0.5])
+    # 10 clients: 3 at .2, 1 at .3, 2 at .5; of 4 the value is infinite.
+    np.testing.assert_allclose(steps.get_ydata()[-3:], [30, 40, 60])
+    assert steps.get_ydata()[0] == 0
+    means = by_size.lines[0]
+    np.testing.assert_allclose(means.get_xdata(), np.array([1, 4]) * 2**0.5)
+    np.testing.assert_allclose(means.get_ydata(), [0.2, 0.6])
+    ((bar,),) = [lines.get_segments() for _, _, (lines,) in by_size.containers]
+    np.testing.assert_allclose(bar[:, 1], 0.6 + np.array([-1, 1]) * 0.2 * 2**0.5)
 
 
 def test_the_models_of_a_run_lie_over_each_other():
     report = make_evaluation({"phone": 1.0}, split="heldout")
     drawn = client_figures(OrderedDict(main=report, average=report))
     assert list(drawn) == ["heldout clients loss", "heldout clients accuracy"]
-    histogram, by_size = drawn["heldout clients accuracy"]().axes
-    assert [t.get_text() for t in by_size.get_legend().get_texts()] == ["main", "average"]
-    assert "heldout" in histogram.get_xlabel()
+    figure = drawn["heldout clients accuracy"]()
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["main", "average"]
+    assert "heldout" in figure.axes[0].get_xlabel()

@@ -136,13 +136,18 @@ class Measure:
         name: "loss", or the metric's name.
         unit: Unit of its numbers.
         higher_is_better: Which direction is good.
-        metric: The metric; None for the loss.
+        metric: The metric; None for the loss, and where a folder is read without its model.
     """
 
     name: str
     unit: Unit
     higher_is_better: bool
-    metric: Optional[Metric]
+    metric: Optional[Metric] = None
+
+    @property
+    def better(self) -> str:
+        """Which direction is good, in a word."""
+        return "higher" if self.higher_is_better else "lower"
 
 
 def measures_of(model: Model) -> OrderedDict[str, Measure]:

@@ -1,15 +1,21 @@
-"""A value of each domain, the worst on top: bars with error bars, or dots of several series."""
+"""How a measure is spread: over domains, the worst on top, and over clients.
+
+The clients are drawn from sums over them, as a server knows them: the share of the clients up to
+each value, and their mean by number of examples (figures 4 and 5 of Laguel et al. 2021 have a
+histogram, and a dot for each client).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
 from tff_agnostic.later import matplotlib
+from tff_agnostic.metrics.evaluation_report import ClientValues
 from tff_agnostic.metrics.formatting import short_names, shown, with_percent
 from tff_agnostic.report_fields import Unit
 from tff_agnostic.reports.figures import (
@@ -19,6 +25,7 @@ from tff_agnostic.reports.figures import (
     look,
     new_figure,
     plain_text,
+    plot_series,
     scale_axis,
 )
 
@@ -27,6 +34,7 @@ MAX_DOMAINS = 60
 # With more bars than these, dots: bars would be lines.
 _MAX_BARS = 40
 _NAME_WIDTH = 44
+_LABEL_WIDTH = 40
 _INCHES_PER_ROW = 0.27
 _INCHES_PER_BAR = 0.17
 _INCHES_PER_DOT = 0.07
@@ -160,11 +168,84 @@ def domain_figure(
 
 def _drawn(estimates: Sequence[Estimate], unit: Unit) -> tuple[np.ndarray, np.ndarray]:
     """Returns values [n] and the lengths of their error bars [2, n], as they are drawn."""
-    values = np.array([shown(e.value, unit) for e in estimates])
+    values = _shown([e.value for e in estimates], unit)
     values[~np.isfinite(values)] = np.nan
-    low = values - [shown(e.low, unit) for e in estimates]
-    high = [shown(e.high, unit) for e in estimates] - values
+    low = values - _shown([e.low for e in estimates], unit)
+    high = _shown([e.high for e in estimates], unit) - values
     # Without an error bar NaN, which is not drawn.
     errors = np.array([low, high])
     errors[:, ~np.isfinite(errors).all(axis=0)] = np.nan
     return values, np.maximum(errors, 0.0)
+
+
+def client_figure(
+    name: str, unit: Unit, rows: Mapping[str, Sequence[ClientValues]], split: str
+) -> matplotlib.figure.Figure:
+    """Returns the clients' distribution function on the left, and their means by size on the right.
+
+    Values that are not finite count among the clients without being drawn.
+
+    Args:
+        name: The measure.
+        unit: Of its values.
+        rows: The trials of each row by its label, joined on the left. On the right is the mean
+            over those trials that have clients of the size and, where there are several, their
+            standard deviation. A single row has no legend.
+        split: Whose clients they are.
+    """
+    figure = new_figure(10, 3.8)
+    below, by_size = figure.subplots(1, 2)
+    labels = map(plain_text, short_names(list(rows), _LABEL_WIDTH))
+    for i, (label, trials) in enumerate(zip(labels, rows.values())):
+        _draw_shares(below, trials, unit, i, label)
+        _draw_by_size(by_size, trials, unit, i, label)
+    title = with_percent(f"{name} on a {split} client", unit)
+    below.set(xlabel=title, ylabel=f"{split} clients up to that, %", ylim=(0, 102))
+    scale_axis(below, unit, "x")
+    by_size.set(xlabel="examples of the client", ylabel=f"mean {title}")
+    by_size.set_xscale("log", base=2)
+    by_size.xaxis.set_major_formatter(matplotlib.ticker.LogFormatter(base=2))
+    scale_axis(by_size, unit)
+    for axes in (below, by_size):
+        draw_grid(axes)
+    if len(rows) > 1:
+        handles, texts = by_size.get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside upper center", ncols=2, fontsize="small")
+    return figure
+
+
+def _draw_shares(
+    axes: matplotlib.axes.Axes, trials: Sequence[ClientValues], unit: Unit, index: int, label: str
+) -> None:
+    values = np.concatenate([np.asarray(of.values, np.float64) for of in trials])
+    clients = np.concatenate([np.asarray(of.clients, np.float64) for of in trials])
+    order = np.argsort(values)  # NaN last.
+    values, clients = _shown(values[order], unit), clients[order]
+    share = 100 * np.cumsum(clients) / max(1.0, clients.sum())
+    known, own = np.isfinite(values), look(index)
+    if known.any():
+        x, y = values[known], share[known]
+        style = {"color": own.color, "linestyle": own.line, "label": label}
+        axes.step([x[0], *x], [0.0, *y], where="post", **style)
+
+
+def _draw_by_size(
+    axes: matplotlib.axes.Axes, trials: Sequence[ClientValues], unit: Unit, index: int, label: str
+) -> None:
+    by_size: dict[int, list[float]] = {}
+    for of in trials:
+        for size, mean in zip(of.sizes, _shown(of.size_means, unit)):
+            by_size.setdefault(size, []).append(mean)
+    ordered = sorted(by_size.items())
+    means = np.array([np.mean(of_trials) for _, of_trials in ordered])
+    # In the middle of a bin, on an axis of powers of two.
+    x = np.array([size for size, _ in ordered]) * 2**0.5
+    plot_series(axes, x, means, index, label=label)
+    with np.errstate(invalid="ignore"):  # The spread of what is infinite.
+        spreads = np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for _, v in ordered])
+    drawn = np.isfinite(means) & (spreads > 0)
+    axes.errorbar(x[drawn], means[drawn], spreads[drawn], color=look(index).color, linestyle="")
+
+
+def _shown(values: Iterable[float], unit: Unit) -> np.ndarray:
+    return np.array([shown(value, unit) for value in values], np.float64)

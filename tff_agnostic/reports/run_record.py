@@ -14,6 +14,7 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.files import read_json
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.metrics.metrics_file import Column, read_history
+from tff_agnostic.models.model import Measure
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
 from tff_agnostic.privacy.earlier_account import is_too_small, right_result
 from tff_agnostic.report_fields import ReportField, Role, Unit
@@ -36,26 +37,6 @@ _TOLD_HERE = ("small_domains", "domains_without_examples")
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasureFacts:
-    """What is to be known of a measure.
-
-    Attributes:
-        name: Its name.
-        unit: What its numbers are.
-        higher_is_better: Which direction is good.
-    """
-
-    name: str
-    unit: Unit
-    higher_is_better: bool
-
-    @property
-    def better(self) -> str:
-        """Which direction is good, in a word."""
-        return "higher" if self.higher_is_better else "lower"
-
-
-@dataclasses.dataclass(frozen=True)
 class RunRecord:
     """What a run left.
 
@@ -72,7 +53,7 @@ class RunRecord:
     config: Mapping[str, Any]
     fingerprint: Mapping[str, Any]
     columns: Mapping[str, np.ndarray]
-    measures: Mapping[str, MeasureFacts]
+    measures: Mapping[str, Measure]
     where: str = ""
 
     @property
@@ -155,7 +136,7 @@ def read_run(
     result = read_json(path)
     try:
         facts = {
-            name: MeasureFacts(name, Unit[of["unit"].upper()], bool(of["higher_is_better"]))
+            name: Measure(name, Unit[of["unit"].upper()], bool(of["higher_is_better"]))
             for name, of in (measures or result[ABOUT]["measures"]).items()
         }
         sets = (result["overall"], *result["domains"].values())
@@ -188,7 +169,7 @@ def read_run(
     )
 
 
-def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, MeasureFacts]) -> None:
+def _check_values(path: Path, result: Mapping[str, Any], facts: Mapping[str, Measure]) -> None:
     """Checks that what a page shows are numbers that a run can have, and domains that it has.
 
     Raises:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tff_agnostic.later import matplotlib
-from tff_agnostic.metrics.formatting import cell, short_names, shown, with_percent
+from tff_agnostic.metrics.evaluation_report import client_values_from_json
+from tff_agnostic.metrics.formatting import cell, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
+from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import ReportField, Role, Unit
-from tff_agnostic.reports.distributions import Estimate, Series, domain_figure
+from tff_agnostic.reports.distributions import Estimate, Series, client_figure, domain_figure
 from tff_agnostic.reports.figures import (
     Values,
-    draw_grid,
     figure_of,
-    look,
-    new_figure,
-    plain_text,
-    plot_series,
-    scale_axis,
 )
 from tff_agnostic.reports.page import (
     NOT_RECORDED,
@@ -37,7 +33,7 @@ from tff_agnostic.reports.page import (
     Source,
     Table,
 )
-from tff_agnostic.reports.run_record import MeasureFacts, RunRecord, weight_quantity
+from tff_agnostic.reports.run_record import RunRecord, weight_quantity
 
 _VALUE = "value"
 _NUM_CLIENTS = "num_clients"
@@ -48,7 +44,6 @@ _MOST_POINTS, _FEWEST_POINTS = 300, 20
 _POINTS_OF_FIGURE = 3000
 # Rows of the table of weights.
 _MAX_WEIGHTS = 10
-_LABEL_WIDTH = 40
 
 
 def summary_section(run: RunRecord) -> Section:
@@ -129,9 +124,10 @@ def tail_section(run: RunRecord) -> Section:
         blocks.append(Table(caption, ["domain", "clients", *statistics], rows))
         values = run.result.get("client_values", {}).get(name)
         if values:
+            rows_drawn = {run.label: [client_values_from_json(values)]}
             blocks.append(
                 Picture(
-                    functools.partial(client_curves, measure, {run.label: values}, run.split),
+                    functools.partial(client_figure, name, measure.unit, rows_drawn, run.split),
                     f"{name}: the share of the clients with a value up to that, and the mean of "
                     "the clients by their number of examples",
                 )
@@ -168,7 +164,7 @@ def models_section(run: RunRecord) -> Section:
     return Section("models", "The models of the family", blocks)
 
 
-def domain_series(run: RunRecord, measure: MeasureFacts) -> Series:
+def domain_series(run: RunRecord, measure: Measure) -> Series:
     """Returns a measure of every domain with its interval, to be drawn."""
     return Series(
         run.label,
@@ -184,7 +180,7 @@ def scientific(number: Number) -> Number:
     return Number(f"{number.value:.3g}", number.value, number.source)
 
 
-def _domain_table(run: RunRecord, measure: MeasureFacts, series: Series) -> Table:
+def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
     not_counted = run.result.get("not_counted") or ()
     sign = 1.0 if measure.higher_is_better else -1.0
     by_domain = series.by_domain
@@ -360,49 +356,3 @@ def _figure(
 def _statistics(values: np.ndarray) -> list[Number]:
     found = (values[0], values.min(), values.mean(), values.max())
     return [Number(cell(float(value), Unit.NONE, 3), float(value)) for value in found]
-
-
-def client_curves(
-    measure: MeasureFacts, values: Mapping[str, Any], split: str
-) -> matplotlib.figure.Figure:
-    """Returns the clients' distribution function on the left, and their means by size on the right.
-
-    Args:
-        measure: What was measured.
-        values: Of each row by its name what result.json has under "client_values"; what is null
-            there is infinite, and counts among the clients without being drawn.
-        split: Whose clients they are.
-    """
-    figure = new_figure(10, 3.8)
-    below, by_size = figure.subplots(1, 2)
-    for i, (name, of) in enumerate(zip(short_names(list(values), _LABEL_WIDTH), values.values())):
-        histogram, sizes = of["histogram"], of["by_size"]
-        x = _floats(histogram["value"])
-        clients = np.asarray(histogram["clients"], np.float64)
-        share = 100 * np.cumsum(clients) / max(1.0, clients.sum())
-        known, own = np.isfinite(x), look(i)
-        label = plain_text(name)
-        at = [shown(v, measure.unit) for v in x[known]]
-        style = {"color": own.color, "linestyle": own.line, "label": label}
-        if at:
-            below.step([at[0], *at], [0.0, *share[known]], where="post", **style)
-        means = np.array([shown(v, measure.unit) for v in _floats(sizes["mean"])])
-        # In the middle of a bin, on an axis of powers of two.
-        plot_series(by_size, np.asarray(sizes["examples"]) * 2**0.5, means, i, label=label)
-    title = with_percent(f"{measure.name} on a {split} client", measure.unit)
-    below.set(xlabel=title, ylabel=f"{split} clients up to that, %", ylim=(0, 102))
-    scale_axis(below, measure.unit, "x")
-    by_size.set(xlabel="examples of the client", ylabel=f"mean {title}")
-    by_size.set_xscale("log", base=2)
-    by_size.xaxis.set_major_formatter(matplotlib.ticker.LogFormatter(base=2))
-    scale_axis(by_size, measure.unit)
-    for axes in (below, by_size):
-        draw_grid(axes)
-    if len(values) > 1:
-        handles, labels = by_size.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize="small")
-    return figure
-
-
-def _floats(values: Any) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values], np.float64)

@@ -48,7 +48,7 @@ from tff_agnostic.reports.run_record import (
     training_caveats,
     weight_quantity,
 )
-from tff_agnostic.reports.run_sections import client_curves, curves_of
+from tff_agnostic.reports.run_sections import curves_of
 from tff_agnostic.run.command import Command
 from tff_agnostic.run.command_line import compare_command, train_command
 from tff_agnostic.run.folder import RunFolder
@@ -62,7 +62,7 @@ from tff_agnostic.studies.comparison_record import (
     price_section,
     read_comparison,
 )
-from tff_agnostic.studies.comparison_report import figure
+from tff_agnostic.studies.comparison_report import client_figures, figure
 
 # Rows whose weights are drawn.
 _MAX_CURVES = 5
@@ -257,18 +257,13 @@ def over_clients(record: ComparisonRecord) -> list[Block]:
         caption = f"{_caption(measure, comparison.split)}, over clients, each counted once"
         lines = [(name, (OVER_CLIENTS, name)) for name in statistics]
         blocks += _tables(record, caption, lines, measure)
-        values = {
-            comparison.label(row): runs[0].result["client_values"][measure.name]
-            for row, runs in record.runs.items()
-            if measure.name in (runs[0].result.get("client_values") or {})
-        }
-        if values:
-            facts = record.first.measures[measure.name]
+        if draw := client_figures(comparison).get(measure.name):
             blocks.append(
                 Picture(
-                    functools.partial(client_curves, facts, values, comparison.split),
-                    f"{measure.name} in the first trial of each row: the share of the clients with "
-                    "a value up to that, and the mean of the clients by their number of examples",
+                    draw,
+                    f"{measure.name} in all trials of each row: the share of the clients with a "
+                    "value up to that, and the mean of the clients by their number of examples, "
+                    "with one standard deviation over the trials",
                 )
             )
     return blocks

@@ -99,21 +99,18 @@ def read_comparison(folder: Path, measures: Optional[Mapping[str, Any]] = None) 
         for row, trials in folders.items()
     }
     first = next(iter(runs.values()))[0]
-    measured = {
-        m.name: Measure(m.name, m.unit, m.higher_is_better, None) for m in first.measures.values()
-    }
     fewest = {
         row: [int(r.result.get("worst_min_examples", 1)) for r in of] for row, of in runs.items()
     }
     over_clients = first.result["overall"]["over_clients"].values()
     statistics = dict.fromkeys(s for of in over_clients for s in of if s != _NUM_CLIENTS)
     trials = {
-        row: collect(of, first.domains, measured, fewest[row], tuple(statistics))
+        row: collect(of, first.domains, first.measures, fewest[row], tuple(statistics))
         for row, of in folders.items()
     }
     comparison = Comparison(
         first.domains,
-        measured,
+        first.measures,
         trials,
         {row: str(label) for row, label in (own.get(LABELS) or {}).items()},
         first.split,

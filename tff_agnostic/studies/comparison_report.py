@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -17,7 +18,13 @@ from tff_agnostic.metrics.formatting import cell, short_names, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.report_fields import Unit
-from tff_agnostic.reports.distributions import Estimate, Series, domains_height, draw_domains
+from tff_agnostic.reports.distributions import (
+    Estimate,
+    Series,
+    client_figure,
+    domains_height,
+    draw_domains,
+)
 from tff_agnostic.reports.evaluation_table import not_counted_line
 from tff_agnostic.reports.figures import (
     draw_grid,
@@ -28,7 +35,6 @@ from tff_agnostic.reports.figures import (
     save,
     scale_axis,
 )
-from tff_agnostic.reports.run_figures import client_figure
 from tff_agnostic.studies.comparison import (
     DIFFERENCE,
     SUMMARIES,
@@ -209,8 +215,8 @@ def draw_comparison(folder: Path, comparison: Comparison) -> None:
     make_folder(folder)
     for measure in comparison.measures:
         save(figure(comparison, measure), folder / f"compare_{measure}.png")
-    for measure, of_clients in client_figures(comparison).items():
-        save(of_clients, folder / f"compare_{measure}_clients.png")
+    for measure, draw_clients in client_figures(comparison).items():
+        save(draw_clients(), folder / f"compare_{measure}_clients.png")
 
 
 def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
@@ -265,9 +271,11 @@ def domain_series(comparison: Comparison, measure: str) -> list[Series]:
     ]
 
 
-def client_figures(comparison: Comparison) -> dict[str, matplotlib.figure.Figure]:
-    """Returns a figure of the clients for each measure of which a trial reported their values."""
-    figures = {}
+def client_figures(
+    comparison: Comparison,
+) -> dict[str, Callable[[], matplotlib.figure.Figure]]:
+    """Returns what draws the clients for each measure of which a trial reported their values."""
+    figures: dict[str, Callable[[], matplotlib.figure.Figure]] = {}
     for name, measure in comparison.measures.items():
         rows = {
             comparison.label(row): trials.client_values[name]
@@ -275,7 +283,9 @@ def client_figures(comparison: Comparison) -> dict[str, matplotlib.figure.Figure
             if trials.client_values.get(name)
         }
         if rows:
-            figures[name] = client_figure(measure, rows, comparison.split)
+            figures[name] = functools.partial(
+                client_figure, name, measure.unit, rows, comparison.split
+            )
     return figures
 
 
