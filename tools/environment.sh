@@ -1,15 +1,13 @@
 # shellcheck shell=bash disable=SC2154
-# Makes the Python environment. Sourced by `run` only when there is none that fits, so that the
-# usual start stays quick. Uses its root, venv, lock, stamp, say and fail.
-
-# shellcheck source=tools/find_python.sh
-source "$root/tools/find_python.sh"
+# Makes the Python environment with uv. Sourced by `run` only when there is none that fits, so that
+# the usual start stays quick. Uses its root, venv, lock, stamp, say and fail.
 
 setup_child=
 
-# pip and venv run in the background: the shell runs a trap only once a foreground child has ended.
+# In the background: the shell runs a trap only once a foreground child has ended. From /, as uv
+# reads the settings of a project that it is called in.
 run_logged() {
-  "$@" >>"$venv/setup.log" 2>&1 </dev/null &
+  (cd / && exec "$@") >>"$venv/setup.log" 2>&1 </dev/null &
   setup_child=$!
   local code=0
   wait "$setup_child" || code=$?
@@ -30,18 +28,32 @@ set_up_failed() {
   fail 1 "set-up failed while $1 (above: the end of .venv/setup.log); the next use starts it again"
 }
 
-check_platform() {
-  local system
-  system="$(uname -s) $(uname -m)"
-  [[ $system == "Linux x86_64" ]] ||
-    fail 2 "needs Linux x86_64, the only platform with TensorFlow Federated 0.87; this is $system"
-  command -v flock >/dev/null || fail 2 "needs the command flock (package util-linux)"
+# What a tool said last, for an error of one line.
+reason() {
+  local said
+  said=$(tail -n 1 "$venv/setup.log" 2>/dev/null) || true
+  echo "${said#"${said%%[! ]*}"}"
+}
+
+# Sets python (the real executable: launchers and virtual environments can vanish under an
+# environment made from them) and python_version; or rejected, to what the command is instead.
+probe() {
+  local answer implementation
+  rejected="does not run"
+  answer=$("$1" -I -c 'import os, sys
+base = getattr(sys, "_base_executable", None) or sys.executable
+print(sys.implementation.name, "%d.%d" % sys.version_info[:2], os.path.realpath(base))' \
+    2>/dev/null </dev/null) || return 1
+  read -r implementation python_version python <<<"$answer"
+  rejected="$implementation $python_version"
+  [[ $rejected =~ ^cpython\ 3\.(9|10|11)$ ]]
 }
 
 # The lock is held on a file inside .venv, which is why .venv is emptied and not deleted.
-# A child of a killed set-up inherits the lock, so the next one waits until it has ended.
+# A child of a killed set-up inherits the lock, so the next one waits until it has ended. The file
+# is not .lock, on which uv waits for a lock of its own.
 take_setup_lock() {
-  if ! { mkdir -p "$venv" && exec 9>>"$venv/.lock"; } 2>/dev/null; then
+  if ! { mkdir -p "$venv" && exec 9>>"$venv/.setup_lock"; } 2>/dev/null; then
     fail 1 "cannot write to $venv"
   fi
   flock -n 9 && return
@@ -49,53 +61,100 @@ take_setup_lock() {
   flock 9
 }
 
+# Sets uv to the one on PATH, or to the pinned one, which any Python 3 with pip installs.
+find_uv() {
+  local python name has_pip=
+  local install="apt install python3-pip (Debian, Ubuntu) or dnf install uv (Fedora)"
+  uv=$(command -v uv) && "$uv" --version >/dev/null 2>&1 && return
+  uv=$venv/.uv/bin/uv
+  for name in ${TFF_AGNOSTIC_PYTHON:+"$TFF_AGNOSTIC_PYTHON"} python3{,.{14..8}}; do
+    python=$(command -v -- "$name") || continue
+    # Debian has pip in one package, and what brings it into virtual environments in another.
+    if ! "$python" -I -m pip --version >/dev/null 2>&1; then
+      run_logged "$python" -I -m venv --clear "$venv/.uv/venv" || continue
+      python=$venv/.uv/venv/bin/python
+    fi
+    has_pip=yes
+    # PIP_USER=0: the user's own setting would lead it elsewhere.
+    run_logged env PIP_USER=0 "$python" -I -m pip install --quiet --no-input --upgrade \
+      --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+      --target "$venv/.uv" --requirement "$root/tools/uv.txt" && return
+  done
+  [[ -n $has_pip ]] || fail 2 "needs uv, or a Python 3 with pip, which gets it: $install"
+  fail 1 "pip cannot get uv ($(reason)); the first use needs a network, or uv: $install"
+}
+
+# Sets python to one that is there, or to what uv is to fetch.
+find_python() {
+  local version
+  [[ -z ${TFF_AGNOSTIC_PYTHON:-} ]] || return 0 # It was probed at the beginning.
+  for version in 3.11 3.10 3.9; do
+    # uv does not look where pyenv keeps its versions.
+    python=$(
+      for bin in "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$version".*/bin; do PATH+=:$bin; done
+      cd / && "$uv" python find --system --no-python-downloads "cpython@$version" 2>/dev/null
+    ) && probe "$python" && return
+  done
+  python=cpython@3.11 python_version=3.11
+}
+
 set_up_environment() {
-  local why=$stale
-  check_platform
+  local why=$stale system uv python python_version rejected
+  system="$(uname -s) $(uname -m)"
+  [[ $system == "Linux x86_64" ]] ||
+    fail 2 "needs Linux x86_64, the only platform with TensorFlow Federated 0.87; this is $system"
+  command -v flock >/dev/null || fail 2 "needs the command flock (package util-linux)"
   [[ -r $lock ]] || fail 2 "there is no requirements.lock in $root"
-  find_python
+  if [[ -n ${TFF_AGNOSTIC_PYTHON:-} ]]; then
+    probe "$TFF_AGNOSTIC_PYTHON" ||
+      fail 2 "needs CPython 3.9, 3.10 or 3.11; TFF_AGNOSTIC_PYTHON is $TFF_AGNOSTIC_PYTHON ($rejected)"
+  fi
   trap 'interrupted 130' INT
   trap 'interrupted 143' TERM
   trap 'interrupted 129' HUP
   take_setup_lock
-  if environment_ready; then
-    : # by the set-up that was waited for
-  elif TFF_AGNOSTIC_PYTHON=$python environment_ready; then
-    # The Python asked for is the one that is there, under another name.
-    write_stamp "$(sha256sum <"$lock")"
-  else
-    build_environment "$why"
-  fi
+  # The set-up that was waited for may have made it.
+  environment_ready || build_environment "$why"
   exec 9>&-
   trap - INT TERM HUP
 }
 
 build_environment() {
   local why=$1 sum
+  : >"$venv/setup.log"
+  # Without a home uv would keep its files in the user's folder.
+  if [[ ! -w ${HOME:-} ]]; then
+    export UV_CACHE_DIR=${UV_CACHE_DIR-$venv/.uv/cache}
+    export UV_PYTHON_INSTALL_DIR=${UV_PYTHON_INSTALL_DIR-$venv/.uv/python}
+  fi
+  # What pip trusts, too: the system's certificates, of which there may be more than uv brings.
+  if [[ -e /etc/ssl/certs/ca-certificates.crt || -e /etc/pki/tls/certs/ca-bundle.crt ]]; then
+    export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS-true} UV_NATIVE_TLS=${UV_NATIVE_TLS-true}
+  fi
+  unset UV_PYTHON UV_SYSTEM_PYTHON UV_CONSTRAINT UV_OVERRIDE
+  find_uv
+  find_python
   say "setting up .venv with CPython $python_version ($why; takes about 2 minutes on a fast network, once)"
+  [[ $python == /* ]] || say "there is none yet: uv fetches CPython 3.11 (about 30 MB)"
   sum=$(sha256sum <"$lock")
   rm -f "$stamp"
-  find "$venv" -mindepth 1 -maxdepth 1 ! -name .lock -exec rm -rf {} + ||
-    fail 1 "cannot empty $venv"
-  # -I and PIP_USER=0: the user's own Python and pip settings must not lead packages elsewhere.
-  run_logged "$python" -I -m venv "$venv" || set_up_failed "making a virtual environment"
-  run_logged env PIP_USER=0 "$venv/bin/python" -I -m pip install --quiet --no-input \
-    --disable-pip-version-check --progress-bar off --no-deps --require-hashes --no-compile \
-    --only-binary :all: --requirement "$lock" || set_up_failed "installing the packages"
-  # On all cores, where pip takes one. Some packages bring files that no Python can compile.
-  "$venv/bin/python" -I -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
-  link_package || set_up_failed "making the package importable"
-  # The sum is from before the installation: a lock that changed meanwhile is noticed.
-  write_stamp "$sum"
-}
-
-# The environment's Python imports the checkout from any folder. The path is relative to the file's
-# own folder, so that no character of the checkout's can be mistaken, and holds when it moves.
-link_package() {
+  find "$venv" -mindepth 1 -maxdepth 1 ! -name .setup_lock ! -name .uv ! -name setup.log \
+    -exec rm -rf {} + || fail 1 "cannot empty $venv"
+  if ! run_logged "$uv" venv --quiet --no-project --allow-existing --python "$python" "$venv"; then
+    [[ $python == /* ]] && set_up_failed "making a virtual environment"
+    fail 1 "uv cannot fetch CPython 3.11 ($(reason)); install one: apt install python3.11 (Debian 12, Ubuntu 22.04) or dnf install python3.11 (Fedora), or name one in TFF_AGNOSTIC_PYTHON"
+  fi
+  probe "$venv/bin/python" || set_up_failed "making a virtual environment"
+  run_logged "$uv" pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes \
+    --only-binary :all: --compile-bytecode --requirement "$lock" ||
+    set_up_failed "installing the packages"
+  # For what users add; some systems' Pythons come without it.
+  run_logged "$venv/bin/python" -I -m ensurepip || true
+  rm -rf "$venv/.uv/cache" "$venv/.uv/venv"
+  # The environment's Python imports the checkout from any folder. The path is relative to the
+  # file's own folder: no character of it can be mistaken.
   echo ../../../.. >"$venv/lib/python$python_version/site-packages/tff_agnostic.pth"
-}
-
-write_stamp() {
-  printf '%s\n' "${1%% *}" "$root" "$python" "${TFF_AGNOSTIC_PYTHON:-}" >"$stamp.new"
+  # The sum is from before the installation: a lock that changed meanwhile is noticed.
+  printf '%s\n' "${sum%% *}" "$root" "$python" "${TFF_AGNOSTIC_PYTHON:-}" >"$stamp.new"
   mv "$stamp.new" "$stamp"
 }

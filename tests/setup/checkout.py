@@ -1,4 +1,4 @@
-"""A copy of `run` and its tools, in a folder where Python and pip are stand-ins."""
+"""A copy of `run` and its tools, in a folder where Python and uv are stand-ins."""
 
 import pathlib
 import shutil
@@ -33,34 +33,41 @@ SYSTEM_TOOLS = [
     "uname",
 ]
 
-# Answers as CPython would while the environment is made (the probe, venv and pip), and is a real
-# Python otherwise.
+# A real Python, but for what it says of itself and the pip that it brings.
 STUB_PYTHON = """#!/usr/bin/env bash
-set -e
 if [[ $1 == -I || ( $1 == -P && {knows_p} == False ) ]]; then shift; fi
 case "$1 $2" in
-  -c*)
-    echo "{implementation} {version} {venv} $(readlink -f "$0")"
-    exit 0
-    ;;
-  "-m venv")
-    mkdir -p "$3/bin" "$3/lib/python{version}/site-packages"
-    ln -s "$(readlink -f "$0")" "$3/bin/python"
-    exit 0
-    ;;
-  "-m pip")
-    echo "$*" >>"$STUB_STATE/pip_calls"
-    for word in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo "pip line $word"; done
-    if [[ -e $STUB_STATE/pip_fails ]]; then exit 1; fi
-    if [[ -e $STUB_STATE/pip_is_slow ]]; then sleep 0.5; fi
-    if [[ -e $STUB_STATE/pip_hangs ]]; then
-      echo $$ >"$STUB_STATE/pip_pid"
-      exec sleep 600
-    fi
-    exit 0
-    ;;
+  -c*_base_executable*) echo "{implementation} {version} $(readlink -f "$0")" && exit ;;
+  "-m ensurepip") exit ;;
+  "-m pip" | "-m venv") exit 1 ;;
 esac
 exec "{real_python}" "$@"
+"""
+
+# Finds what is on PATH, makes a link for an environment, and installs nothing.
+STUB_UV = """#!/usr/bin/env bash
+set -e
+last=${!#}
+case "$1 $2" in
+  --version*) echo "uv 0.0.1" ;;
+  "python find") command -v "python${last#cpython@}" ;;
+  venv*)
+    while [[ $1 != --python ]]; do shift; done
+    version=$("$2" -I -c _base_executable) && version=${version#* } && version=${version%% *}
+    mkdir -p "$last/bin" "$last/lib/python$version/site-packages"
+    ln -s "$2" "$last/bin/python"
+    ;;
+  "pip install")
+    echo "$*" >>"$STUB_STATE/installs"
+    for word in {1..20}; do echo "line $word"; done
+    if [[ -e $STUB_STATE/install_fails ]]; then exit 1; fi
+    if [[ -e $STUB_STATE/install_is_slow ]]; then sleep 0.5; fi
+    if [[ -e $STUB_STATE/install_hangs ]]; then
+      echo $$ >"$STUB_STATE/install_pid"
+      exec sleep 600
+    fi
+    ;;
+esac
 """
 
 BINARY = '''"""{description}."""
@@ -130,7 +137,7 @@ class Checkout:
             "STUB_STATE": str(self.state),
         }
 
-    def add_python(self, path, version="3.11", implementation="CPython", venv="venv"):
+    def add_python(self, path, version="3.11", implementation="cpython"):
         if not isinstance(path, pathlib.Path):
             path = self.bin / path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +145,6 @@ class Checkout:
             STUB_PYTHON.format(
                 version=version,
                 implementation=implementation,
-                venv=venv,
                 real_python=sys.executable,
                 # A stand-in for 3.11 is called with this option.
                 knows_p=sys.version_info >= (3, 11),
@@ -146,6 +152,10 @@ class Checkout:
         )
         path.chmod(0o755)
         return path
+
+    def add_uv(self):
+        (self.bin / "uv").write_text(STUB_UV)
+        (self.bin / "uv").chmod(0o755)
 
     def add_script(self, name, text):
         path = self.bin / name
@@ -177,7 +187,7 @@ class Checkout:
 
     @property
     def installs(self):
-        calls = self.state / "pip_calls"
+        calls = self.state / "installs"
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 
 

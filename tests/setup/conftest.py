@@ -1,4 +1,4 @@
-"""Checkouts on machines with and without a Python."""
+"""Checkouts on machines with and without uv and a Python."""
 
 import os
 import signal
@@ -11,17 +11,18 @@ from tests.setup.checkout import FAKE_BAZEL, Checkout
 
 @pytest.fixture
 def bare(tmp_path):
-    """A checkout on a machine without any Python."""
+    """A checkout on a machine with neither uv nor a Python."""
     checkout = Checkout(tmp_path)
     yield checkout
-    pid_file = checkout.state / "pip_pid"
+    pid_file = checkout.state / "install_pid"
     if pid_file.exists() and is_running(int(pid_file.read_text())):
         os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 @pytest.fixture
 def checkout(bare):
-    """A checkout on a machine with a Python that fits."""
+    """A checkout on a machine with uv and a Python that fits."""
+    bare.add_uv()
     bare.add_python("python3.11")
     return bare
 
@@ -37,6 +38,7 @@ def ready(checkout):
 def bazel(tmp_path):
     """A checkout in a path that Bazel can work in, with a stand-in for Bazel."""
     checkout = Checkout(tmp_path)
+    checkout.add_uv()
     checkout.add_python("python3.11")
     checkout.root = checkout.root.rename(tmp_path / "checkout")
     checkout.add_script("bazel", FAKE_BAZEL)

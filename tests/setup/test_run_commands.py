@@ -137,6 +137,7 @@ def test_a_checkout_that_may_not_be_written_to_has_no_caches():
     # Not below pytest's folders, which others may not even enter.
     with tempfile.TemporaryDirectory() as folder:
         checkout = Checkout(pathlib.Path(folder))
+        checkout.add_uv()
         checkout.add_python("python3.11")
         checkout.run("setup")
         python = checkout.root / ".venv" / "bin" / "python"

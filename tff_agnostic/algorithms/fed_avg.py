@@ -40,8 +40,6 @@ _SHARE = core.ReportField(
     file_name="domain_weights",
     formerly=("lambda",),
 )
-# McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
-_PAPER = {**core.AVERAGE, "batch_normalizer": "batch"}
 # This use of a client's seed; its shuffling has those from 0.
 _DRAW = -2
 
@@ -155,7 +153,6 @@ ALGORITHM = core.AlgorithmSpec(
     build=fed_avg,
     options=FedAvgOptions,
     traits=frozenset(core.Trait),
-    paper_settings=_PAPER,
 )
 
 
@@ -212,7 +209,6 @@ TARGET_ONLY = core.AlgorithmSpec(
             core.Trait.COHORT_TWICE_IS_ONCE,
         }
     ),
-    paper_settings=_PAPER,
 )
 
 
@@ -249,7 +245,6 @@ FED_PROX = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
-    paper_settings=_PAPER,
 )
 
 
@@ -322,5 +317,4 @@ FED_AVG_SUB = core.AlgorithmSpec(
     options=FedAvgSubOptions,
     # Twins have the same seed, and are drawn together.
     traits=frozenset({core.Trait.COHORT_TWICE_IS_ONCE}),
-    paper_settings=_PAPER,
 )
