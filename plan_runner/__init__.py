@@ -1,5 +1,6 @@
 """Runs federated plans that were exported for the Federated Compute Platform, in plain TensorFlow.
 
 It simulates the server and the clients of an export's rounds. It imports only the `tensorflow`
-package and its dependencies: this folder can be copied and used alone.
+package and its dependencies: this folder can be copied and used alone. `secure_aggregation`, which
+the simulation does without, needs `cryptography`.
 """
