@@ -252,6 +252,15 @@ ALGORITHM = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings={
+        **core.AVERAGE,  # line 9
+        "batch_normalizer": "client",  # CLIENT line 10
+        "domain_loss_share": 0.0,
+        "domain_weight_update": "exponentiated_gradient",  # line 12
+        "lambda_set": "simplex",
+        "freeze_absent_domains": False,  # section 4: "we set L to zero for that round"
+        "chi2_weight": 0.0,
+    },
 )
 
 

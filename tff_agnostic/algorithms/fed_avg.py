@@ -40,6 +40,8 @@ _SHARE = core.ReportField(
     file_name="domain_weights",
     formerly=("lambda",),
 )
+# McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
+_PAPER = {**core.AVERAGE, "batch_normalizer": "batch"}
 # This use of a client's seed; its shuffling has those from 0.
 _DRAW = -2
 
@@ -153,6 +155,7 @@ ALGORITHM = core.AlgorithmSpec(
     build=fed_avg,
     options=FedAvgOptions,
     traits=frozenset(core.Trait),
+    paper_settings=_PAPER,
 )
 
 
@@ -209,6 +212,7 @@ TARGET_ONLY = core.AlgorithmSpec(
             core.Trait.COHORT_TWICE_IS_ONCE,
         }
     ),
+    paper_settings=_PAPER,
 )
 
 
@@ -245,6 +249,7 @@ FED_PROX = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings=_PAPER,
 )
 
 
@@ -317,4 +322,5 @@ FED_AVG_SUB = core.AlgorithmSpec(
     options=FedAvgSubOptions,
     # Twins have the same seed, and are drawn together.
     traits=frozenset({core.Trait.COHORT_TWICE_IS_ONCE}),
+    paper_settings=_PAPER,
 )

@@ -224,4 +224,10 @@ ALGORITHM = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings={
+        **core.AVERAGE,
+        "batch_normalizer": "batch",
+        "client_weighting": "equal",
+        "domain_loss_share": 0.0,
+    },
 )

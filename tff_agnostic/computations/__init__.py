@@ -61,13 +61,18 @@ from tff_agnostic.computations.server import (
     training_columns,
     update_norm,
 )
-from tff_agnostic.computations.server_optimizers import ServerOptimizer, ServerOptimizerOptions
+from tff_agnostic.computations.server_optimizers import (
+    AVERAGE,
+    ServerOptimizer,
+    ServerOptimizerOptions,
+)
 from tff_agnostic.computations.tff_process import build_evaluation, build_learning_process
 from tff_agnostic.computations.verification import security_report
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.report_fields import ReportField, Role, Unit
 
 __all__ = [
+    "AVERAGE",
     "AGGREGATIONS",
     "CLIENT_WEIGHTINGS",
     "MAIN_MODEL",

@@ -261,6 +261,9 @@ class AlgorithmSpec:
         options: A frozen dataclass of settings, all of which become flags: a subclass of
             `settings.Settings`, mostly of `LocalTrainingOptions` and `ServerOptimizerOptions` too.
         traits: Which of the shared property tests hold, beside those that hold for every algorithm.
+        paper_settings: Values of settings, by flag, with which it is the algorithm or figure to the
+            letter: those of `--preset=paper`. What the paper leaves to whoever runs it, such as a
+            step size, is not among them.
     """
 
     label: str
@@ -268,3 +271,4 @@ class AlgorithmSpec:
     build: Callable[[Problem, Any], Algorithm]
     options: type = Settings
     traits: frozenset[Trait] = frozenset()
+    paper_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)

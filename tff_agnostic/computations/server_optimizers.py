@@ -7,6 +7,7 @@ keys, so that checkpoints of runs with those go on. These need no TFF, and have 
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Callable
@@ -175,6 +176,11 @@ SERVER_OPTIMIZERS: Registry[Callable[[float, float, float], ServerOptimizer]] = 
         "adam": _with_moments(_adam, 0.0),
         "yogi": _with_moments(_yogi, _YOGI_START),
     },
+)
+
+# With these settings the next weights are the average of the clients' own.
+AVERAGE: Mapping[str, Any] = types.MappingProxyType(
+    {"server_optimizer": "sgd", "server_learning_rate": 1.0}
 )
 
 

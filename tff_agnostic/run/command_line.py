@@ -70,7 +70,7 @@ from tff_agnostic.tasks.registry import TASKS
 # Where results go that nobody named a folder for.
 RUNS = Path("runs")
 # What decides which other settings there are, and what their defaults are.
-_CHOICES = ("algorithm", "aggregation", "privacy")
+_CHOICES = ("algorithm", "preset", "aggregation", "privacy")
 # Whose values name users' algorithms, or runs that have one.
 _NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
 # What decides which flags --help shows.
