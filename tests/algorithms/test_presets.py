@@ -30,6 +30,8 @@ _SEED, _T = 7, 5
 _ETA, _E, _B = 0.2, 2, 4
 _GAMMA_LAMBDA = 0.05
 _N_0 = np.array([9.0, 12.0, 7.5])
+# Halved every two rounds.
+_GAMMAS = (_ETA, _ETA, _ETA / 2, _ETA / 2, _ETA / 4)
 _TRAINING = {"client_learning_rate": _ETA, "client_epochs": _E, "batch_size": _B, "shuffle": False}
 
 Client = dict[str, np.ndarray]
@@ -77,14 +79,14 @@ def _batches(client: Client) -> Iterator[Client]:
 
 
 def _client_update(
-    w: np.ndarray, client: Client, mu: float = 0.0, of: Optional[int] = None
+    w: np.ndarray, client: Client, mu: float = 0.0, of: Optional[int] = None, eta: float = _ETA
 ) -> np.ndarray:
     """McMahan et al. 2017, ClientUpdate; with mu FedProx's gamma-inexact solution by SGD."""
     w_t = w
     for b in _batches(client):
         scale = np.ones(len(b["y"])) if of is None else b["domain_id"] == of
         if scale.any():
-            w = w - _ETA * (_gradient(w, b, scale) / scale.sum() + mu * (w - w_t))
+            w = w - eta * (_gradient(w, b, scale) / scale.sum() + mu * (w - w_t))
     return w
 
 
@@ -153,15 +155,16 @@ def _term(w: np.ndarray, tilt: float = 1.5) -> np.ndarray:
     return w
 
 
-def _delta_fl(w: np.ndarray, theta: float = 0.5) -> np.ndarray:
-    """Laguel et al. 2021, Algorithm 2."""
-    for S_t in _COHORTS:
+def _delta_fl(w: np.ndarray, theta: float = 0.5, gamma: Sequence[float] = _GAMMAS) -> np.ndarray:
+    """Laguel et al. 2021, Algorithm 2, with its learning rate sequence (gamma_t)."""
+    for S_t, gamma_t in zip(_COHORTS, gamma):
         F, alpha = _f(w, S_t), _n(S_t)  # line 4
         order = np.argsort(F)
         below = np.cumsum(alpha[order]) / alpha.sum()
         eta_t = F[order][np.argmax(below >= 1 - theta - 1e-12)]  # line 5: Quantile(1 - theta)
         S_filtered = [k for k, F_k in zip(S_t, F) if F_k >= eta_t]  # line 6
-        w = _mean(_n(S_filtered), [_client_update(w, k) for k in S_filtered])  # lines 7 to 9
+        local = [_client_update(w, k, eta=gamma_t) for k in S_filtered]  # lines 7 and 8
+        w = _mean(_n(S_filtered), local)  # line 9
     return w
 
 
@@ -200,15 +203,18 @@ def _project(v: np.ndarray) -> np.ndarray:
 
 
 def _stochastic_afl(w: np.ndarray) -> np.ndarray:
-    """Mohri et al. 2019, figure 3, with a cohort in the place of a sample; returns w_A."""
+    """Mohri et al. 2019, figure 3, with a cohort in the place of a sample; returns w_A.
+
+    gamma_w falls as the root of the rounds, as theorem 2's does with T; gamma_lambda stays.
+    """
     p = NUM_DOMAINS
     lambda_, iterates = np.full(p, 1 / p), []
-    for S_t in _COHORTS:
+    for t, S_t in enumerate(_COHORTS):
         delta_w = sum(_gradient(w, k, (lambda_ / _N_0)[k["domain_id"]]) for k in S_t)
         delta_lambda = sum(
             np.bincount(k["domain_id"], _losses(w, k), minlength=p) / _N_0 for k in S_t
         )
-        w = w - 0.3 * delta_w
+        w = w - 0.3 / np.sqrt(1 + t) * delta_w
         lambda_ = _project(lambda_ + _GAMMA_LAMBDA * delta_lambda)
         iterates.append(w)
     return np.mean(iterates, axis=0)
@@ -223,7 +229,14 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
             "window": 1,
         },
     ),
-    "delta_fl": (_delta_fl, {}),
+    "delta_fl": (
+        _delta_fl,
+        {
+            "client_schedule": "piecewise",
+            "client_schedule_rounds": (2, 4),
+            "client_schedule_factors": (0.5, 0.25),
+        },
+    ),
     "fed_avg": (_fed_avg, {}),
     "fed_avg_sub": (_fed_avg_sub, {}),
     "fed_avg_target_only": (_target_only, {"target_domain": "1"}),
@@ -231,7 +244,12 @@ _TRAINED: dict[str, tuple[Callable[[np.ndarray], np.ndarray], dict[str, Any]]] =
     "q_ffl": (_q_fed_avg, {"q": 1.5}),
     "stochastic_afl": (
         _stochastic_afl,
-        {"domain_learning_rate": _GAMMA_LAMBDA, "server_learning_rate": 0.3},
+        {
+            "domain_learning_rate": _GAMMA_LAMBDA,
+            "server_learning_rate": 0.3,
+            "server_schedule": "inverse_sqrt",
+            "server_schedule_rounds": (1,),
+        },
     ),
     "term": (_term, {"tilt": 1.5}),
 }

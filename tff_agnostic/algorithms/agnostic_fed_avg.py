@@ -288,4 +288,5 @@ def build_agnostic_fed_avg(
         UserError: If the settings do not fit `num_domains`.
     """
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)
-    return core.build_learning_process(agnostic_fed_avg(problem, options), aggregation)
+    algorithm = core.with_rate_columns(agnostic_fed_avg(problem, options), options)
+    return core.build_learning_process(algorithm, aggregation)

@@ -168,7 +168,8 @@ def build_fed_avg(
 ) -> tff.learning.templates.LearningProcess:
     """Returns FedAvg as a TFF learning process with the interface of `build_agnostic_fed_avg`."""
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)
-    return core.build_learning_process(fed_avg(problem, options), aggregation)
+    algorithm = core.with_rate_columns(fed_avg(problem, options), options)
+    return core.build_learning_process(algorithm, aggregation)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,6 +102,9 @@ class BoostOptions(EnsembleOptions):
         alpha_learning_rate: eta; positive.
         repetitions: R, steps of a round, each with predictors of its own and the same clients.
         returned_alpha: Member of `RETURNED`: which alpha's ensemble is the main model.
+        alpha_schedule: How eta falls; a name in `SCHEDULES`, or a function of the round.
+        alpha_schedule_rounds: T of it.
+        alpha_schedule_factors: f of it.
     """
 
     predictor_sampling: str = setting(
@@ -157,10 +160,14 @@ class BoostOptions(EnsembleOptions):
     returned_alpha: str = setting(
         "last", "Whose ensemble is evaluated first, saved and exported.", choices=RETURNED
     )
+    alpha_schedule: str = core.schedule_setting("alpha", "eta")
+    alpha_schedule_rounds: tuple[int, ...] = core.rounds_setting("alpha")
+    alpha_schedule_factors: tuple[float, ...] = core.factors_setting("alpha")
 
     def __post_init__(self) -> None:
         """Refuses what loses predictors for ever too; see `Settings`."""
         super().__post_init__()
+        core.check_schedule(self, "alpha")
         if (
             self.mirror_map == "euclidean"
             and self.predictor_sampling == "weighted"
@@ -299,7 +306,9 @@ class AlphaSteps:
         delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
         mirror_map = MIRROR_MAPS[self.options.mirror_map]
         # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected
-        moved = mirror_map(alpha, -delta, self.options.alpha_learning_rate)
+        # eta of the round: its repetitions have the same.
+        eta = core.rate_of(self.options, "alpha").at(step // self.options.repetitions)
+        moved = mirror_map(alpha, -delta, eta)
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 

@@ -138,11 +138,13 @@ class RoundView(NamedTuple):
         before: State of the algorithm before the round.
         sums: The sum of each step.
         after: State after the round.
+        round_num: t, its number, from 0, int32 scalar.
     """
 
     before: Any
     sums: Sums
     after: Any
+    round_num: Any = 0
 
 
 class Column(NamedTuple):

@@ -115,6 +115,7 @@ class Clients:
         map_: How functions of one client are applied; see `map`.
         seed: Seed of each client in this round, int64, in the shape of `num_examples`; () before
             the round has given one.
+        round_num: t, the number of the round, from 0, int32 scalar; () before there is one.
         order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
             there in their order.
     """
@@ -127,6 +128,7 @@ class Clients:
     place: Any = ()
     map_: ClientMap = one_client
     seed: Any = ()
+    round_num: Any = ()
     order: Any = ()
 
     @classmethod
@@ -212,7 +214,8 @@ class Clients:
 
     def seeded(self, round_seed: tf.Tensor) -> Clients:
         """Returns the clients with their seeds in a round; see `client_seeds`."""
-        return dataclasses.replace(self, seed=client_seeds(round_seed, self))
+        seeds = client_seeds(round_seed, self)
+        return dataclasses.replace(self, seed=seeds, round_num=round_seed[1])
 
     def example_order(self, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
         """Returns the order in which clients take their examples, int32 [c], vectorised [G, c].

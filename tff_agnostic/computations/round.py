@@ -224,7 +224,7 @@ class Round:
             lambda: state.aggregations,
         )
         skipped = tf.cast(~(has_sums & has_state), tf.int64)
-        report = self._algorithm.report(RoundView(state.algorithm, sums, after))
+        report = self._algorithm.report(RoundView(state.algorithm, sums, after, state.round_num))
         return (
             RunState(after, aggregations, state.round_num + 1),
             OrderedDict(report, aggregator=self._by_step(reports), skipped=skipped),

@@ -17,6 +17,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
+from tff_agnostic.computations.schedules import tabulated
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
@@ -176,6 +177,9 @@ def resolve(
         dict(tuned),
         *layers[2:],
     )
+    rounds = values.get("rounds", RunConfig.rounds)
+    given = tabulated(given, rounds)
+    values = ChainMap({"algorithm": name}, given, tabulated(shared, rounds), *values.maps[3:])
     config = make(RunConfig, values)
     if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
