@@ -20,7 +20,7 @@ from tff_agnostic.domain_weights.ascent import (
     per_domain,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.settings import part_of, setting
 
 # beta^k is the client's share of the round, about 1 / c; it is larger where a domain was rarer in
@@ -270,7 +270,7 @@ def build_agnostic_fed_avg(
     options: AgnosticFedAvgOptions = AgnosticFedAvgOptions(),
     aggregation: core.Aggregation = core.PlainSum(),
     seed: int = 0,
-) -> tff.learning.templates.LearningProcess:
+) -> core.LearningProcess:
     """Returns AgnosticFedAvg as a TFF learning process.
 
     Its `next` takes the state and, for each client of the cohort, a mapping of "x", "y" and

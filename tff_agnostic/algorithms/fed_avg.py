@@ -25,7 +25,7 @@ import numpy as np
 from tff_agnostic import computations as core
 from tff_agnostic.domain_weights.ascent import ALPHA
 from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 from tff_agnostic.stateless_random import uniform
@@ -165,7 +165,7 @@ def build_fed_avg(
     options: FedAvgOptions = FedAvgOptions(),
     aggregation: core.Aggregation = core.PlainSum(),
     seed: int = 0,
-) -> tff.learning.templates.LearningProcess:
+) -> core.LearningProcess:
     """Returns FedAvg as a TFF learning process with the interface of `build_agnostic_fed_avg`."""
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)
     algorithm = core.with_rate_columns(fed_avg(problem, options), options)

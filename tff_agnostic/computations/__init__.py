@@ -75,7 +75,11 @@ from tff_agnostic.computations.server_optimizers import (
     ServerOptimizer,
     ServerOptimizerOptions,
 )
-from tff_agnostic.computations.tff_process import build_evaluation, build_learning_process
+from tff_agnostic.computations.tff_process import (
+    LearningProcess,
+    build_evaluation,
+    build_learning_process,
+)
 from tff_agnostic.computations.verification import security_report
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.report_fields import ReportField, Role, Unit
@@ -102,6 +106,7 @@ __all__ = [
     "HashablePartial",
     "Holdout",
     "HoldoutOptions",
+    "LearningProcess",
     "LocalTrainingOptions",
     "Model",
     "ModelWeights",

@@ -26,7 +26,7 @@ from typing import Any, Callable, NoReturn, Optional
 from absl import app, flags, logging
 
 from tff_agnostic.commands import PROGRAM
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.run.help_page import asked_for
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
@@ -281,10 +281,15 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _failed(error: Exception) -> int:
-    text = " ".join(str(error).splitlines())
+    lines = str(error).splitlines()
+    if not isinstance(error, UserCodeError):
+        lines = [" ".join(lines)]
     # A file may hold what a terminal obeys.
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    print(f"error: {shown}", file=sys.stderr)
+    shown = (
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        for line in lines
+    )
+    print("error:", "\n".join(shown), file=sys.stderr)
     return _USAGE_STATUS
 
 
