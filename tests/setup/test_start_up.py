@@ -1,5 +1,7 @@
 """What commands import before they have work to do."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,21 @@ def _loaded(*arguments: str) -> list[str]:
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_help_loads_no_large_package(command):
     assert _loaded(command, "--help") == []
+
+
+def test_who_reads_the_first_line_of_help_sees_no_traceback():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "binaries", "privacy", "--help"],
+            cwd=ROOT,
+            check=False,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize(
