@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -16,11 +16,8 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Model, ModelWeights
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeAlias
-
-
-LearningProcess: TypeAlias = "tff.learning.templates.LearningProcess"
+# A `tff.learning.templates.LearningProcess`, for signatures where TFF is not loaded.
+LearningProcess = Any
 
 
 class TffSums:
