@@ -20,7 +20,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from tff_agnostic.errors import UserCodeError, UserError
+from tff_agnostic.errors import UserError
 from tff_agnostic.files import digest, read_file
 
 # How many names of a file a message lists.
@@ -141,15 +141,13 @@ class UserFile:
             try:
                 yield
             except UserError as e:
-                raise type(e)(f"{self._place_of(made_by)}: {e}") from e
+                raise UserError(f"{self._place_of(made_by)}: {e}") from e
             except KeyboardInterrupt:
                 # Ctrl-C, which is no mistake of the file.
                 raise
             except BaseException as e:  # A file may raise anything, also what ends Python.
-                if self.raised(e):
-                    raise UserCodeError(f"{self.path}: {what} fails:\n{self._trace(e)}") from e
-                place = self._place_of(made_by)
-                raise UserError(f"{place}: {what} fails: {in_one_line(e)}") from e
+                place = self.path if self.raised(e) else self._place_of(made_by)
+                raise UserError(f"{place}: {what} fails{self._shown(e)}") from e
 
     def raised(self, error: BaseException) -> bool:
         """Returns whether an exception came out of the user's own lines."""
@@ -184,12 +182,15 @@ class UserFile:
         except ValueError as e:
             raise UserError(f"{self.path}: not Python: {e}") from e
 
-    def _trace(self, error: BaseException) -> str:
-        lines = traceback.format_list(self._frames(error))
+    def _shown(self, error: BaseException) -> str:
+        frames = self._frames(error)
+        if not frames:
+            return f": {in_one_line(error)}"
+        lines = traceback.format_list(frames)
         lines += traceback.format_exception_only(type(error), error)
         if isinstance(error, ImportError) and (error.name or "").split(".")[0] == _PACKAGE:
             lines.append(_MOVED)
-        return "".join(lines).rstrip()
+        return ":\n" + "".join(lines).rstrip()
 
     def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:
         frames = traceback.extract_tb(error.__traceback__)

@@ -331,7 +331,13 @@ class Client:
         )
         expected = rosters.survivors_digest(roster.digest, state.survivors)
         for vote in votes:
-            if vote.sender not in state.survivors or vote.survivors != expected:
+            if vote.sender not in state.survivors:
+                raise self._refused(
+                    request.session,
+                    "expected signatures of survivors, found one of client "
+                    f"{self._identities.name(vote.sender)}",
+                )
+            if vote.survivors != expected:
                 raise self._refused(
                     request.session,
                     "expected signatures of the same roster and survivors, client "

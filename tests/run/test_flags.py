@@ -40,8 +40,7 @@ def test_every_run_can_be_given_by_its_flags(task):
     defaults = resolve(task, {}, {}).settings()
     arguments = []
     for name, value in spec.flags().items():
-        read = tuple(value) if isinstance(value, list) else value
-        is_default = name in defaults and defaults[name] == read
+        is_default = name in defaults and defaults[name] == value
         if value is not None and not is_default:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             arguments.append(f"--{name}={text}")

@@ -152,6 +152,17 @@ def test_votes_are_of_one_roster_too(fleet):
         refused(lambda m=message: fleet.answer(0, m), pattern)
 
 
+def test_votes_of_others_than_survivors_do_not_count(fleet):
+    server = fleet.begin()
+    fleet.play(server, until=Type.MASKED)
+    fleet.stage(server, without={4})
+    votes = [fleet.answer(n, fleet.request(server, n)) for n in range(4)]
+    signed = votes[0][len(messages.header(Type.VOTE, server.session)) + 32 : -64]
+    votes[3] = fleet.forged(4, Type.VOTE, server.session, signed)
+    message = messages.votes_message(server.session, votes)
+    refused(lambda: fleet.answer(0, message), "signatures of survivors, found one of client node4")
+
+
 def test_the_modulus_and_the_bounds_are_the_clients_own(fleet):
     tensors = (dataclasses.replace(fleet.tensors[0], modulus=1 << 13), *fleet.tensors[1:])
     looser = dataclasses.replace(fleet.tensors[0], bound=1 << 17)
@@ -578,12 +589,22 @@ def test_counts_and_lengths_are_bounded_before_anything_is_made_of_them(fleet):
     longest = messages.longest_message(fleet.plan)
     server = fleet.begin()
     fleet.stage(server)
+    readers = {
+        Type.ROSTER: lambda m: fleet.answer(0, m),
+        Type.DELIVERY: lambda m: messages.read_delivery(m, fleet.plan, ""),
+        Type.SURVIVORS: lambda m: messages.read_survivors(m, fleet.plan, ""),
+        Type.VOTES: lambda m: messages.read_votes(
+            m, server.session, fleet.plan, fleet.identities, ""
+        ),
+    }
     tracemalloc.start()
     try:
         refused(lambda: fleet.answer(0, bytes(longest + 1)), f"expected at most {longest} bytes")
-        for kind in (Type.ROSTER, Type.DELIVERY, Type.SURVIVORS, Type.VOTES):
+        for kind in readers:
             message = messages.header(kind, server.session) + b"\xff\xff" + bytes(100)
-            refused(lambda m=message: fleet.answer(0, m), "expected")
+            # Each in the stage in which it is read.
+            pattern = "expected at most 5 items of .* found 65535 and 100 bytes"
+            refused(lambda m=message, k=kind: readers[k](m), pattern)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -213,11 +213,15 @@ def test_secrets_are_the_owners_and_gone_after_the_session(tmp_path):
     folder = tmp_path / "client0"
     secrets: set[bytes] = set()
     while server.stage:
+        stage = server.stage
         fleet.stage(server)
         (path,) = folder.glob("*.session")
         assert path.stat().st_mode & 0o077 == 0 == folder.stat().st_mode & 0o077
         fields, _ = SessionFolder(folder).read(server.session)
-        secrets |= {fields[name] for name in ("sealing", "masking", "seed") if fields[name]}
+        found = {fields[name] for name in ("sealing", "masking", "seed", "own_shares")}
+        # What masks are made of is there no longer than it takes to make them.
+        assert found == {b""} or stage < Type.MASKED
+        secrets |= found - {b""}
         secrets |= set(fields["shares"])
     assert len(secrets) == 6
     left = path.read_bytes()
@@ -360,26 +364,36 @@ def test_whatever_happens_the_sum_is_right_or_there_is_none(tmp_path):
 
 
 def test_two_questions_at_once_get_one_answer(tmp_path):
-    """Of processes that share a folder: which of two lists comes first, the other is refused."""
-    fleet = Fleet(tmp_path, 5, checks_survivors=False)
+    """Of processes that share a folder, one works and the other waits, and is refused then."""
+    fleet = Fleet(tmp_path, 5)
     server = fleet.begin()
-    fleet.play(server, until=Type.OPENING)
-    lists = [fleet.ids, fleet.ids[:4], fleet.ids[:3], [fleet.ids[0], *fleet.ids[2:]]]
-    results: list[bytes | PlanError] = []
+    fleet.play(server, until=Type.MASKED)
+    request = fleet.request(server, 0)
+    delivery = messages.read_delivery(request, fleet.plan, "")
+    other = messages.delivery_message(server.session, fleet.ids[:4], delivery.parcels[:3])
+    working, answered = threading.Event(), threading.Event()
+    refused: list[PlanError] = []
 
-    def ask(survivors):
+    def values():
+        working.set()
+        # Only a client that does not wait has answered by then.
+        answered.wait(0.3)
+        return fleet.values[0]
+
+    def ask_again():
+        working.wait()
         try:
-            message = messages.survivors_message(server.session, survivors)
-            results.append(fleet.answer(0, message))
+            fleet.answer(0, other)
         except PlanError as error:
-            results.append(error)
+            refused.append(error)
+        answered.set()
 
-    threads = [threading.Thread(target=ask, args=(survivors,)) for survivors in lists]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(isinstance(result, bytes) for result in results) == [False] * 3 + [True]
+    thread = threading.Thread(target=ask_again)
+    thread.start()
+    fleet.client(0).answer(request, values)
+    thread.join()
+    (error,) = refused
+    assert "this session is at MASKED" in str(error)
 
 
 # --- who exchanges secrets with whom
@@ -403,6 +417,13 @@ def test_a_sparser_graph_is_a_change_of_one_function(tmp_path, monkeypatch):
     fleet.stage(server, without={4})
     fleet.play(server)
     fleet.check(server, set(range(9)) - {4})
+    # Seven of nine are enough, but of its own five holders each needs four.
+    server = fleet.begin()
+    fleet.stage(server)
+    fleet.stage(server, without={1, 2})
+    fleet.answer(5, fleet.request(server, 5))
+    with pytest.raises(ProtocolError, match="at least 4 of its 5 holders, found 3 clients"):
+        fleet.answer(3, fleet.request(server, 3))
 
 
 # --- what the server sees
