@@ -19,8 +19,8 @@ from typing import NoReturn, Optional
 
 from tff_agnostic.commands import COMMANDS, PROGRAM, command
 
-# It knows nothing of this package.
-_RUN_PLAN = "run_plan"
+# They have no options of this package's: one knows nothing of it, the other knows all of them.
+_OTHERS = ("completion", "run_plan")
 _HELP = ("--help", "-h", "help")
 _QUOTES = '"' * 3
 # Importing and tracing make millions of objects that stay: to look through them as often as Python
@@ -70,8 +70,8 @@ def console_script() -> None:
 
 def _named(text: str) -> str:
     name = text.replace("-", "_")
-    if name not in (*COMMANDS, _RUN_PLAN):
-        known = ", ".join(sorted((*COMMANDS, _RUN_PLAN)))
+    if name not in (*COMMANDS, *_OTHERS):
+        known = ", ".join(sorted((*COMMANDS, *_OTHERS)))
         sys.exit(f"error: expected a command, one of {known}, found {text}")
     return name
 
@@ -87,7 +87,7 @@ def _start(name: str) -> None:
 
 def _usage() -> str:
     lines = [f"usage: {PROGRAM} COMMAND [--FLAG=VALUE ...]", ""]
-    for name in sorted((*COMMANDS, _RUN_PLAN)):
+    for name in sorted((*COMMANDS, *_OTHERS)):
         with open(os.path.join(os.path.dirname(__file__), f"{name}.py")) as module:
             summary = module.readline().strip().removeprefix(_QUOTES).removesuffix(".")
         lines.append(f"  {name:<16} {summary}")

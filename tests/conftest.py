@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import golden
+
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
     from tff_agnostic.runtimes.tff import TffRuntime
@@ -22,12 +24,13 @@ _MEMBERS_OF_PROTOCOL = "_get_protocol_attrs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--exhaustive`; see `tests/selection.py`."""
+    """Adds `--exhaustive` (see `tests/selection.py`) and `--golden` (see `tests/golden.py`)."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
         help="run every combination, also those of which the usual tests take a part",
     )
+    parser.addoption("--golden", action="store_true", help="write tables of messages anew")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,8 +42,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Makes Python quicker at what tests do most, which is to trace functions of TensorFlow."""
+    golden.writes = config.getoption("--golden")
     # Graphs are many small objects, which nearly all stay.
     gc.set_threshold(50_000, 20, 50)
     # TensorFlow asks so of every value that it traces: a tenth of the time.

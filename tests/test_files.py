@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import (
     append_line,
@@ -153,27 +154,11 @@ def test_json_has_null_for_what_is_not_finite():
     assert [finite_or_none(v) for v in (0.5, math.nan, math.inf, -math.inf)] == [0.5, *[None] * 3]
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b"", "a JSON file, cannot read it ("),
-        (b"{", "a JSON file, cannot read it ("),
-        (b"[" * 100_000, "a JSON file, cannot read it ("),
-        (b'{"a": "\xff"}', "a JSON file in UTF-8, found byte 0xff at position 7"),
-        (b'{"a": [{"b": 1, "b": 1}]}', "each name once in an object, found 'b' twice"),
-        (b'{"a": NaN}', "finite numbers, found NaN"),
-        (b'{"a": -Infinity}', "finite numbers, found -Infinity"),
-        (b'{"a": 1e999}', "finite numbers, found 1e999"),
-        (b'{"a": 9223372036854775808}', "whole numbers of at most 63 bits, found 9223372036854775"),
-    ],
-    ids=range(9),
-)
-def test_json_that_is_none(tmp_path, content, found):
+@golden.values
+def test_json_that_is_none(tmp_path, case):
     path = tmp_path / "a.json"
-    path.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read_json(path)
-    assert str(error.value).startswith(f"{path}: expected {found}")
+    path.write_bytes(case)
+    return golden.refusal(read_json, path)
 
 
 def test_texts_are_read_from_files_only(tmp_path):

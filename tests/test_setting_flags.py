@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.settings import OptionTable, Settings, setting
 
@@ -94,21 +95,10 @@ def test_values_from_text(name, text, value):
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("heat", "hot", "--oven_heat: expected a number, found 'hot'"),
-        ("minutes", "1.5", "--minutes: expected a whole number, found '1.5'"),
-        ("fan", "yes", "--fan: expected true or false, found 'yes'"),
-        ("pause", "", "--pause: expected a whole number, found ''"),
-        ("levels", "1,,2", "--levels: expected numbers separated by commas, found '1,,2'"),
-        ("turns", "1,2.5", "--turns: expected whole numbers separated by commas, found '1,2.5'"),
-    ],
-)
-def test_text_of_another_type(name, text, message):
-    with pytest.raises(UserError) as error:
-        _SETTINGS[name].parsed(text)
-    assert str(error.value) == message
+@golden.values
+def test_text_of_another_type(case):
+    name, text = case
+    return golden.refusal(_SETTINGS[name].parsed, text)
 
 
 def test_a_list_of_another_type_on_the_command_line():

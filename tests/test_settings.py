@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 import pytest
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -54,39 +55,9 @@ def test_values_in_range_are_taken():
     _Train(seats=20, speed=1.2e-38, coal=3.4e38, stops=(0.0, -3.4e38))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"line": ""}, "--line: expected a path, found an empty one"),
-        ({"wagons": 0}, "--wagons: expected at least 1, found 0"),
-        ({"wagons": 2**31}, "--wagons: expected at most 2147483647, found 2147483648"),
-        ({"seats": 9}, "--seats: expected at least 10, found 9"),
-        ({"seats": 21}, "--seats: expected at most 20, found 21"),
-        ({"speed": 0.0}, "--speed: expected a positive number, found 0.0"),
-        ({"speed": 1.0}, "--speed: expected less than 1.0, found 1.0"),
-        ({"speed": math.nan}, "--speed: expected a finite number, found nan"),
-        ({"coal": math.inf}, "--coal: expected a finite number, found inf"),
-        # In float32 infinite, and 0.
-        (
-            {"coal": -1e308},
-            "--coal: expected at most 3.4028235e+38 in size, as float32 has it, in which "
-            "rounds are computed, found -1e+308",
-        ),
-        (
-            {"speed": 1e-320},
-            "--speed: expected 0 or at least 1.1754944e-38 in size, as float32 has it, in "
-            "which rounds are computed, found 1e-320",
-        ),
-        ({"stops": (0.0, math.nan)}, "--stops: expected a finite number, found nan"),
-        (
-            {"stops": (1.0, 1e39)},
-            "--stops: expected at most 3.4028235e+38 in size, as float32 has it, in which "
-            "rounds are computed, found 1e+39",
-        ),
-    ],
-)
-def test_a_value_out_of_range_is_told_with_its_flag(values, message):
-    assert _error(**values) == message
+@golden.values
+def test_a_value_out_of_range_is_told_with_its_flag(case):
+    return _error(**case)
 
 
 def test_a_choice_is_told_with_the_nearest_name():

@@ -13,6 +13,13 @@ def versions() -> dict[str, str]:
     return {
         "tff_agnostic": __version__,
         "tensorflow": importlib.metadata.version("tensorflow"),
-        "tensorflow_federated": importlib.metadata.version("tensorflow-federated"),
+        "tensorflow_federated": _version_if_any("tensorflow-federated"),
         "python": platform.python_version(),
     }
+
+
+def _version_if_any(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

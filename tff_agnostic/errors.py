@@ -13,6 +13,14 @@ class UserError(ValueError):
     """
 
 
+class UserCodeError(UserError):
+    """Code of a user's own Python file raised something.
+
+    The message is a line that says what was running, then the trace of the user's lines as Python
+    prints it, with its carets, which binaries print as it is.
+    """
+
+
 class ExecutionError(RuntimeError):
     """What executes rounds, such as a worker process, has failed or is not there.
 

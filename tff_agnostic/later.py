@@ -11,10 +11,35 @@ import importlib
 import types
 from typing import TYPE_CHECKING, Any, Callable
 
+from tff_agnostic.errors import UserError
+
+_TFF = "tensorflow_federated"
+
+
+def require_tff() -> Any:
+    """Returns TensorFlow Federated.
+
+    Raises:
+        UserError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(_TFF)
+    except ModuleNotFoundError as e:
+        if e.name != _TFF:
+            raise
+        raise UserError(
+            "expected TensorFlow Federated 0.87, which secure sums, --runtime=tff, exports, "
+            "learning processes and its data sets need, found none: ./run setup installs it, or in "
+            "an environment of CPython 3.9 to 3.11 for Linux pip install --no-deps "
+            "--require-hashes -r requirements.lock"
+        ) from e
+
 
 class _Later(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         # Called only for names that were not looked up before.
+        if self.__name__ == _TFF:
+            require_tff()
         package = importlib.import_module(self.__name__)
         try:
             found = getattr(package, name)
@@ -50,13 +75,14 @@ else:
     scipy = _Later("scipy")
     sklearn = _Later("sklearn")
     tf = _Later("tensorflow")
-    tff = _Later("tensorflow_federated")
+    tff = _Later(_TFF)
 
 __all__ = [
     "dp_accounting",
     "h5py",
     "jinja2",
     "matplotlib",
+    "require_tff",
     "scipy",
     "sklearn",
     "tf",

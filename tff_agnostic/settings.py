@@ -188,6 +188,8 @@ def check_effective(settings: Any, given: Iterable[str]) -> None:
 
 
 def _check_value(flag: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    if "also" in metadata and not isinstance(value, str) and isinstance(value, metadata["also"]):
+        return
     if "choices" in metadata:
         choices: Registry = metadata["choices"]
         choices.given(flag, value)

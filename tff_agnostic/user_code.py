@@ -20,7 +20,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from tff_agnostic.errors import UserError
+from tff_agnostic.errors import UserCodeError, UserError
 from tff_agnostic.files import digest, read_file
 
 # How many names of a file a message lists.
@@ -141,13 +141,15 @@ class UserFile:
             try:
                 yield
             except UserError as e:
-                raise UserError(f"{self._place_of(made_by)}: {e}") from e
+                raise type(e)(f"{self._place_of(made_by)}: {e}") from e
             except KeyboardInterrupt:
                 # Ctrl-C, which is no mistake of the file.
                 raise
             except BaseException as e:  # A file may raise anything, also what ends Python.
-                place = self.path if self.raised(e) else self._place_of(made_by)
-                raise UserError(f"{place}: {what} fails{self._shown(e)}") from e
+                if self.raised(e):
+                    raise UserCodeError(f"{self.path}: {what} fails:\n{self._trace(e)}") from e
+                place = self._place_of(made_by)
+                raise UserError(f"{place}: {what} fails: {in_one_line(e)}") from e
 
     def raised(self, error: BaseException) -> bool:
         """Returns whether an exception came out of the user's own lines."""
@@ -182,15 +184,12 @@ class UserFile:
         except ValueError as e:
             raise UserError(f"{self.path}: not Python: {e}") from e
 
-    def _shown(self, error: BaseException) -> str:
-        frames = self._frames(error)
-        if not frames:
-            return f": {in_one_line(error)}"
-        lines = traceback.format_list(frames)
+    def _trace(self, error: BaseException) -> str:
+        lines = traceback.format_list(self._frames(error))
         lines += traceback.format_exception_only(type(error), error)
         if isinstance(error, ImportError) and (error.name or "").split(".")[0] == _PACKAGE:
             lines.append(_MOVED)
-        return ":\n" + "".join(lines).rstrip()
+        return "".join(lines).rstrip()
 
     def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:
         frames = traceback.extract_tb(error.__traceback__)

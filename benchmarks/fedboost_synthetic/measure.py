@@ -53,7 +53,7 @@ def trained(steps: AlphaSteps, shares: np.ndarray, rounds: int) -> np.ndarray:
     weights, outcomes = tf.constant(shares, tf.float32), tf.range(len(shares))
     stacks = [tf.constant(stack) for stack in model.initial_weights.non_trainable]
     loss = MIXTURE_LOSSES[model.mixture_loss]
-    estimator = GRADIENT_ESTIMATORS[steps.options.gradient_estimator]
+    estimator = GRADIENT_ESTIMATORS[steps.options.estimator(model)]
     members = model.members
     assert members is not None
 
@@ -90,6 +90,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             budget=budget,
             predictor_draw=chosen.draw,
             gradient_estimator=estimator,
+            uniform_share=0.0,
             alpha_learning_rate=_ETA,
         )
         steps = alpha_steps(model, options, chosen.seed)

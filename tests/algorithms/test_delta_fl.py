@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.algorithms.cases import NUM_DOMAINS, build
 from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
 from tests.algorithms.references import delta_fl as reference
@@ -18,7 +19,6 @@ from tests.algorithms.references.softmax import SOFTMAX, mean_loss
 from tests.computations.harness import make_client, random_client
 from tests.selection import exhaustive, usually
 from tff_agnostic.computations import Algorithm, PlainSum
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.classifiers import emnist_cnn
 
@@ -275,20 +275,9 @@ def test_a_client_that_trains_for_no_level_takes_no_step(streaming_runtime):
     assert len(steps) == _SGD.epochs * -(-worst // _SGD.batch_size)
 
 
-@pytest.mark.parametrize(
-    ("levels", "message"),
-    [
-        ((), "--conformity: expected levels in (0, 1], found none"),
-        ((0.5, 0.0), "--conformity: expected levels in (0, 1], found 0"),
-        ((1.5,), "--conformity: expected levels in (0, 1], found 1.5"),
-        ((0.5, 0.1, 0.5), "--conformity: expected different levels, found 0.5 twice"),
-        ((0.1, 0.1000000001), "--conformity: expected different levels, found 0.1 twice"),
-    ],
-)
-def test_bad_levels_are_told(levels, message):
-    with pytest.raises(UserError) as error:
-        build("delta_fl", conformity=levels)
-    assert str(error.value) == message
+@golden.values
+def test_bad_levels_are_told(case):
+    return golden.refusal(build, "delta_fl", conformity=case)
 
 
 def test_examples_that_are_kept_out_decide_who_trains_and_train_nobody(streaming_runtime):

@@ -1,12 +1,11 @@
 """The window of counts by which lambda is scaled, and what a run starts from."""
 
 import numpy as np
-import pytest
 
+from tests import golden
 from tests.computations.harness import linear_model, to_numpy
 from tff_agnostic.algorithms import agnostic_fed_avg as dw
 from tff_agnostic.computations import Problem
-from tff_agnostic.errors import UserError
 
 
 def _f32(*values) -> np.ndarray:
@@ -74,32 +73,11 @@ def test_initial_weights_that_nearly_sum_to_one_are_normalized():
     np.testing.assert_allclose(lambda_.sum(), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"initial_domain_weights": (0.5, 0.6)}, "sum to 1.1"),
-        ({"initial_domain_weights": (-0.5, 1.5)}, "non-negative"),
-        ({"initial_domain_weights": (1.0,)}, "expected 2 numbers, one per domain, found 1"),
-        ({"initial_domain_weights": (float("nan"), 1.0)}, "finite"),
-        ({"initial_domain_counts": (1.0, 0.0)}, "positive"),
-        ({"initial_domain_counts": (1.0, 2.0, 3.0)}, "expected 2 numbers"),
-        ({"initial_domain_counts": (1.0, float("inf"))}, "finite"),
-    ],
-)
-def test_initial_values_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        _initial(dw.AgnosticFedAvgOptions(**options), 2)
+@golden.values
+def test_initial_values_that_do_not_fit_are_refused(case):
+    return golden.refusal(lambda: _initial(dw.AgnosticFedAvgOptions(**case), 2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"domain_learning_rate": 0.0}, "--domain_learning_rate: expected a positive"),
-        ({"domain_learning_rate": float("nan")}, "--domain_learning_rate: expected a finite"),
-        ({"window": 0}, "--window: expected at least 1"),
-        ({"domain_weight_update": "exponentiated_gradent"}, "did you mean exponentiated_gradient"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        dw.AgnosticFedAvgOptions(**options)
+@golden.values
+def test_settings_out_of_range_are_refused(case):
+    return golden.refusal(dw.AgnosticFedAvgOptions, **case)

@@ -8,6 +8,7 @@ import pytest
 
 from binaries import compare as compare_binary
 from binaries import train as train_binary
+from tests import golden
 from tests.binaries.harness import TOY, Caller, draw_nothing
 from tff_agnostic import api
 from tff_agnostic.errors import UserError
@@ -96,26 +97,9 @@ def test_compare_is_the_command(call, tmp_path):
         compared.table("los")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"arms": {"a": {"q": 1.0}}}, "--arms: a: expected an algorithm, found none"),
-        ({"arms": {}}, "--arms: expected at least one, found none"),
-        (
-            {"arms": {"a": {"algorithm": "fed_avg", "seed": 1}}},
-            "--arms: a: expected settings of its training, found seed",
-        ),
-        ({"algorithms": ["fed_avg", "fed_avg"]}, "--algorithms: expected different names"),
-        (
-            {"algorithms": ["fed_avg"], "arms": {"a": {"algorithm": "fed_avg"}}},
-            "--arms and --algorithms: expected one of them, found both",
-        ),
-        ({"trials": 0}, "--trials: expected at least 1, found 0"),
-        ({"lanes": 0}, "--lanes: expected at least 1, found 0"),
-    ],
-)
-def test_comparisons_that_cannot_be(tmp_path, arguments, message):
+@golden.values
+def test_comparisons_that_cannot_be(tmp_path, case):
     with pytest.raises(UserError) as error:
-        api.compare("toy_regression", **arguments)
-    assert str(error.value).startswith(message)
+        api.compare("toy_regression", **case)
     assert list(tmp_path.iterdir()) == []
+    return str(error.value)

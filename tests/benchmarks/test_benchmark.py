@@ -14,6 +14,7 @@ from benchmarks.timing.page import BEGIN, END
 from benchmarks.timing.process_tree import descendants
 from benchmarks.timing.scale import ScalePlan
 from benchmarks.timing.sides import SideSpec
+from tests import golden
 from tests.benchmarks.timing.harness import FAKE_SIDE, HANG, TINY
 from tests.binaries.harness import Caller, Process
 from tests.processes import is_running, wait_until
@@ -56,30 +57,12 @@ def fake_ours(monkeypatch):
     monkeypatch.setattr(benchmark, "own_sides", lambda runtime: fast)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--workload=emnist"], "unknown workload 'emnist': did you mean emnist_cnn?"),
-        (["--peers=fedjx"], "unknown peer 'fedjx': did you mean fedjax"),
-        (["--peers=pfl,pfl"], "--peers: expected different names, found 'pfl,pfl'"),
-        (["--peers="], "--peers: expected different names, found ''"),
-        (["--peers=none,pfl"], "unknown peer 'none'"),
-        (["--workload=scale", "--peers=pfl"], "--peers: has no effect with --workload=scale"),
-        (["--rounds=0"], "--rounds: expected at least 1, found 0"),
-        (["--repeats=-1"], "--repeats: expected at least 1, found -1"),
-        (["--round_limit=0"], "--round_limit: expected at least 1, found 0"),
-        (["--page=none.md"], "--page: expected a page, found none.md: No such file"),
-        (["--page=page.md"], "--page: expected the line '<!-- What ./run benchmark --page"),
-        (["--runtime=tf"], "unknown runtime 'tf': did you mean tff?"),
-        (["--output_dir=full"], "--output_dir: expected a new or empty folder, found full with"),
-        (["logistic"], "expected flags only, found 'logistic'"),
-    ],
-)
-def test_wrong_flags_are_told_before_anything_starts(call, folder, arguments, message):
+@golden.arguments
+def test_wrong_flags_are_told_before_anything_starts(call, folder, arguments):
     (folder / "full").mkdir()
     (folder / "full" / "file").touch()
     (folder / "page.md").write_text("# A page\n")
-    assert call.refused(folder, benchmark, "--runtime=tff", *arguments).startswith(message)
+    return call.refused(folder, benchmark, "--runtime=tff", *arguments)
 
 
 def test_ours_alone(call, folder, tiny):

@@ -45,13 +45,16 @@ class Outcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The message of a command that failed as it should: after progress, one line."""
+        """The message of a command that failed as it should: after progress, one line.
+
+        Of a user's code that failed, the lines of its trace, joined.
+        """
         assert self.status == 2, self
         assert "Traceback" not in self.err
         lines = [line for line in self.err.splitlines() if not line.startswith("round ")]
-        assert len(lines) == 1, self.err
         assert lines[0].startswith("error: ")
-        return lines[0].removeprefix("error: ")
+        assert len(lines) == 1 or lines[0].endswith(" fails:"), self.err
+        return " ".join(lines).removeprefix("error: ")
 
 
 class Caller:

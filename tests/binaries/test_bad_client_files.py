@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from binaries import compare, train
+from tests import golden
 from tests.binaries.harness import tree
 from tests.run.harness import AWKWARD_NAMES, is_png
 from tests.selection import exhaustive
@@ -108,22 +109,11 @@ def test_a_comparison_is_refused_alike(call, folder):
     assert message.startswith(f"{path}: expected an .npz file of plain arrays, found a damaged or ")
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (
-            {"domains": ["a", "a"]},
-            "expected a list of different names in domains, found ['a', 'a']",
-        ),
-        ({"domains": None}, "expected a list of different names in domains, found None"),
-        ({"num_features": 0}, "expected num_features to be at least 1, found 0"),
-        ({"num_classes": "2"}, "expected num_classes to be at least 2, found '2'"),
-    ],
-)
-def test_a_malformed_description(call, folder, changed, message):
+@golden.values
+def test_a_malformed_description(call, folder, case):
     path = _write(folder) / "dataset.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-    assert call.refused(folder, train, *_FLAGS) == f"{path}: {message}"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **case}))
+    return call.refused(folder, train, *_FLAGS)
 
 
 def test_more_clients_a_round_than_there_are(call, folder):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from binaries import compare, evaluate, export, save_model, train
+from tests import golden
 from tests.binaries.harness import ROOT, TOY, Caller, python_module, tree
 from tests.run.harness import as_nobody
 from tff_agnostic.saving.checkpoints import newest_checkpoint
@@ -33,72 +34,9 @@ def _assert_same_numbers(found: Path, expected: Path) -> None:
         assert (found / name).read_bytes() == (expected / name).read_bytes(), name
 
 
-_SETTINGS = [
-    (
-        ["--clients_per_round=9"],
-        "--clients_per_round: expected 1 to 8, the number of training clients, found 9",
-    ),
-    (
-        ["--toy_regression_num_clients=0"],
-        "--toy_regression_num_clients: expected 1 to 1000, the number of points, found 0",
-    ),
-    (
-        ["--client_epochs=2000000000"],
-        "--client_epochs: expected at most 100000, found 2000000000",
-    ),
-    (["--toy_regression_spread=nan"], "--toy_regression_spread: expected a finite number, found n"),
-    (
-        ["--initial_domain_weights=0.5,0.7,-0.2,0,0"],
-        "--initial_domain_weights: expected non-negative numbers that sum to 1, found [",
-    ),
-    (
-        ["--initial_domain_weights=0.5,0.3,0,0,0"],
-        "--initial_domain_weights: expected non-negative numbers that sum to 1, found [",
-    ),
-    (
-        ["--initial_domain_weights=0.5,0.5"],
-        "--initial_domain_weights: expected 5 numbers, one per domain, found 2",
-    ),
-    (
-        ["--initial_domain_weights=nan,1,0,0,0"],
-        "--initial_domain_weights: expected a finite number, found nan",
-    ),
-    (
-        ["--initial_domain_weights="],
-        "--initial_domain_weights: expected 5 numbers, one per domain, found 0",
-    ),
-    (
-        ["--window=2147483647"],
-        "--window: expected at most 3355443 rounds of 5 domains each, which make 64 MiB, found 214",
-    ),
-    (
-        ["--initial_domain_counts=1,2,0,1,1"],
-        "--initial_domain_counts: expected positive numbers, found [1.0, 2.0, 0.0, 1.0, 1.0]",
-    ),
-    (
-        ["--initial_domain_counts="],
-        "--initial_domain_counts: expected 5 numbers, one per domain, found 0",
-    ),
-    (
-        ["--algorithm=fed_avg_target_only"],
-        "--target_domain: expected one of center -1.0, center -0.4, center +0.3, center +0.7, "
-        "center +1.0 with --algorithm=fed_avg_target_only, found none",
-    ),
-    (
-        ["--algorithm=fed_avg_target_only", "--target_domain=center 1"],
-        "unknown domain in --target_domain 'center 1': did you mean center ",
-    ),
-    (
-        ["--data_dir=."],
-        "--data_dir has no effect with --task=toy_regression, which reads no folder",
-    ),
-    (["--data=."], "--data has no effect with --task=toy_regression, which reads no client store"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), _SETTINGS)
-def test_settings_that_do_not_fit_the_task(call, folder, arguments, message):
-    assert call.refused(folder, train, *_RUN, "--output_dir=run", *arguments).startswith(message)
+@golden.arguments
+def test_settings_that_do_not_fit_the_task(call, folder, arguments):
+    return call.refused(folder, train, *_RUN, "--output_dir=run", *arguments)
 
 
 _SECURE = ("--aggregation=secure", "--secure_min_clients=4")
@@ -139,23 +77,10 @@ def test_an_evaluation_on_fewer_clients_than_secure_sums_need(call, folder, whol
     assert outcome.status == 0, outcome
 
 
-_DATA_DIRS = [
-    (["--task=adult"], "--task=adult reads a folder: name it with --data_dir"),
-    (["--task=adult", "--data_dir=no"], "--data_dir: expected a folder, found none at "),
-    (["--task=adult", "--data_dir=."], "adult.data: expected UCI's Adult file, cannot read it"),
-    (
-        ["--task=spanish_keyboard"],
-        "--task=spanish_keyboard reads a client store: name it with --data",
-    ),
-    (["--task=fashion_mnist", "--data=no"], "--data: expected a client store, found none at "),
-    (["--task=client_files", "--data_dir=."], "dataset.json: expected a JSON description of the "),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), _DATA_DIRS)
+@golden.arguments
 @pytest.mark.parametrize("binary", [train, compare])
-def test_a_data_dir_without_the_files(call, folder, binary, arguments, message):
-    assert message in call.refused(folder, binary, *arguments, "--output_dir=run")
+def test_a_data_dir_without_the_files(call, folder, binary, arguments):
+    return call.refused(folder, binary, *arguments, "--output_dir=run")
 
 
 _COLUMNS_OF_ADULT = (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from binaries import base_predictors, compare, evaluate, save_model, train
+from tests import golden
 from tests.binaries.harness import Caller
 from tests.data.stores import sentence, write_store
 from tff_agnostic.metrics.metrics_file import read_history
@@ -135,27 +136,9 @@ def test_runs_are_base_predictors_of_the_next(call, there):
     assert [row["predictor"] for row in rows] == ["one", "two", "a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--output: expected the file to write, found none"),
-        (["--output=x"], "--output: expected a name that ends in .npz, found x"),
-        (["--output=p.npz"], "--output: p.npz is there already: it is not overwritten"),
-        (
-            ["--output=x.npz", "--smoothing_share=2"],
-            "--smoothing_share: expected at most 1.0, found 2",
-        ),
-        (["--output=x.npz", "--group_by=site"], "--group_by: unknown grouping of clients 'site'"),
-        (
-            ["--output=x.npz", "--group_by=client", "--aggregation=secure"],
-            "--group_by=client has no sums over clients: expected --aggregation=plain, or "
-            "--group_by=domain",
-        ),
-    ],
-)
-def test_bad_flags(call, there, arguments, message):
-    refused = call.refused(there, base_predictors, "--data=texts.sqlite", *arguments)
-    assert refused.startswith(message)
+@golden.arguments
+def test_bad_flags(call, there, arguments):
+    return call.refused(there, base_predictors, "--data=texts.sqlite", *arguments)
 
 
 def test_other_tasks_have_no_outcomes_to_count(call, there):
@@ -163,25 +146,8 @@ def test_other_tasks_have_no_outcomes_to_count(call, there):
     assert refused.startswith("--task: expected one of distributions, such as unigram")
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "--base_predictors: --algorithm=fed_boost learns how to mix trained predictors"),
-        (["--base_predictors="], "--base_predictors: expected a path, found an empty one"),
-        (["--base_predictors=p.npz,"], "--base_predictors: expected a path, found an empty one"),
-        (["--base_predictors=none"], "--base_predictors: expected the folder of a run, a file"),
-        (
-            ["--base_predictors=p.npz", "--budget=3"],
-            "--budget: expected at most 2, the number of base predictors, found 3",
-        ),
-        (["--base_predictors=p.npz", "--budget=0"], "--budget: expected at least 1, found 0"),
-        (
-            ["--base_predictors=p.npz", "--predictor_sampling=none", "--budget=1"],
-            "--budget has no effect with --predictor_sampling=none: it needs "
-            "--predictor_sampling=uniform or weighted",
-        ),
-    ],
-)
-def test_bad_ensembles(call, there, flags, message):
-    found = call.refused(there, train, *_TASK, "--algorithm=fed_boost", "--output_dir=bad", *flags)
-    assert found.startswith(message)
+@golden.arguments
+def test_bad_ensembles(call, there, arguments):
+    return call.refused(
+        there, train, *_TASK, "--algorithm=fed_boost", "--output_dir=bad", *arguments
+    )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, train
+from tests import golden
 from tests.binaries.harness import TOY
 
 # The toy's domains.
@@ -72,48 +73,6 @@ def test_a_hull_is_evaluated_and_resumed_with_its_file(call, folder):
     assert "worst_mixture" not in json.loads((folder / "e.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--lambda_lower=0.1"],
-            "--lambda_lower has no effect with --lambda_set=simplex: it",
-        ),
-        (["--lambda_set=boxes"], "--lambda_set: unknown set of lambda 'boxes': did you mean box?"),
-        (
-            ["--lambda_set=box", "--lambda_lower=0.3"],
-            "--lambda_lower: expected numbers that sum to at most 1, as mixtures",
-        ),
-        (
-            ["--lambda_set=box", "--lambda_lower=0.1,0.1"],
-            "--lambda_lower: expected one number, or 5, one per domain, found 2",
-        ),
-        (
-            ["--lambda_set=box", "--lambda_upper=0.5", "--initial_domain_weights=1,0,0,0,0"],
-            "--initial_domain_weights: expected a lambda_0 between --lambda_lower=",
-        ),
-        (
-            ["--lambda_set=ball", "--lambda_radius=0.1", "--initial_domain_weights=1,0,0,0,0"],
-            "--initial_domain_weights: expected a lambda_0 within --lambda_radius=0.1 of the",
-        ),
-        (
-            ["--lambda_set=hull", "--mixtures=none.json"],
-            "--mixtures=",
-        ),
-        (
-            ["--lambda_set=box", "--freeze_absent_domains"],
-            "--freeze_absent_domains has no effect with --lambda_set=box",
-        ),
-        (
-            ["--algorithm=fed_avg", "--lambda_set=box"],
-            "--lambda_set has no effect with --algorithm=fed_avg: it needs --algorithm=",
-        ),
-        (["--algorithm=stochastic_afl", "--sample_size=0"], "--sample_size: expected at least 1"),
-        (
-            ["--algorithm=stochastic_afl", "--step_decay=linear"],
-            "--step_decay: unknown decay of steps 'linear'",
-        ),
-    ],
-)
-def test_what_is_no_set_is_refused(call, folder, flags, message):
-    assert call.refused(folder, train, *_RUN, *flags).startswith(message)
+@golden.arguments
+def test_what_is_no_set_is_refused(call, folder, arguments):
+    return call.refused(folder, train, *_RUN, *arguments)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from binaries import privacy
+from tests import golden
 from tests.binaries.harness import Caller
 from tests.run.harness import is_png
 from tff_agnostic.privacy.accountant import PrivacyStatement
@@ -126,104 +127,6 @@ def test_an_audit_ends_with_an_error_where_more_is_proved_than_is_claimed(
 _TWO = ("--rounds=120", "--noise_multiplier=1")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (_TWO, "--clients: expected the number of clients of the fleet, found none"),
-        (["--clients=9", *_TWO], "--clients_per_round: expected the clients of a round for "),
-        (
-            ["--clients=9", "--clients_per_round=10", *_TWO],
-            "--clients_per_round: expected more than 0 and at most 9, the number of clients, found "
-            "10",
-        ),
-        (
-            [*_WRITERS, "--rounds=120"],
-            "privacy: expected two of --noise_multiplier, --target_epsilon and --rounds, of which "
-            "the third is the answer, found --rounds",
-        ),
-        ([*_WRITERS, *_TWO, "--target_epsilon=3"], "privacy: expected two of --noise_multiplier"),
-        (
-            [*_WRITERS, *_TWO, "--delta=0.002"],
-            "--delta: expected more than 0 and less than 0.00186",
-        ),
-        ([*_WRITERS, *_TWO, "--noise_multiplier=0"], "--noise_multiplier: expected a positive "),
-        (
-            [*_WRITERS, *_TWO, "--privacy=local"],
-            "--privacy: unknown privacy 'local': did you mean central?",
-        ),
-        (
-            [*_WRITERS, *_TWO, "--cohort_sampling=poison"],
-            "--cohort_sampling: unknown cohort sampling 'poison': did you mean poisson",
-        ),
-        (
-            [*_WRITERS, *_TWO, "--cohort_sampling=fixed_size", "--privacy_accountant=pld"],
-            "--privacy_accountant: expected rdp for these mechanisms and cohorts, found pld",
-        ),
-        (
-            [*_WRITERS, *_TWO, "--update_share=1"],
-            "--update_share: expected less than 1.0, found 1.0",
-        ),
-        (
-            [*_WRITERS, *_TWO, "--max_participations=3"],
-            "--max_participations has no effect with --privacy=central: it needs --privacy=tree",
-        ),
-        (
-            [*_TREE, "--noise_multiplier=1"],
-            "--privacy=tree: expected a bound on how often a client takes part, found none; give "
-            "--max_participations or --min_separation",
-        ),
-        (
-            [*_TREE, "--noise_multiplier=1", "--max_participations=1", "--clients_per_round=5"],
-            "--clients_per_round has no effect with --privacy=tree",
-        ),
-        (
-            [*_WRITERS, *_TWO, "--privacy=distributed", "--privacy_min_clients=540"],
-            "--privacy_min_clients: expected at most 539, the clients that answer a round, found ",
-        ),
-        (
-            [*_WRITERS, *_TWO, "--privacy=distributed", "--answering_clients=49"],
-            "--answering_clients: expected from 50, which --clients_per_round is, to 539, the ",
-        ),
-        (
-            [*_WRITERS, *_TWO, "--answering_clients=100"],
-            "--answering_clients has no effect with --privacy=central: it needs ",
-        ),
-        (
-            [*_WRITERS, "--target_epsilon=0.1", "--noise_multiplier=1"],
-            "--target_epsilon: expected at least 0.599146, which one round costs",
-        ),
-        (
-            [*_WRITERS, "--target_epsilon=1e9", "--rounds=1", *_QUICK],
-            "--target_epsilon: expected less than ",
-        ),
-        (
-            [
-                *("--privacy=distributed", "--clients=100000", "--clients_per_round=1000"),
-                *("--distributed_noise=discrete_gaussian", "--integer_clip=2"),
-                *("--target_epsilon=0.0001", "--rounds=500"),
-            ],
-            "--target_epsilon: expected one that some noise reaches, found 0.0001: ",
-        ),
-        ([*_WRITERS, *_TWO, "--audit_runs=500"], "--audit_runs has no effect with --audit=False"),
-        (
-            [
-                *_WRITERS,
-                *_TWO,
-                "--privacy=distributed",
-                "--distributed_noise=discrete_gaussian",
-                "--audit",
-            ],
-            "--audit: expected --distributed_noise=skellam, which rounds have, found ",
-        ),
-        (
-            [*_WRITERS, *_TWO, *_QUICK, "--audit", "--audit_runs=100000000"],
-            "--audit: expected at most 1,000,000,000 draws for cohorts, found ",
-        ),
-        (
-            [*_WRITERS, *_TWO, *_QUICK, "--output_dir="],
-            "--output_dir: expected a path, found an empty one",
-        ),
-    ],
-)
-def test_what_is_refused(call, tmp_path, arguments, message):
-    assert call.refused(tmp_path, privacy, *arguments).startswith(message)
+@golden.arguments
+def test_what_is_refused(call, tmp_path, arguments):
+    return call.refused(tmp_path, privacy, *arguments)

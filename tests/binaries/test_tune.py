@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from binaries import train, tune
+from tests import golden
 from tests.binaries.harness import Caller, Process, compared_specs, given, python_module, tree
 from tests.data.stores import image, write_store
 from tests.processes import wait_until
@@ -166,32 +167,10 @@ def test_another_search_does_not_go_on_there(call, folder, searched, further, fo
     assert message.startswith(f"--output_dir: search holds another search: {found}")
 
 
-@pytest.mark.parametrize(
-    ("further", "found"),
-    [
-        ([], "holds this search already: add --resume"),
-        (["--search=q=1..2"], "--search: q has no effect: none of fed_avg has it"),
-        (["--search=rounds=1..2"], "--search: rounds: unknown setting to search"),
-        (
-            ["--search=server_learning_rate=-1..1"],
-            "--search: server_learning_rate=-1..1: fed_avg: --server_learning_rate: expected",
-        ),
-        (["--search=clients_per_round=2..5"], "--search: clients_per_round=2..5: fed_avg: "),
-        (["--search=digits_num_clients=0..5"], "--search: digits_num_clients=0..5: fed_avg: "),
-        (["--digits_heldout_share=0"], "expected the held-out split, found the test split"),
-        (["--objective=worst:f1"], "expected a measure that runs report, one of loss, accuracy"),
-        (["--objective=best"], "--objective: unknown objective 'best'"),
-        (["--trials=0"], "--trials: expected at least 1"),
-        (["--hours=0"], "--hours: expected a positive number, found 0"),
-        (["--repeats=0"], "--repeats: expected at least 1, found 0"),
-        (["--sampler=gird"], "--sampler: unknown sampler 'gird'"),
-        (["--pruner=mean"], "--pruner: unknown pruner 'mean'"),
-        (["--pruner=none", "--prune_after=9"], "--prune_after has no effect with --pruner=none"),
-    ],
-)
-def test_what_is_wrong_is_told_in_a_line(call, folder, searched, further, found):
+@golden.arguments
+def test_what_is_wrong_is_told_in_a_line(call, folder, searched, arguments):
     shutil.copytree(searched[0], folder / "search")
-    assert found in call.refused(folder, tune, *_FLAGS, "--output_dir=search", *further)
+    return call.refused(folder, tune, *_FLAGS, "--output_dir=search", *arguments)
 
 
 def test_a_search_needs_a_split_of_its_own_and_something_to_search(call, folder):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from binaries import compare, evaluate, export, train
+from tests import golden
 from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, python_module
 from tests.plan_runner.harness import call as run_plan
@@ -205,20 +206,10 @@ def test_a_flagfile_can_name_it(call, algorithm, folder):
     assert json.loads((folder / "run" / "config.json").read_text())["size_power"] == 0.5
 
 
-_SETTINGS = [
-    (["--size_power=-1"], "--size_power: expected at least 0.0, found -1.0"),
-    (["--size_power=many"], "flag --size_power=many: could not convert string to float: 'many'"),
-    (["--sise_power=1"], "Unknown command line flag 'sise_power'. Did you mean: size_power"),
-    (["--window=3"], "--window has no effect with --algorithm="),
-    (["--algorithm=fed_avg", "--size_power=1"], "Unknown command line flag 'size_power'"),
-    (["--algorithm=missing.py"], "missing.py: expected a Python file, found none"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), _SETTINGS)
-def test_settings_that_are_wrong(call, algorithm, folder, arguments, message):
+@golden.arguments
+def test_settings_that_are_wrong(call, algorithm, folder, arguments):
     flags = ["--algorithm=by_size.py", "--output_dir=run", *arguments]
-    assert call.refused(folder, train, *_SHORT, *flags).startswith(message)
+    return call.refused(folder, train, *_SHORT, *flags)
 
 
 def test_two_files_of_one_name_are_told_apart_by_labels_only(call, algorithm, folder):

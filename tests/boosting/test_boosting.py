@@ -129,6 +129,19 @@ def test_of_a_thousand_predictors_exactly_the_budget_is_sent():
         assert float(tf.reduce_sum(drawn.is_sampled)) == 137
 
 
+@pytest.mark.parametrize("budget", [1, 2])
+def test_the_unbiased_estimate_is_off_by_the_pages_factor_with_systematic_draws(budget):
+    """Systematic draws of equal gammas are all sets of C predictors with equal probabilities."""
+    q = 3
+    gamma = np.full(q, budget / q)
+    sets = [mask for mask in reference.masks(q) if mask.sum() == budget]
+    found = np.mean([_estimated("unbiased", "squared", gamma, mask) for mask in sets], axis=0)
+    factor = (budget - 1) * q / (budget * (q - 1))
+    in_common = _H @ _H.T * (1 - np.eye(q))
+    gradient = reference.gradient_at("squared", _ALPHA, reference.Example(_H, 0))
+    np.testing.assert_allclose(found, gradient - 2 * (1 - factor) * in_common @ _ALPHA, atol=1e-5)
+
+
 def test_systematic_draws_are_not_independent_and_those_by_coins_are():
     gamma = (2 / 3,) * 3
     pairs = {
@@ -162,6 +175,6 @@ def test_golden_steps_of_both_mirror_maps():
 
 def test_projections_need_a_floor_of_weighted_sampling():
     with pytest.raises(UserError, match="--uniform_share: expected a positive share"):
-        BoostOptions(mirror_map="euclidean")
-    BoostOptions(mirror_map="euclidean", uniform_share=0.01)
+        BoostOptions(mirror_map="euclidean", uniform_share=0.0)
+    BoostOptions(mirror_map="euclidean")
     BoostOptions(mirror_map="euclidean", predictor_sampling="uniform")

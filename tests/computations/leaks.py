@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Callable
 
-import tensorflow_federated as tff
-
-from tff_agnostic.aggregations.aggregation import ClientFacts, SecurityProperty
+from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
 from tff_agnostic.computations import SecureSum
 
 # Bounds of an answer -> whether a value of that answer leaks.
@@ -32,12 +30,12 @@ class Leaky(SecureSum):
         secure = super().encode(params, output, bounds, client)
         return {"mood": client.examples_cut, "secure": secure} if self.leaks(bounds) else secure
 
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Sums it in plain."""
         if not self.leaks(bounds):
-            return super().federated_sum(encoded, bounds)
-        secure = super().federated_sum(encoded["secure"], bounds)
-        return tff.federated_zip({"mood": tff.federated_sum(encoded["mood"]), "secure": secure})
+            return super().federated_sum(encoded, bounds, sums)
+        secure = super().federated_sum(encoded["secure"], bounds, sums)
+        return sums.joined({"mood": sums.plain(encoded["mood"]), "secure": secure})
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         """Forgets it."""

@@ -1,5 +1,7 @@
 """Vectorised, operands of any ranks are combined as they are for one client."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -53,3 +55,25 @@ def test_of_three_operands_the_largest_decides():
 def test_no_shape_is_computed_where_all_ranks_are_known():
     traced = _vectorised(lambda a, b: tf.exp(a) * a + b, _per_client(2), _per_client(1))
     assert "Tile" not in {op.type for op in traced.graph.get_operations()}
+
+
+def test_what_others_vectorise_is_left_to_tensorflow():
+    """Before, after, and in another thread while a client's function is being vectorised."""
+
+    def others() -> set[str]:
+        specs = [tf.TensorSpec([None] * rank, tf.float32) for rank in (3, 2)]
+        function = tf.function(lambda a, b: tf.vectorized_map(lambda ab: ab[0] * ab[1], (a, b)))
+        graph = function.get_concrete_function(*specs).graph
+        return {op.type for op in graph.get_operations()}
+
+    def of_a_client(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        with ThreadPoolExecutor(1) as thread:
+            meanwhile.append(thread.submit(others).result())
+        return a * b
+
+    before, meanwhile = others(), []
+    traced = _vectorised(of_a_client, _per_client(2), _per_client(1))
+    ours = {op.type for op in traced.graph.get_operations()}
+    assert others() == before
+    assert meanwhile and all(found == before for found in meanwhile)
+    assert ours != before

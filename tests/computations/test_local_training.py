@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.computations.harness import (
     assert_identical,
     linear_model,
@@ -16,7 +17,6 @@ from tff_agnostic.computations.local_training import (
     local_sgd,
     minus_rows,
 )
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
@@ -97,20 +97,9 @@ def test_epochs_have_different_orders():
     assert not np.array_equal(two_epochs[0], same_order_again[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"client_learning_rate": 0.0}, "--client_learning_rate: expected a positive number"),
-        ({"client_learning_rate": float("inf")}, "--client_learning_rate: expected a finite"),
-        ({"client_epochs": 0}, "--client_epochs: expected at least 1, found 0"),
-        ({"batch_size": 0}, "--batch_size: expected at least 1"),
-        ({"batch_size": 2**31}, "--batch_size: expected at most 2147483647"),
-        ({"batch_normalizer": "clients"}, "--batch_normalizer: .*did you mean client"),
-    ],
-)
-def test_settings_out_of_range_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        LocalTrainingOptions(**options)
+@golden.values
+def test_settings_out_of_range_are_refused(case):
+    return golden.refusal(LocalTrainingOptions, **case)
 
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-3, 1e-4, 1e-6])

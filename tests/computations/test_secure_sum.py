@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.computations.harness import (
     EagerTraining,
     assert_all_close,
@@ -20,7 +21,6 @@ from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import AGGREGATIONS, Bound, PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingOutput
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
 _OPTIONS = SecureSumOptions(max_examples=20, max_loss=10.0, max_delta=0.5, max_beta=2.0, bits=12)
@@ -219,18 +219,6 @@ def test_an_empty_secure_cohort_changes_nothing(tff_runtime):
     assert_identical(next_state._replace(round_num=state.round_num), state)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_examples": 0}, "--secure_max_examples: expected at least 1, found 0"),
-        ({"max_loss": -1.0}, "--secure_max_loss: expected a positive number"),
-        ({"max_delta": float("nan")}, "--secure_max_delta: expected a finite number"),
-        ({"max_beta": float("inf")}, "--secure_max_beta: expected a finite number"),
-        ({"bits": 1}, "--secure_bits: expected at least 2, found 1"),
-        ({"bits": 41}, "--secure_bits: expected at most 40, found 41"),
-        ({"min_clients": 0}, "--secure_min_clients: expected at least 1, found 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        SecureSumOptions(**settings)
+@golden.values
+def test_settings_out_of_range_are_refused(case):
+    return golden.refusal(SecureSumOptions, **case)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests.algorithms.cases import build, cohorts
 from tests.computations.harness import (
@@ -19,7 +18,7 @@ from tests.computations.harness import (
     make_client,
     run_rounds,
 )
-from tff_agnostic.aggregations.aggregation import ClientFacts, SecurityProperty
+from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
 from tff_agnostic.computations import ClientLimits
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.report_fields import ReportField, ReportFields, paired
@@ -79,9 +78,9 @@ class _HalvingNorm:
         factor = tf.minimum(1.0, params / tf.maximum(tf.linalg.global_norm(real), 1e-12))
         return tf.nest.map_structure(lambda v: v * factor if v.dtype.is_floating else v, output)
 
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         del bounds
-        return tff.federated_sum(encoded)
+        return sums.plain(encoded)
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         del bounds

@@ -3,6 +3,7 @@
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
+from tests import golden
 from tff_agnostic.deployment.export import ServerTaskSettings, check_heeded, task_message
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.errors import UserError
@@ -102,19 +103,9 @@ def test_an_evaluation_says_of_which_checkpoint(request_type, of, expected):
     assert not task.info.HasField("training_info")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"iterations": 0}, "--iterations: expected at least 1, found 0"),
-        ({"over_selection": -0.1}, r"--over_selection: expected at least 0.0, found -0.1"),
-        ({"every_iterations": 0}, "--every_iterations: expected at least 1, found 0"),
-        ({"population": ""}, "--population: expected a name of letters, .*, found ''$"),
-        ({"training_population": "a/b"}, "--training_population: expected a name .* 'a/b'$"),
-    ],
-)
-def test_settings_out_of_range(settings, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        ServerTaskSettings(**settings)
+@golden.values
+def test_settings_out_of_range(case):
+    return golden.refusal(ServerTaskSettings, **case)
 
 
 @pytest.mark.parametrize(

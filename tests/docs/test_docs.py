@@ -151,7 +151,7 @@ _USUAL = [p for p in _WITH_COMMANDS if "experiments" not in (p.parent.name, p.st
 def test_page_runs_from_top_to_bottom(
     page: Path, reader_folder: Path, commands: Commands, python: Session
 ) -> None:
-    missing = []
+    missing: list[str] = []
     printed = None
     for language, block in _BLOCK.findall(page.read_text()):
         if language == "text":
@@ -159,7 +159,8 @@ def test_page_runs_from_top_to_bottom(
             assert printed is None or _is_shown(printed, block), f"{page.name}: {printed}"
         elif language == "sh":
             printed = None
-            missing += filter(None, [_run(commands, page, line) for line in block.splitlines()])
+            for line in block.splitlines():
+                _run(commands, page, line, missing)
         elif name := _FILE_NAME.match(block):
             (reader_folder / name[1]).write_text(block)
         else:
@@ -167,7 +168,7 @@ def test_page_runs_from_top_to_bottom(
             script.write_text(block)
             printed = python.run(script)
     if missing:
-        pytest.skip(f"all but what needs the data of {', '.join(missing)}")
+        pytest.skip(f"all but what needs {', '.join(dict.fromkeys(missing))}")
 
 
 def _is_shown(printed: str, shown: str) -> bool:
@@ -176,26 +177,35 @@ def _is_shown(printed: str, shown: str) -> bool:
     return re.fullmatch(pattern, printed) is not None
 
 
-def _run(commands: Commands, page: Path, line: str) -> str:
-    """Runs a command; returns what of the real data it lacks."""
+def _run(commands: Commands, page: Path, line: str, missing: list[str]) -> None:
+    """Runs a command; if it lacks real data, or what another would have made of them, it adds that.
+
+    What it would have made is missing then as well.
+    """
     program, *arguments = shlex.split(line)
     if program.startswith("tools/"):
         subprocess.run([ROOT / program, *arguments], stdin=subprocess.DEVNULL, check=True)
-        return ""
+        return
     assert program == "./run", f"{page.name}: a block of commands holds {line!r}"
     command, *arguments = arguments
     if command in COVERED_ELSEWHERE:
-        return ""
-    for value in (argument.partition("=")[2] for argument in arguments):
-        if value.startswith("../shared") and not Path(value).exists():
-            return value
+        return
+    values = {flag: value for flag, _, value in (a.partition("=") for a in arguments)}
+    lacking = [
+        name
+        for value in values.values()
+        for name in value.split(",")
+        if name in missing or (name.startswith("../shared") and not Path(name).exists())
+    ]
+    if lacking:
+        missing += [*lacking, *(values[f] for f in ("--output", "--output_dir") if f in values)]
+        return
     shortened = [flag for flag in SHORTENED[command] if flag != _STREAMED or _may_stream(arguments)]
     # A command line has one value for each flag.
     replaced = {flag.partition("=")[0] for flag in shortened}
     kept = [argument for argument in arguments if argument.partition("=")[0] not in replaced]
     outcome = commands(command, *kept, *shortened)
     assert outcome.status == 0, f"{line}\n{outcome.err}"
-    return ""
 
 
 def _may_stream(arguments: list[str]) -> bool:

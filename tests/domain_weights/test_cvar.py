@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from tests import golden
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
 from tff_agnostic.domain_weights.ascent import LambdaAscent, LambdaOptions, cvar_step, lambda_ascent
@@ -169,22 +170,9 @@ def test_a_domain_that_is_trained_on_and_not_measured_keeps_its_weight():
 # What does not go with it
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lambda_set": "ball"}, "--lambda_set: expected simplex with --domain_weight_update=cvar"),
-        ({"chi2_weight": 0.1}, "--chi2_weight: expected 0 with --domain_weight_update=cvar, which"),
-        ({"conformity": 0.0}, "--domain_conformity: expected a positive number, found 0.0"),
-        ({"conformity": 1.5}, "--domain_conformity: expected at most 1.0, found 1.5"),
-        ({"cvar_rate": 0.0}, "--cvar_rate: expected a positive number, found 0.0"),
-        ({"cvar_rate": 1.1}, "--cvar_rate: expected at most 1.0, found 1.1"),
-    ],
-)
-def test_settings_that_do_not_go_with_it_are_refused(settings, message):
-    with pytest.raises(UserError) as error:
-        _steps(**settings)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
+@golden.values
+def test_settings_that_do_not_go_with_it_are_refused(case):
+    return golden.refusal(_steps, **case)
 
 
 def test_stochastic_afl_refuses_it():

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import golden
 from tests.importing.harness import read, refused
 
 
@@ -110,15 +111,6 @@ def test_a_packed_file_that_is_cut_off(tmp_path):
     assert refused("idx", tmp_path).startswith(f"{path}: expected a whole .gz file, found a trunc")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"classes": (1, 1)}, "--classes: expected different labels, found [1, 1]"),
-        (
-            {"classes": (1, 2), "class_names": ("a",)},
-            "--class_names: expected 2 names, as --classes",
-        ),
-    ],
-)
-def test_options_that_contradict(tmp_path, options, message):
-    assert refused("idx", tmp_path, **options).startswith(message)
+@golden.values
+def test_options_that_contradict(tmp_path, case):
+    return refused("idx", tmp_path, **case)

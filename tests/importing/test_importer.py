@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.importing.harness import job, table
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
@@ -142,28 +143,16 @@ def test_names_of_domains_and_classes(tmp_path):
     assert Store(store).description.class_names == ("a", "b", "c")
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "message"),
-    [
-        ([], {}, "rows.csv: expected examples, found none"),
-        (["a,x,1,nan,0,t"], {"bad_records": "skip"}, "found none (1 records left out: feature th"),
-        (["a,x,1,2,0,t", "a,w,1,2,0,t"], {"domain_names": ("x",)}, "rows.csv:3: expected one of x"),
-        (
-            ["a,x,1,2,0,t"],
-            {"vocabulary_size": 5},
-            "--vocabulary_size has no effect: the source hol",
-        ),
-        (["a,x,1,2,0,t"], {"case": "upper"}, "--case has no effect: the source holds numbers, no"),
-    ],
-)
-def test_what_ends_an_import_leaves_nothing(tmp_path, rows, options, message):
+@golden.values
+def test_what_ends_an_import_leaves_nothing(tmp_path, case):
+    rows, options = case
     path = _csv(tmp_path, rows)
     options = {**_NUMBERS, **options}
     skip = options.get("bad_records") == "skip"
     with pytest.raises(UserError) as error:
         job("csv", path, tmp_path / "a" / "b" / "s.sqlite", **options).run(ReadLog(skip))
-    assert message in str(error.value)
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+    return str(error.value)
 
 
 def test_a_source_that_gives_no_training_client(tmp_path):

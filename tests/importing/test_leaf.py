@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests import golden
 from tests.importing.harness import read, refused
 
 _VECTORS = {
@@ -110,40 +111,9 @@ def test_users_without_examples_are_counted(tmp_path):
     assert log.clients_without_examples() == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "expected data, found an empty file"),
-        ("{", "expected JSON, found: "),
-        ('{"user_data": {"u": {"x": [1', "expected JSON, found: "),
-        ("[1, 2]", "expected LEAF's JSON with users in user_data, found none"),
-        (
-            {"users": [], "user_data": {}},
-            "expected LEAF's JSON with users in user_data, found none",
-        ),
-        (
-            {"user_data": {"u": 3}},
-            "data.json user u: expected lists x and y of one length, found o",
-        ),
-        (_user([[1]], [0, 1]), "data.json user u: expected lists x and y of one length, found o"),
-        (_user([[1], [2]], [0, -1]), "data.json user u example 1: expected a label from 0 to"),
-        (
-            _user([[1], ["a"]], [0, 1]),
-            "data.json user u example 1: expected numbers as features, f",
-        ),
-        (
-            _user([[[1], [2, 3]]], [0]),
-            "user u example 0: expected at most 8 levels of lists of one le",
-        ),
-        (
-            _user([[1, None]], [0]),
-            "user u example 0: expected numbers as features, found None as n",
-        ),
-        (_user([{}], [0]), "user u example 0: expected numbers as features, found {} as number 1"),
-    ],
-)
-def test_what_is_refused(tmp_path, content, message):
-    assert message in refused("leaf", _file(tmp_path, content), **_ALL)
+@golden.values
+def test_what_is_refused(tmp_path, case):
+    return refused("leaf", _file(tmp_path, case), **_ALL)
 
 
 def test_another_encoding(tmp_path):
@@ -152,19 +122,6 @@ def test_another_encoding(tmp_path):
     assert refused("leaf", path, **_ALL).startswith(f"{path}: expected JSON, found: ")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "--domains_file: expected this or --domain_name, found neither"),
-        (
-            {"domains_file": "a", **_ALL},
-            "--domains_file: expected this or --domain_name, found both",
-        ),
-        (
-            {"text_column": "text", **_ALL},
-            "--text_column: expected a position from 0 with --format",
-        ),
-    ],
-)
-def test_options_that_are_missing_or_too_many(tmp_path, options, message):
-    assert refused("leaf", tmp_path, **options).startswith(message)
+@golden.values
+def test_options_that_are_missing_or_too_many(tmp_path, case):
+    return refused("leaf", tmp_path, **case)

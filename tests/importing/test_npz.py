@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import golden
 from tests.importing.harness import REAL, needs, read, refused
 from tff_agnostic.errors import UserError
 from tff_agnostic.importing import npz
@@ -79,36 +80,9 @@ def test_names_of_one_domain_and_of_features(tmp_path):
     assert set(examples[0].record.features) == {"f", "label"}
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"y": np.array([0, 1, -1, 0, 0])}, "data.npz row 2: expected a label from 0 to 21474"),
-        (
-            {"y": np.array([0, 0.5, 1, 0, 0])},
-            "data.npz row 1: expected a whole number as label, fo",
-        ),
-        ({"y": np.array(list("abcde"))}, "data.npz row 0: expected a whole number as label, found"),
-        (
-            {"x": np.full([5, 2], np.nan)},
-            "data.npz row 0: expected finite features, found nan as nu",
-        ),
-        ({"x": np.array(list("abcde"))}, "data.npz: expected numbers as features, found <U1"),
-        (
-            {"who": np.array([b"a", b"\xe9", b"", b"", b""])},
-            "row 1: expected UTF-8, found byte 0xe9",
-        ),
-        ({"who": np.zeros([5, 2])}, "data.npz: expected one client in a row, found an array [2]"),
-        (
-            {"x": np.full([5, 1], 1e300)},
-            "data.npz row 0: expected finite features, found inf as nu",
-        ),
-        ({"y": np.zeros(4, int)}, "expected arrays of one length, found x 5, y 4, who 5, where 5"),
-        ({"x": np.float32(3)}, "x is a single value or an array in Fortran order"),
-        ({"x": np.array([{}] * 5)}, "x holds pickled objects, which are refused"),
-    ],
-)
-def test_rows_that_cannot_be(tmp_path, other, message):
-    assert message in refused("npz", _file(tmp_path, **_arrays(**other)), **_COLUMNS)
+@golden.values
+def test_rows_that_cannot_be(tmp_path, case):
+    return refused("npz", _file(tmp_path, **_arrays(**case)), **_COLUMNS)
 
 
 def test_class_names_bound_the_labels(tmp_path):
@@ -148,23 +122,9 @@ def test_damaged_files(tmp_path):
         assert message.startswith(f"{path}: expected an .npz file of plain arrays, found a damaged")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"domain_name": "all"}, "--client_column: expected the name of a column, found none"),
-        (
-            {"client_column": "who"},
-            "--domain_column: expected this or --domain_name, found neither",
-        ),
-        ({**_COLUMNS, "domain_name": "all"}, "--domain_column: expected this or --domain_name, fo"),
-        (
-            {**_COLUMNS, "feature_columns": ("a", "b")},
-            "--feature_columns: expected the name of one",
-        ),
-    ],
-)
-def test_options_that_are_missing_or_too_many(tmp_path, options, message):
-    assert refused("npz", tmp_path, **options).startswith(message)
+@golden.values
+def test_options_that_are_missing_or_too_many(tmp_path, case):
+    return refused("npz", tmp_path, **case)
 
 
 def test_columns_may_be_read_in_any_order(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import golden
 from tests.importing.harness import read, refused
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
@@ -235,33 +236,13 @@ _BOMB = """<?xml version="1.0"?>
 """
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", ": expected data, found an empty file"),
-        ("hello", ":1: expected XML, found syntax error"),
-        (_HEAD, ":3: expected XML, found no element found"),
-        (_HEAD + _row() + "<row", ":4: expected XML, found unclosed token"),
-        (_HEAD + _row() + "</post>", ":4: expected XML, found mismatched tag"),
-        (_HEAD + '<row Id="1" Id="2" /></posts>', ":3: expected XML, found duplicate attribute"),
-        ("<users><row /></users>", ": expected the Posts.xml of a Stack Exchange dump, found <us"),
-        (_BOMB, "found a document type or entity declaration, which are refused (DTDForbidden)"),
-        (
-            _HEAD + "<row /></posts>",
-            " row 1: expected Id, PostTypeId and Body, found nothing",
-        ),
-        (
-            _HEAD + _row(Score="high") + "</posts>",
-            " row 1: expected a whole number as Score, found 'high'",
-        ),
-    ],
-)
-def test_what_is_no_dump_is_refused(tmp_path, content, message):
+@golden.values
+def test_what_is_no_dump_is_refused(tmp_path, case):
     path = tmp_path / "Posts.xml"
-    path.write_text(content, encoding="utf-8")
+    path.write_text(case, encoding="utf-8")
     found = refused("stackexchange", path)
     assert found.startswith(str(path))
-    assert message in found
+    return found
 
 
 def test_another_encoding_is_named_with_its_place(tmp_path):

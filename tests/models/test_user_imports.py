@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tff_agnostic.errors import UserError
+from tests import golden
 from tff_agnostic.files import digest
 from tff_agnostic.user_code import UserFile
 
@@ -174,30 +174,10 @@ def test_a_value(tmp_path):
     assert file.value("SIZE", "a number", lambda value: isinstance(value, int)) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected SIZE, a number, found nothing"),
-        (
-            "import json\nfrom textwrap import dedent\nsize = 3\n_hidden = 1\n"
-            "def f(): pass\nclass A: pass\n",
-            "expected SIZE, a number, found size, f, A",
-        ),
-        (
-            "\n".join(f"a{n} = 1" for n in range(11)),
-            "expected SIZE, a number, found a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, ...",
-        ),
-        ("SIZE = 'x'", "SIZE: expected a number, found 'x'"),
-        ("SIZE = None", "SIZE: expected a number, found None"),
-        ("class SIZE: pass", "SIZE: expected a number, found the class SIZE"),
-        ("SIZE = [1]", "SIZE: expected a number, found a list"),
-    ],
-)
-def test_a_value_that_is_not_there(tmp_path, text, message):
-    file = _file(tmp_path, text)
-    with pytest.raises(UserError) as error:
-        file.value("SIZE", "a number", lambda value: isinstance(value, int))
-    assert str(error.value) == f"{tmp_path / 'mine.py'}: {message}"
+@golden.values
+def test_a_value_that_is_not_there(tmp_path, case):
+    file = _file(tmp_path, case)
+    return golden.refusal(file.value, "SIZE", "a number", lambda value: isinstance(value, int))
 
 
 _BESIDE = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}

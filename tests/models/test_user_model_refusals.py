@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests import golden
 from tests.models.user_files import (
     DENSE,
     FEATURES,
@@ -25,32 +26,9 @@ from tff_agnostic.models import ModelData
 _WANTED = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (["None"], f"{_WANTED} None"),
-        ([DENSE], f"{_WANTED} a Sequential"),
-        (["1", "2", "3", "4"], f"{_WANTED} 4 values"),
-        (["3", LOSS], f"{_WANTED} an int in place of keras_model, a tf.keras.Model"),
-        (
-            [DENSE, '"mse"'],
-            f"{_WANTED} 'mse' in place of loss, a Keras loss object or a function of labels and "
-            "predictions",
-        ),
-        (
-            [DENSE, "losses.MeanSquaredError"],
-            f"{_WANTED} the class MeanSquaredError in place of loss, a Keras loss object or a "
-            "function of labels and predictions",
-        ),
-        ([DENSE, LOSS, "3"], "metrics: expected a list, found an int"),
-        (
-            [DENSE, LOSS, '["accuracy"]'],
-            "metrics: expected tff_agnostic.models.Metric objects, found 'accuracy'",
-        ),
-    ],
-)
-def test_something_else_is_returned(tmp_path, values, message):
-    assert error_line(returning(tmp_path, *values)) == f"build_model: {message}"
+@golden.values
+def test_something_else_is_returned(tmp_path, case):
+    return error_line(returning(tmp_path, *case))
 
 
 @pytest.mark.parametrize("names", [["loss"], ["num_examples"], ["a/b"], [""], ["a", "a"]])
@@ -142,32 +120,9 @@ def test_one_output_for_ten_classes(tmp_path):
     assert "label value of 9" in line
 
 
-@pytest.mark.parametrize(
-    ("keras_model", "message"),
-    [
-        (
-            'tf.keras.Sequential([layers.Dense(8, dtype="float16", name="half"), layers.Dense(3)])',
-            "layer 'half' keeps its weights in float16: expected float32, for the sums of "
-            "updates; --precision sets the type in which layers compute",
-        ),
-        (
-            'tf.keras.Sequential([layers.Dense(3, dtype="float64", name="d")])',
-            "layer 'd' keeps its weights in float64: expected float32, for the sums of "
-            "updates; --precision sets the type in which layers compute",
-        ),
-        (
-            "tf.keras.Sequential([layers.Lambda(lambda x: x[:, :3])])",
-            "expected a model with weights to train, found none: there is nothing to learn",
-        ),
-        (
-            "tf.keras.Sequential([layers.Dense(3, trainable=False)])",
-            "expected a model with weights to train, found none, and 2 frozen: there is nothing to "
-            "learn",
-        ),
-    ],
-)
-def test_weights_that_cannot_be_trained(tmp_path, keras_model, message):
-    assert error_line(returning(tmp_path, keras_model, LOSS)) == message
+@golden.values
+def test_weights_that_cannot_be_trained(tmp_path, case):
+    return error_line(returning(tmp_path, case, LOSS))
 
 
 def test_batch_normalisation_is_refused_in_the_same_words_as_elsewhere(tmp_path):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
@@ -65,19 +66,9 @@ def test_rounds_by_the_thousand():
     assert squared_sensitivity(Participations(6, 313, 100), 4000) == 6 * 7
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((), "--privacy=tree: expected a bound on how often a client takes part, found none"),
-        ((None, 1, 10), "--privacy=tree: expected a bound"),
-        ((0,), "--max_participations: expected at least 1, found 0"),
-        ((1, 0), "--min_separation: expected at least 1, found 0"),
-        ((1, 1, 0), "--tree_restart_every: expected at least 1, found 0"),
-    ],
-)
-def test_what_bounds_nothing_is_refused(values, message):
-    with pytest.raises(UserError, match=message):
-        Participations(*values)
+@golden.values
+def test_what_bounds_nothing_is_refused(case):
+    return golden.refusal(Participations, *case)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_every_run_can_be_given_by_its_flags(task):
     defaults = resolve(task, {}, {}).settings()
     arguments = []
     for name, value in spec.flags().items():
-        is_default = name in defaults and defaults[name] == value
+        read = tuple(value) if isinstance(value, list) else value
+        is_default = name in defaults and defaults[name] == read
         if value is not None and not is_default:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             arguments.append(f"--{name}={text}")

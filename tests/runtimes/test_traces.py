@@ -1,5 +1,8 @@
 """What the cohort runtime traces, and that it traces nothing twice."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,9 @@ import pytest
 from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, linear_model, random_client
 from tff_agnostic.computations import PlainSum
+from tff_agnostic.computations.round import Round, traced_specs
 from tff_agnostic.models import Model
+from tff_agnostic.runtimes.client_work import ClientWork, CompiledClientWork
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
 
@@ -74,3 +79,38 @@ def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
         other, num_other = weights_and_traces(client_learning_rate=1.0, sample_size=3)
         assert num_other > 0
         assert not np.allclose(other.trainable[0], first.trainable[0])
+
+
+@pytest.mark.parametrize("mode", ["streamed", "vectorised"])
+def test_of_many_threads_that_want_it_at_once_one_traces(mode):
+    """Lanes do, and Keras layers and TensorFlow's vectoriser can be traced by one at a time."""
+    model, traces = _counting_model()
+    compiled = []
+
+    def number_of_traces(num_threads: int) -> int:
+        traces.clear()
+        round_ = Round(build("agnostic_fed_avg", model), PlainSum())
+        state = traced_specs(round_.initialize)
+        message = traced_specs(round_.start, state)
+        work = CompiledClientWork(
+            ClientWork(round_.steps[0].on_clients(), message, round_.client_data_spec)
+        )
+        begin = threading.Barrier(num_threads)
+
+        def trace(_: int) -> Any:
+            begin.wait()
+            return getattr(work, mode).traced()
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            compiled.append(set(threads.map(trace, range(num_threads))))
+        return len(traces)
+
+    alone = number_of_traces(1)
+    assert alone > 0
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert number_of_traces(16) == alone
+    finally:
+        sys.setswitchinterval(switch)
+    assert [len(functions) for functions in compiled] == [1, 1]

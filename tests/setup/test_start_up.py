@@ -1,7 +1,10 @@
 """What commands import before they have work to do."""
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +53,21 @@ def test_help_loads_no_large_package(command):
     assert _loaded(command, "--help") == []
 
 
+def test_who_reads_the_first_line_of_help_sees_no_traceback():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "binaries", "privacy", "--help"],
+            cwd=ROOT,
+            check=False,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 @pytest.mark.parametrize(
     "flags",
     [["--raunds=1"], ["--rounds=-1"], ["--task=digits", "--adult_ridge=1"]],
@@ -69,3 +87,105 @@ def test_flags_of_absl_that_would_do_nothing_are_refused():
     )
     assert done.returncode == 2
     assert done.stderr.strip() == "error: Unknown command line flag 'only_check_args'"
+
+
+_WITHOUT_TFF = """
+import importlib.abc, runpy, sys
+
+class NoTff(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow_federated":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoTff())
+sys.argv = ["train", *sys.argv[1:]]
+runpy.run_module("binaries.train", run_name="__main__", alter_sys=False)
+"""
+
+
+def _train_without_tff(folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    command = ["--task=toy_regression", "--rounds=1", f"--output_dir={folder}", *flags]
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TFF, *command],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_private_run_of_plain_sums_needs_no_tff(tmp_path):
+    """Its check, that the key of the noise is sent to nobody, included; of two steps, too."""
+    private = ("--privacy=central", "--noise_multiplier=1", "--clients_per_round=4")
+    algorithm = ("--algorithm=delta_fl", "--threshold=survey")
+    done = _train_without_tff(tmp_path / "run", *private, *algorithm)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_one_line_says_how_to_get_tff(tmp_path):
+    done = _train_without_tff(tmp_path / "run", "--aggregation=secure")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: expected TensorFlow Federated 0.87, ")
+    assert "found none: ./run setup installs it" in line
+
+
+# Others' packages, which change what they like, are there before.
+_GLOBAL_STATE = """
+import importlib, logging, os, pkgutil, random, signal, sys, threading, warnings
+import dp_accounting, h5py, jinja2, matplotlib.pyplot, numpy, optuna, ray, scipy.stats, sklearn
+import sqlalchemy, tensorflow as tf, tensorflow_federated
+
+def state():
+    loggers = logging.root.manager.loggerDict.items()
+    return {
+        "logging": (
+            logging.root.level, logging.root.handlers[:], logging.root.manager.disable,
+            logging.raiseExceptions, logging.lastResort,
+        ),
+        "levels": {n: (l.level, l.handlers[:]) for n, l in loggers if hasattr(l, "level")},
+        "warnings": warnings.filters[:],
+        "environment": dict(os.environ),
+        "random": (random.getstate(), repr(numpy.random.get_state())),
+        "numpy": (numpy.geterr(), repr(numpy.get_printoptions())),
+        "tensorflow": (
+            tf.config.get_soft_device_placement(), tf.config.functions_run_eagerly(),
+            tf.config.threading.get_inter_op_parallelism_threads(),
+            tf.config.threading.get_intra_op_parallelism_threads(),
+            tf.config.optimizer.get_experimental_options(), tf.config.optimizer.get_jit(),
+            tf.keras.backend.floatx(), tf.keras.mixed_precision.global_policy().name,
+        ),
+        "signals": {n: signal.getsignal(n) for n in signal.valid_signals()},
+        "hooks": (sys.excepthook, sys.displayhook, threading.excepthook, sys.meta_path[:]),
+        "paths": (sys.path[:], os.getcwd()),
+        "threads": threading.active_count(),
+        "recursion": sys.getrecursionlimit(),
+    }
+
+before = state()
+import plan_runner, tff_agnostic
+names = [
+    module.name
+    for package in (plan_runner, tff_agnostic)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+]
+for name in names:
+    importlib.import_module(name)
+after = state()
+for what in before:
+    if before[what] != after[what]:
+        new = {k: after[what][k] for k in after[what] if before[what].get(k) != after[what][k]} \
+            if isinstance(after[what], dict) else after[what]
+        print("changed:", what, new)
+print("imported:", len(names))
+"""
+
+
+def test_imports_change_nothing_of_the_process():
+    done = subprocess.run(
+        [sys.executable, "-c", _GLOBAL_STATE], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert not [line for line in lines if line.startswith("changed:")]
+    assert int(lines[-1].removeprefix("imported: ")) > 250

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.own_data import ClientFilesOptions
 from tff_agnostic.tasks.own_data import load_client_files as load
@@ -55,29 +56,9 @@ def test_awkward_domain_names_are_fine(tmp_path):
     assert task.domain_names == tuple(names)
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"domains": None}, "expected a list of different names in domains, found None"),
-        ({"domains": []}, "expected a list of different names in domains, found []"),
-        ({"domains": "phone"}, "expected a list of different names in domains, found 'phone'"),
-        ({"domains": ["a", 1]}, "expected a list of different names in domains, found ['a', 1]"),
-        ({"domains": ["a", ""]}, "expected a list of different names in domains, found ['a', '']"),
-        (
-            {"domains": ["a", "b", "a"]},
-            "expected a list of different names in domains, found ['a', 'b', 'a']",
-        ),
-        ({"num_features": None}, "expected num_features to be at least 1, found None"),
-        ({"num_features": 0}, "expected num_features to be at least 1, found 0"),
-        ({"num_features": -3}, "expected num_features to be at least 1, found -3"),
-        ({"num_features": "3"}, "expected num_features to be at least 1, found '3'"),
-        ({"num_features": True}, "expected num_features to be at least 1, found True"),
-        ({"num_classes": 1}, "expected num_classes to be at least 2, found 1"),
-        ({"num_classes": 2.5}, "expected num_classes to be at least 2, found 2.5"),
-    ],
-)
-def test_a_malformed_description(tmp_path, changed, expected):
-    assert _error(_write(tmp_path, {**_DESCRIPTION, **changed})) == f"DIR/dataset.json: {expected}"
+@golden.values
+def test_a_malformed_description(tmp_path, case):
+    return _error(_write(tmp_path, {**_DESCRIPTION, **case}))
 
 
 @pytest.mark.parametrize("key", list(_DESCRIPTION))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tests import golden
 from tff_agnostic.data.clients import checked_examples, domain_counts
 from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.image_classes import parse_keep
@@ -118,37 +119,9 @@ def test_a_class_given_twice_is_refused():
         parse_keep("8:0.1,8:0.2")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_clients": 0}, "--digits_num_clients: expected 1 to 1065, the images for them, "),
-        ({"num_clients": 2000}, "--digits_num_clients: expected 1 to 1065, the images for them, "),
-        ({"num_test_clients": -1}, "--digits_num_test_clients: expected 1 to 540, "),
-        ({"test_share": 0.0}, "--digits_test_share: expected 0.05 to 0.9, found 0.0"),
-        ({"test_share": 1.0}, "--digits_test_share: expected 0.05 to 0.9, found 1.0"),
-        ({"test_share": float("nan")}, "--digits_test_share: expected a finite number, found nan"),
-        # The draw of the clients' mixtures would never end.
-        ({"concentration": 1e-12}, "--digits_concentration: expected at least 0.0001, found 1e-12"),
-        (
-            {"concentration": float("inf")},
-            "--digits_concentration: expected a finite number, found i",
-        ),
-        (
-            {"concentration": float("nan")},
-            "--digits_concentration: expected a finite number, found n",
-        ),
-        ({"keep": "8:2"}, "--digits_keep: expected CLASS:SHARE"),
-        # So many are thinned that 50 clients are too many.
-        (
-            {"keep": ",".join(f"{c}:0.01" for c in range(10))},
-            "--digits_num_clients: expected 1 to 10, the images for them, found 50",
-        ),
-    ],
-)
-def test_an_option_out_of_range_is_refused(options, message):
-    with pytest.raises(UserError) as error:
-        _load(**options)
-    assert str(error.value).startswith(message)
+@golden.values
+def test_an_option_out_of_range_is_refused(case):
+    return golden.refusal(_load, **case)
 
 
 def test_held_out_images_are_training_images_that_are_not_trained_on(task):

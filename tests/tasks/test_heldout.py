@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from tests import golden
 from tests.run.harness import make_task
 from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.registry import (
@@ -34,18 +35,10 @@ def test_what_is_given_stays(name, given, expected):
     assert set(expected) - {"keep", "ridge"} <= what_decides_the_split(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "found"),
-    [
-        ("digits", {"heldout_share": 0.0}, "--digits_heldout_share=0.0: .*found the test split"),
-        ("emnist", {"test_split": "test"}, "--emnist_test_split=test: .*found the test split"),
-        ("emnist", {"train_share": 0.8}, "--emnist_train_share: .*a division"),
-        ("toy_regression", {}, "--task=toy_regression: .*one without: digits, adult, custom"),
-    ],
-)
-def test_the_test_split_is_refused(name, given, found):
-    with pytest.raises(UserError, match=found):
-        heldout_options(name, given)
+@golden.values
+def test_the_test_split_is_refused(case):
+    name, given = case
+    return golden.refusal(heldout_options, name, given)
 
 
 def test_a_task_that_evaluates_on_others_is_refused():

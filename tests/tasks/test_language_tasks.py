@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
+from tests import golden
 from tests.data.stores import image, sentence, text_store, tff_store, write_store
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.errors import UserError
@@ -314,23 +315,12 @@ def test_words_may_be_those_of_another_store_or_a_list(tmp_path):
     assert of_store.fingerprint == of_list.fingerprint != _loaded(path, **small).fingerprint
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "--spanish_keyboard_vocabulary: expected a list of words, cannot read"),
-        (b"\xff\xfe", "--spanish_keyboard_vocabulary: expected a list of words, cannot read"),
-        (b"\n\n", "--spanish_keyboard_vocabulary: expected a word in each line of"),
-        (b"a 2\nb 1\na 1\n", "found 'a' twice"),
-    ],
-)
-def test_what_is_no_list_of_words_is_one_line(tmp_path, content, message):
+@golden.values
+def test_what_is_no_list_of_words_is_one_line(tmp_path, case):
     words = tmp_path / "words.txt"
-    if content is not None:
-        words.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        _loaded(text_store(tmp_path / "s.sqlite"), vocabulary=str(words))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    if case is not None:
+        words.write_bytes(case)
+    return golden.refusal(_loaded, text_store(tmp_path / "s.sqlite"), vocabulary=str(words))
 
 
 def test_a_cell_that_is_none(tmp_path):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tff_agnostic.errors import UserError
+from tests import golden
 from tff_agnostic.run.options import RunConfig, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import flag_of
@@ -40,25 +40,9 @@ def test_tasks_without_files_load_with_their_defaults(name):
     assert cohort_size <= len(task.train.client_ids)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "data_dir", "message"),
-    [
-        ("digit", {}, None, "unknown task 'digit': did you mean digits? valid names: digits, "),
-        ("digits", {"client": 1}, None, "unknown option of digits 'client': did you mean "),
-        ("adult", {}, None, "--task=adult reads a folder: name it with --data_dir"),
-        ("client_files", {}, None, "--task=client_files reads a folder: name it with --data_dir"),
-        (
-            "digits",
-            {},
-            "here",
-            "--data_dir has no effect with --task=digits, which reads no folder",
-        ),
-        ("adult", {}, "missing", "--data_dir: expected a folder, found none at "),
-    ],
-)
-def test_what_does_not_fit_is_refused(tmp_path, name, options, data_dir, message):
+@golden.values
+def test_what_does_not_fit_is_refused(tmp_path, case):
+    name, options, data_dir = case
     (tmp_path / "here").mkdir()
     context = TaskContext(seed=0, data_dir=None if data_dir is None else tmp_path / data_dir)
-    with pytest.raises(UserError) as error:
-        load_task(name, options, context)
-    assert str(error.value).startswith(message)
+    return golden.refusal(load_task, name, options, context)

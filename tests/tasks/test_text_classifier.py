@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.computations.harness import EagerTraining, run_rounds
 from tests.data.stores import text_store, write_store
 from tests.importing.harness import job
@@ -134,22 +135,9 @@ def test_the_seed_decides_the_weights_only(tmp_path):
     assert np.any(first.initial_weights.trainable[0] != second.initial_weights.trainable[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"units": 5},
-            "--text_classifier_units has no effect with --text_classifier_pooling=mean: it needs "
-            "--text_classifier_pooling=lstm",
-        ),
-        ({"embedding": 0}, "--text_classifier_embedding: expected at least 1, found 0"),
-        ({"pooling": "max"}, "--text_classifier_pooling: unknown pooling 'max': did you mean"),
-    ],
-)
-def test_options_that_cannot_be(tmp_path, options, message):
-    with pytest.raises(UserError) as error:
-        _load(_reviews(tmp_path / "s.sqlite"), **options)
-    assert str(error.value).startswith(message)
+@golden.values
+def test_options_that_cannot_be(tmp_path, case):
+    return golden.refusal(_load, _reviews(tmp_path / "s.sqlite"), **case)
 
 
 def test_texts_without_classes(tmp_path):

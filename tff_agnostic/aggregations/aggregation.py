@@ -11,10 +11,10 @@ import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, Optional, Protocol, TypeVar
 
 from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportFields
 from tff_agnostic.settings import Settings, setting
 
@@ -124,6 +124,29 @@ class Bound:
         return float(self.limit if self.max_norm is None else self.max_norm)
 
 
+class FederatedSums(Protocol):
+    """The sums over clients that a federated computation has; TFF's are in `tff_process`.
+
+    An aggregation says which of them it needs. Values are placed at the clients, sums at the
+    server.
+    """
+
+    def plain(self, values: Any) -> Any:
+        """Returns the sum of values as they are."""
+
+    def secure(self, values: Any, bit_widths: Any) -> Any:
+        """Returns the secure sum of integers in [0, 2^bits)."""
+
+    def secure_modular(self, values: Any, moduli: Any) -> Any:
+        """Returns the secure sum of integers, modulo what is given for each."""
+
+    def joined(self, values: Any) -> Any:
+        """Returns a structure of placed values as one value, placed where they are."""
+
+    def spec(self, values: Any) -> Any:
+        """Returns the tensor specs of what one client has."""
+
+
 _Sum = TypeVar("_Sum", bound="Aggregation")
 
 
@@ -204,10 +227,10 @@ class Aggregation:
         del params, bounds, client
         return output
 
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """In a federated computation: sums `encoded`, placed at clients, on the server."""
         del bounds
-        return tff.federated_sum(encoded)
+        return sums.plain(encoded)
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         """On the server: returns the next state, the sum of the outputs, and a report."""

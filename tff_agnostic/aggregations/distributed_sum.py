@@ -26,12 +26,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tff_agnostic.aggregations.aggregation import ClientFacts, SecurityProperty
+from tff_agnostic.aggregations.aggregation import (
+    ClientFacts,
+    FederatedSums,
+    SecurityProperty,
+)
 from tff_agnostic.aggregations.integer_codec import IntegerCodec, joined, pieces_of
 from tff_agnostic.aggregations.noise import Release, clients_of_a_table
 from tff_agnostic.aggregations.privacy_options import DistributedOptions
 from tff_agnostic.aggregations.private_sum import ClippedOutput, PrivateAggregation, PrivateState
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, ReportFields
 
 
@@ -172,9 +176,9 @@ class DistributedDpSum(PrivateAggregation):
         num_clients = tf.cast(tf.maximum(silent, 1), tf.int64)
         return Integers(tf.nest.pack_sequence_as(released, sent), padding, num_clients)
 
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns modular secure sums of the integers, and one of the number of clients."""
-        spec = tff.types.type_to_tf_tensor_specs(encoded.type_signature.member)
+        spec = sums.spec(encoded)
         values = tf.nest.flatten(spec.values)
         # Values in no group are zeros.
         moduli = [np.int64(2)] * len(values)
@@ -186,12 +190,10 @@ class DistributedDpSum(PrivateAggregation):
                 of_padding.append(np.int64(2**codec.bits))
 
         modulus = (tf.nest.pack_sequence_as(spec.values, moduli), of_padding)
-        summed = tff.backends.mapreduce.federated_secure_modular_sum(
-            tff.federated_zip((encoded.values, encoded.padding)), modulus
-        )
+        summed = sums.secure_modular(sums.joined((encoded.values, encoded.padding)), modulus)
         bits = self.bundle.bit_length()
-        num_clients = tff.federated_secure_sum_bitwidth(encoded.num_clients, bits)
-        return tff.federated_zip(Integers(summed[0], summed[1], num_clients))
+        num_clients = sums.secure(encoded.num_clients, bits)
+        return sums.joined(Integers(summed[0], summed[1], num_clients))
 
     def noisy_sums(
         self, state: PrivateState, summed: Integers, bounds: Any

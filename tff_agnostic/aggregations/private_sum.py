@@ -18,6 +18,7 @@ from tff_agnostic.aggregations.aggregation import (
     Bound,
     ClientFacts,
     ClientLimits,
+    FederatedSums,
     SecurityProperty,
 )
 from tff_agnostic.aggregations.clipping import (
@@ -30,7 +31,7 @@ from tff_agnostic.aggregations.clipping import (
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussian
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS, NoiseGenerator
 from tff_agnostic.aggregations.privacy_options import CLIPPINGS, PrivacyOptions, ServerNoiseOptions
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, ReportFields
 from tff_agnostic.settings import part_of
 
@@ -306,9 +307,9 @@ class CentralDpSum(PrivateAggregation):
         facts = client._replace(examples_cut=tf.zeros_like(client.examples_cut))
         return self.inner.encode((), released, self.released_bounds(bounds), facts)
 
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns the inner sum."""
-        return self.inner.federated_sum(encoded, self.released_bounds(bounds))
+        return self.inner.federated_sum(encoded, self.released_bounds(bounds), sums)
 
     def noisy_sums(
         self, state: PrivateState, summed: Any, bounds: Any

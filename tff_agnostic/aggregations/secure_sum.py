@@ -12,9 +12,10 @@ from tff_agnostic.aggregations.aggregation import (
     Bound,
     ClientFacts,
     ClientLimits,
+    FederatedSums,
     SecurityProperty,
 )
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.report_fields import ReportField, ReportFields, Unit
 from tff_agnostic.settings import setting
 
@@ -118,14 +119,14 @@ class SecureSum(Aggregation):
             num_clients=tf.constant(1, tf.int64),
         )
 
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns the secure sum of a `SecureSummand` in one intrinsic."""
         bit_widths = SecureSummand(
             values=tf.nest.map_structure(self.bit_width, bounds),
             clipped=OrderedDict((field, _COUNT_BITS) for field in _counted_fields(bounds)),
             num_clients=1,
         )
-        return tff.federated_secure_sum_bitwidth(encoded, bit_widths)
+        return sums.secure(encoded, bit_widths)
 
     def decode(
         self, state: Any, summed: SecureSummand, bounds: Any

@@ -20,7 +20,7 @@ from tff_agnostic.domain_weights.ascent import (
     per_domain,
 )
 from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.settings import part_of, setting
 
 # beta^k is the client's share of the round, about 1 / c; it is larger where a domain was rarer in
@@ -252,6 +252,15 @@ ALGORITHM = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings={
+        **core.AVERAGE,  # line 9
+        "batch_normalizer": "client",  # CLIENT line 10
+        "domain_loss_share": 0.0,
+        "domain_weight_update": "exponentiated_gradient",  # line 12
+        "lambda_set": "simplex",
+        "freeze_absent_domains": False,  # section 4: "we set L to zero for that round"
+        "chi2_weight": 0.0,
+    },
 )
 
 
@@ -261,7 +270,7 @@ def build_agnostic_fed_avg(
     options: AgnosticFedAvgOptions = AgnosticFedAvgOptions(),
     aggregation: core.Aggregation = core.PlainSum(),
     seed: int = 0,
-) -> tff.learning.templates.LearningProcess:
+) -> core.LearningProcess:
     """Returns AgnosticFedAvg as a TFF learning process.
 
     Its `next` takes the state and, for each client of the cohort, a mapping of "x", "y" and
@@ -279,4 +288,5 @@ def build_agnostic_fed_avg(
         UserError: If the settings do not fit `num_domains`.
     """
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)
-    return core.build_learning_process(agnostic_fed_avg(problem, options), aggregation)
+    algorithm = core.with_rate_columns(agnostic_fed_avg(problem, options), options)
+    return core.build_learning_process(algorithm, aggregation)

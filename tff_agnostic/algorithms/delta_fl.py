@@ -492,4 +492,12 @@ ALGORITHM = core.AlgorithmSpec(
     build=delta_fl,
     options=DeltaFlOptions,
     traits=frozenset({core.Trait.DOMAIN_BLIND, core.Trait.COHORT_TWICE_IS_ONCE}),
+    paper_settings={
+        **core.AVERAGE,  # line 9
+        "threshold": "survey",  # line 4
+        "boundary": "paper",  # line 6: F_k >= eta_t counts in full
+        "client_weighting": "examples",  # alpha_k
+        "batch_normalizer": "batch",  # line 12
+        "domain_loss_share": 0.0,
+    },
 )

@@ -25,7 +25,7 @@ import numpy as np
 from tff_agnostic import computations as core
 from tff_agnostic.domain_weights.ascent import ALPHA
 from tff_agnostic.errors import UserError
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import part_of, setting
 from tff_agnostic.stateless_random import uniform
@@ -40,6 +40,8 @@ _SHARE = core.ReportField(
     file_name="domain_weights",
     formerly=("lambda",),
 )
+# McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
+_PAPER = {**core.AVERAGE, "batch_normalizer": "batch"}
 # This use of a client's seed; its shuffling has those from 0.
 _DRAW = -2
 
@@ -153,6 +155,7 @@ ALGORITHM = core.AlgorithmSpec(
     build=fed_avg,
     options=FedAvgOptions,
     traits=frozenset(core.Trait),
+    paper_settings=_PAPER,
 )
 
 
@@ -162,10 +165,11 @@ def build_fed_avg(
     options: FedAvgOptions = FedAvgOptions(),
     aggregation: core.Aggregation = core.PlainSum(),
     seed: int = 0,
-) -> tff.learning.templates.LearningProcess:
+) -> core.LearningProcess:
     """Returns FedAvg as a TFF learning process with the interface of `build_agnostic_fed_avg`."""
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)
-    return core.build_learning_process(fed_avg(problem, options), aggregation)
+    algorithm = core.with_rate_columns(fed_avg(problem, options), options)
+    return core.build_learning_process(algorithm, aggregation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +213,7 @@ TARGET_ONLY = core.AlgorithmSpec(
             core.Trait.COHORT_TWICE_IS_ONCE,
         }
     ),
+    paper_settings=_PAPER,
 )
 
 
@@ -245,6 +250,7 @@ FED_PROX = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings=_PAPER,
 )
 
 
@@ -317,4 +323,5 @@ FED_AVG_SUB = core.AlgorithmSpec(
     options=FedAvgSubOptions,
     # Twins have the same seed, and are drawn together.
     traits=frozenset({core.Trait.COHORT_TWICE_IS_ONCE}),
+    paper_settings=_PAPER,
 )

@@ -10,13 +10,16 @@ AFLBoost: figure 2 of the same paper: an ensemble for the worst mixture of domai
 predictors and moves alpha, and lambda climbs along the losses of the domains. Lines 4 and 5 as
 printed weigh clients by m_j / m, which is not the objective (11), sum_k lambda_k L_k with the mean
 loss L_k of each domain. Here, as in Stochastic-AFL, an example of domain k counts lambda_k / N_k,
-where N_k are the examples of it that a round is expected to have.
+where N_k are the examples of it that a round is expected to have; `example_weight="cohort"` is the
+figure. `--preset=paper` makes both figures of this file what is printed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,9 +40,29 @@ from tff_agnostic.domain_weights.ascent import (
 )
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf
+from tff_agnostic.registry import Registry
+from tff_agnostic.settings import setting
 
 # Of one client, in secure sums: as for AgnosticFedAvg, a share of the round.
 _MAX_BETA = 10.0
+EXAMPLE_WEIGHTS: Registry[str] = Registry(
+    "weight of an example",
+    {
+        "domain": "lambda_k / N_k, by the examples N_k that a round is expected to have of its "
+        "domain k: objective (11) of the paper",
+        "cohort": "lambda_k / m, by the examples m of the cohort: lines 4 and 5 of figure 2",
+    },
+)
+# Figures 1 and 2 leave open F and the way to sample; entropy and (8) are this package's defaults.
+_PAPER: Mapping[str, Any] = types.MappingProxyType(
+    {
+        "predictor_draw": "independent",
+        "gradient_estimator": "masked",
+        "uniform_share": 0.0,
+        "repetitions": 1,
+        "returned_alpha": "mean",
+    }
+)
 
 
 class FedBoostState(NamedTuple):
@@ -105,12 +128,21 @@ ALGORITHM = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings=_PAPER,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class AflBoostOptions(BoostOptions, LambdaOptions, LossEstimatorOptions):
-    """Settings of AFLBoost: those of both players, and how losses of domains are estimated."""
+    """Settings of AFLBoost: those of both players, and how losses of domains are estimated.
+
+    Attributes:
+        example_weight: Member of `EXAMPLE_WEIGHTS`.
+    """
+
+    example_weight: str = setting(
+        "domain", "What an example of domain k counts in AFLBoost.", choices=EXAMPLE_WEIGHTS
+    )
 
 
 class AflBoostState(NamedTuple):
@@ -144,6 +176,12 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
             "--domain_weight_update: AFLBoost steps along estimates of the losses, and cvar has no "
             "step: expected another, or --algorithm=agnostic_fed_avg"
         )
+    is_by_cohort = options.example_weight == "cohort"
+    if is_by_cohort and options.domain_losses != "unbiased":
+        raise UserError(
+            f"--domain_losses={options.domain_losses} has no effect with --example_weight=cohort, "
+            "which divides all losses by the cohort's examples: it needs --example_weight=domain"
+        )
     model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
     alphas = alpha_steps(model, options, problem.seed)
     lambdas = lambda_ascent(options, problem.domain_names, problem.expected_counts)
@@ -160,17 +198,22 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
         )
 
     def scale(state: AflBoostState) -> tf.Tensor:
-        return lambdas.mixture(state.lambda_) / expected
+        mixture = lambdas.mixture(state.lambda_)
+        return mixture if is_by_cohort else mixture / expected
 
     def repetition(state: AflBoostState, summed: core.TrainingOutput) -> AflBoostState:
         # Lines 4 to 7.
         (alpha,), (gradient,) = state.weights.trainable, summed.weighted_delta
         sums = summed.domain_sums
         counts = tf.cast(sums.counts, tf.float32)
-        has_examples = tf.reduce_sum(counts) > 0
-        moved = alphas.next(alpha, gradient, tf.cast(has_examples, tf.float32), state.steps)
-        # delta_lambda,t L = (L_1, ..., L_p), at alpha~
+        m = tf.reduce_sum(counts)
+        has_examples = m > 0
+        weight = m if is_by_cohort else tf.cast(has_examples, tf.float32)
+        moved = alphas.next(alpha, gradient, weight, state.steps)
+        # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j
         losses = domain_losses(sums, expected)
+        if is_by_cohort:
+            losses = tf.math.divide_no_nan(sums.losses, m)
         taken = state.taken + tf.cast(has_examples, tf.int32)
         mixture = lambdas.mixture(state.lambda_)
         return AflBoostState(
@@ -190,7 +233,7 @@ def afl_boost(problem: core.Problem, options: AflBoostOptions) -> core.Algorithm
         initialize,
         repetition,
         scale,
-        max_weight=_MAX_BETA,
+        max_weight=None if is_by_cohort else _MAX_BETA,
         domain_weights=[
             core.Column(LAMBDA, lambda r: lambdas.mixture(r.after.lambda_)),
             core.Column(ALPHA, lambda r: scale(r.before)),
@@ -206,4 +249,5 @@ AFL_BOOST = core.AlgorithmSpec(
     build=afl_boost,
     options=AflBoostOptions,
     traits=frozenset({core.Trait.PARTITION_BLIND, core.Trait.LEARNS_FROM_EVERY_DOMAIN}),
+    paper_settings={**_PAPER, "example_weight": "cohort", "lambda_set": "simplex"},
 )

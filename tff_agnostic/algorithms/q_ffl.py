@@ -113,7 +113,7 @@ def client_work(
         # A client that measures nothing counts as one of the usual loss.
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
-        lipschitz = 1.0 / options.client_learning_rate
+        lipschitz = 1.0 / options.client_rate.at(clients.round_num)
         weight = core.CLIENT_WEIGHTINGS[client_weighting](n)
         return weighted_update(change, loss, unit_loss, weight, q, lipschitz)
 
@@ -224,4 +224,10 @@ ALGORITHM = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings={
+        **core.AVERAGE,
+        "batch_normalizer": "batch",
+        "client_weighting": "equal",
+        "domain_loss_share": 0.0,
+    },
 )

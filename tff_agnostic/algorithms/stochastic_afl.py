@@ -271,4 +271,17 @@ ALGORITHM = core.AlgorithmSpec(
     build=stochastic_afl,
     options=StochasticAflOptions,
     traits=frozenset({core.Trait.PARTITION_BLIND}),
+    paper_settings={
+        # Figure 3, with the per-domain gradient of its section 4.
+        "server_optimizer": "sgd",
+        "domain_weight_update": "projected_gradient",
+        "domain_losses": "unbiased",
+        "weights_gradient": "per_domain",
+        "lambda_gradient": "every_domain",
+        "step_decay": "none",
+        "optimistic": False,
+        "freeze_absent_domains": False,
+        "chi2_weight": 0.0,
+        "domain_loss_share": 0.0,
+    },
 )

@@ -237,4 +237,10 @@ ALGORITHM = core.AlgorithmSpec(
             core.Trait.LEARNS_FROM_EVERY_DOMAIN,
         }
     ),
+    paper_settings={
+        **core.AVERAGE,
+        "batch_normalizer": "batch",
+        "client_weighting": "examples",
+        "domain_loss_share": 0.0,
+    },
 )

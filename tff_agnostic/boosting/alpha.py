@@ -35,6 +35,13 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
     "mirror map", {"entropy": exponentiated_gradient, "euclidean": projected_gradient}
 )
 _SAMPLED = ("uniform", "weighted")
+# What does best against exact optima, by loss: docs/fed_boost.md has the table.
+_BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
+# What a run evaluates and exports: the last alpha, or alpha^A.
+RETURNED: Registry[str] = Registry(
+    "alpha",
+    {"last": "alpha after the last round", "mean": "alpha^A, as the paper's figures return it"},
+)
 
 
 def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
@@ -89,10 +96,15 @@ class BoostOptions(EnsembleOptions):
         budget: C, at least 1; half of the predictors, rounded up, if None.
         uniform_share: Share of uniform sampling in gamma, in [0, 1).
         predictor_draw: Member of `PREDICTOR_DRAWS`.
-        gradient_estimator: Member of `GRADIENT_ESTIMATORS`.
+        gradient_estimator: Member of `GRADIENT_ESTIMATORS`; the best known of the ensemble's loss
+            if None.
         mirror_map: Member of `MIRROR_MAPS`.
         alpha_learning_rate: eta; positive.
         repetitions: R, steps of a round, each with predictors of its own and the same clients.
+        returned_alpha: Member of `RETURNED`: which alpha's ensemble is the main model.
+        alpha_schedule: How eta falls; a name in `SCHEDULES`, or a function of the round.
+        alpha_schedule_rounds: T of it.
+        alpha_schedule_factors: f of it.
     """
 
     predictor_sampling: str = setting(
@@ -108,8 +120,10 @@ class BoostOptions(EnsembleOptions):
         only_with=("predictor_sampling", _SAMPLED),
     )
     uniform_share: float = setting(
-        0.0,
-        "Share of uniform sampling in the probabilities of weighted sampling, in [0, 1): a floor.",
+        0.2,
+        "Share of uniform sampling in the probabilities of weighted sampling, in [0, 1): a floor. "
+        "The paper has none.",
+        as_before=0.0,
         at_least=0.0,
         below=1.0,
         only_with=("predictor_sampling", ("weighted",)),
@@ -121,12 +135,14 @@ class BoostOptions(EnsembleOptions):
         choices=PREDICTOR_DRAWS,
         only_with=("predictor_sampling", _SAMPLED),
     )
-    gradient_estimator: str = setting(
-        "masked",
+    gradient_estimator: Optional[str] = setting(
+        None,
         "Estimate of the gradient from the sampled predictors: as the paper's figures have it "
         "(masked), over the probabilities (divided), with its bias taken away (unbiased, squared "
-        "loss), or of 1 + gradient (centred, log loss).",
+        "loss), or of 1 + gradient (centred, log loss); if not given, centred for the log loss and "
+        "unbiased for the squared.",
         choices=GRADIENT_ESTIMATORS,
+        as_before="masked",
     )
     mirror_map: str = setting(
         "entropy",
@@ -141,10 +157,17 @@ class BoostOptions(EnsembleOptions):
         "R, steps of alpha in a round: each sends predictors of its own to the same clients.",
         at_least=1,
     )
+    returned_alpha: str = setting(
+        "last", "Whose ensemble is evaluated first, saved and exported.", choices=RETURNED
+    )
+    alpha_schedule: str = core.schedule_setting("alpha", "eta")
+    alpha_schedule_rounds: tuple[int, ...] = core.rounds_setting("alpha")
+    alpha_schedule_factors: tuple[float, ...] = core.factors_setting("alpha")
 
     def __post_init__(self) -> None:
         """Refuses what loses predictors for ever too; see `Settings`."""
         super().__post_init__()
+        core.check_schedule(self, "alpha")
         if (
             self.mirror_map == "euclidean"
             and self.predictor_sampling == "weighted"
@@ -156,24 +179,32 @@ class BoostOptions(EnsembleOptions):
                 "weighs nothing would never be sampled again"
             )
 
+    def estimator(self, model: EnsembleModel) -> str:
+        """Returns the gradient's estimator, of those that the ensemble's loss has.
+
+        Raises:
+            UserError: If it is not one of the loss.
+        """
+        name = self.gradient_estimator or _BEST_ESTIMATOR[model.mixture_loss]
+        wanted = GRADIENT_ESTIMATORS[name].loss
+        if wanted not in (None, model.mixture_loss):
+            raise UserError(
+                f"--gradient_estimator: {name} is one of the {wanted} loss, and --ensemble_loss is "
+                f"{model.mixture_loss}"
+            )
+        return name
+
     def checked_budget(self, model: EnsembleModel) -> int:
         """Returns C.
 
         Raises:
-            UserError: If it is larger than the number of predictors, or the estimator is not one of
-                the ensemble's loss.
+            UserError: If it is larger than the number of predictors.
         """
         q = model.num_predictors
         if self.budget is not None and self.budget > q:
             raise UserError(
                 f"--budget: expected at most {q}, the number of base predictors, found "
                 f"{self.budget}"
-            )
-        wanted = GRADIENT_ESTIMATORS[self.gradient_estimator].loss
-        if wanted not in (None, model.mixture_loss):
-            raise UserError(
-                f"--gradient_estimator: {self.gradient_estimator} is one of the {wanted} loss, and "
-                f"--ensemble_loss is {model.mixture_loss}"
             )
         if self.predictor_sampling not in _SAMPLED:
             return q
@@ -275,7 +306,9 @@ class AlphaSteps:
         delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
         mirror_map = MIRROR_MAPS[self.options.mirror_map]
         # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected
-        moved = mirror_map(alpha, -delta, self.options.alpha_learning_rate)
+        # eta of the round: its repetitions have the same.
+        eta = core.rate_of(self.options, "alpha").at(step // self.options.repetitions)
+        moved = mirror_map(alpha, -delta, eta)
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 
@@ -345,6 +378,7 @@ def boost_algorithm(
         lambda_set: See `core.Algorithm`.
     """
     model, options, p = alphas.model, alphas.options, problem.num_domains
+    estimator = options.estimator(model)
 
     def after(state: Any, *sums: core.TrainingOutput) -> Any:
         return functools.reduce(repetition, sums, state)
@@ -355,6 +389,8 @@ def boost_algorithm(
 
     def models(state: Any) -> core.Models:
         mean = ModelWeights([state.mean_alpha], state.weights.non_trainable)
+        if options.returned_alpha == "mean":
+            return {core.MAIN_MODEL: mean, "last": state.weights}
         return {core.MAIN_MODEL: state.weights, "mean": mean}
 
     def step(step_name: str) -> core.CommunicationStep:
@@ -365,7 +401,7 @@ def boost_algorithm(
                 client_work,
                 model=model,
                 num_domains=p,
-                estimator=options.gradient_estimator,
+                estimator=estimator,
                 room=alphas.room,
             ),
             bounds=core.training_bounds(model, max_weight),

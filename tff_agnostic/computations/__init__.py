@@ -53,6 +53,15 @@ from tff_agnostic.computations.local_training import (
     gradient_pass,
     local_sgd,
 )
+from tff_agnostic.computations.schedules import (
+    Rate,
+    check_schedule,
+    factors_setting,
+    rate_of,
+    rounds_setting,
+    schedule_setting,
+    with_rate_columns,
+)
 from tff_agnostic.computations.server import (
     TrainingState,
     as_tensors,
@@ -61,16 +70,26 @@ from tff_agnostic.computations.server import (
     training_columns,
     update_norm,
 )
-from tff_agnostic.computations.server_optimizers import ServerOptimizer, ServerOptimizerOptions
-from tff_agnostic.computations.tff_process import build_evaluation, build_learning_process
+from tff_agnostic.computations.server_optimizers import (
+    AVERAGE,
+    ServerOptimizer,
+    ServerOptimizerOptions,
+)
+from tff_agnostic.computations.tff_process import (
+    LearningProcess,
+    build_evaluation,
+    build_learning_process,
+)
 from tff_agnostic.computations.verification import security_report
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.report_fields import ReportField, Role, Unit
 
 __all__ = [
     "AGGREGATIONS",
+    "AVERAGE",
     "CLIENT_WEIGHTINGS",
     "MAIN_MODEL",
+    "UNCOUNTED",
     "Aggregation",
     "Algorithm",
     "AlgorithmSpec",
@@ -87,12 +106,14 @@ __all__ = [
     "HashablePartial",
     "Holdout",
     "HoldoutOptions",
+    "LearningProcess",
     "LocalTrainingOptions",
     "Model",
     "ModelWeights",
     "Models",
     "PlainSum",
     "Problem",
+    "Rate",
     "ReportField",
     "Role",
     "RoundView",
@@ -105,7 +126,6 @@ __all__ = [
     "TrainingOutput",
     "TrainingState",
     "Trait",
-    "UNCOUNTED",
     "Unit",
     "add_to_domains",
     "all_finite",
@@ -113,22 +133,28 @@ __all__ = [
     "average_and_apply",
     "build_evaluation",
     "build_learning_process",
+    "check_schedule",
     "client_counts_bounds",
     "client_weight",
     "count_clients",
     "domain_counts",
     "domain_sums_bounds",
     "example_measures",
+    "factors_setting",
     "gradient_pass",
     "initial_model",
     "local_sgd",
     "measure_domains",
+    "rate_of",
+    "rounds_setting",
+    "schedule_setting",
     "security_report",
     "training_bounds",
     "training_columns",
     "training_output",
     "update_norm",
     "update_output",
+    "with_rate_columns",
     "zero_if_not_finite",
     "zero_sums",
     "zero_unless",

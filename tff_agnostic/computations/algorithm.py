@@ -138,11 +138,13 @@ class RoundView(NamedTuple):
         before: State of the algorithm before the round.
         sums: The sum of each step.
         after: State after the round.
+        round_num: t, its number, from 0, int32 scalar.
     """
 
     before: Any
     sums: Sums
     after: Any
+    round_num: Any = 0
 
 
 class Column(NamedTuple):
@@ -261,6 +263,9 @@ class AlgorithmSpec:
         options: A frozen dataclass of settings, all of which become flags: a subclass of
             `settings.Settings`, mostly of `LocalTrainingOptions` and `ServerOptimizerOptions` too.
         traits: Which of the shared property tests hold, beside those that hold for every algorithm.
+        paper_settings: Values of settings, by flag, with which it is the algorithm or figure to the
+            letter: those of `--preset=paper`. What the paper leaves to whoever runs it, such as a
+            step size, is not among them.
     """
 
     label: str
@@ -268,3 +273,4 @@ class AlgorithmSpec:
     build: Callable[[Problem, Any], Algorithm]
     options: type = Settings
     traits: frozenset[Trait] = frozenset()
+    paper_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)

@@ -7,10 +7,11 @@ for one client and a vectorised one for several.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import importlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
@@ -53,12 +54,12 @@ class _VectorisedClients:
         # all, which takes a copy of each, and more operations than many a model's step.
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
-        _insert_only_missing_axes()
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
-        return pfor(
-            lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
-            num_clients,
-        )
+        with _only_missing_axes_inserted():
+            return pfor(
+                lambda k: fn(*tf.nest.map_structure(lambda values: tf.gather(values, k), args)),
+                num_clients,
+            )
 
 
 one_client: ClientMap = _OneClient()
@@ -115,6 +116,7 @@ class Clients:
         map_: How functions of one client are applied; see `map`.
         seed: Seed of each client in this round, int64, in the shape of `num_examples`; () before
             the round has given one.
+        round_num: t, the number of the round, from 0, int32 scalar; () before there is one.
         order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
             there in their order.
     """
@@ -127,6 +129,7 @@ class Clients:
     place: Any = ()
     map_: ClientMap = one_client
     seed: Any = ()
+    round_num: Any = ()
     order: Any = ()
 
     @classmethod
@@ -212,7 +215,8 @@ class Clients:
 
     def seeded(self, round_seed: tf.Tensor) -> Clients:
         """Returns the clients with their seeds in a round; see `client_seeds`."""
-        return dataclasses.replace(self, seed=client_seeds(round_seed, self))
+        seeds = client_seeds(round_seed, self)
+        return dataclasses.replace(self, seed=seeds, round_num=round_seed[1])
 
     def example_order(self, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
         """Returns the order in which clients take their examples, int32 [c], vectorised [G, c].
@@ -356,8 +360,13 @@ def _with_axes(values: tf.Tensor, number: int) -> tf.Tensor:
     return values
 
 
-@functools.cache
-def _insert_only_missing_axes() -> None:
+# Held by whoever traces. Tracing swaps attributes of Keras layers, and TensorFlow's vectoriser has
+# one method replaced while it works for this package; a thread may hold it several times over.
+TRACING = threading.RLock()
+
+
+@contextlib.contextmanager
+def _only_missing_axes_inserted() -> Iterator[None]:
     """Makes TensorFlow's vectoriser insert the axes that are missing where ranks are known.
 
     `pfor` (seen in TensorFlow 2.14) gives every operand of an elementwise operation as many axes as
@@ -365,14 +374,18 @@ def _insert_only_missing_axes() -> None:
     for operands of equal rank too, and for operations of one operand. Where the ranks are known,
     which they are in the models here, only the missing axes need be inserted. Values are the same;
     a model's step is traced in half the time and has fewer operations. Where a rank is unknown
-    nothing changes. Calls after the first do nothing.
+    nothing changes. It holds for this thread, and until the context ends: what else the process
+    vectorises is left to TensorFlow.
     """
     # The package has a function of the same name as this module of it.
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
     operands_class = vectoriser._PforInput
-    with_computed_shapes = operands_class.expanddim_inputs_for_broadcast
+    thread = threading.get_ident()
 
     def expanddim_inputs_for_broadcast(operands: Any) -> None:
+        if threading.get_ident() != thread:
+            with_computed_shapes(operands)
+            return
         ranks = [_rank_with_clients(operand) for operand in operands.inputs]
         if None in ranks:
             with_computed_shapes(operands)
@@ -381,4 +394,10 @@ def _insert_only_missing_axes() -> None:
             if operand.is_stacked and rank < max(ranks):
                 operands.inputs[i] = vectoriser.wrap(_with_axes(operand.t, max(ranks) - rank), True)
 
-    operands_class.expanddim_inputs_for_broadcast = expanddim_inputs_for_broadcast
+    with TRACING:
+        with_computed_shapes = operands_class.expanddim_inputs_for_broadcast
+        operands_class.expanddim_inputs_for_broadcast = expanddim_inputs_for_broadcast
+        try:
+            yield
+        finally:
+            operands_class.expanddim_inputs_for_broadcast = with_computed_shapes

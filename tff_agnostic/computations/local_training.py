@@ -13,6 +13,14 @@ from tff_agnostic.computations.domain_losses import (
     example_measures,
     zero_sums,
 )
+from tff_agnostic.computations.schedules import (
+    Rate,
+    check_schedule,
+    factors_setting,
+    rate_of,
+    rounds_setting,
+    schedule_setting,
+)
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.registry import Registry
@@ -40,6 +48,9 @@ class LocalTrainingOptions(Settings):
         batch_size: B; the last batch of an epoch may be smaller.
         batch_normalizer: Member of `NORMALIZERS`: what the weighted loss of a batch is divided by.
         shuffle: Draw a new order of the examples for each epoch; otherwise they keep theirs.
+        client_schedule: How gamma_w falls; a name in `SCHEDULES`, or a function of the round.
+        client_schedule_rounds: T of it.
+        client_schedule_factors: f of it.
     """
 
     client_learning_rate: float = setting(0.1, "gamma_w of the clients' SGD.", positive=True)
@@ -63,6 +74,19 @@ class LocalTrainingOptions(Settings):
         choices=NORMALIZERS,
     )
     shuffle: bool = setting(True, "Whether clients shuffle their examples before each epoch.")
+    client_schedule: str = schedule_setting("client", "gamma_w")
+    client_schedule_rounds: tuple[int, ...] = rounds_setting("client")
+    client_schedule_factors: tuple[float, ...] = factors_setting("client")
+
+    def __post_init__(self) -> None:
+        """Checks the schedule too; see `Settings`."""
+        super().__post_init__()
+        check_schedule(self, "client")
+
+    @property
+    def client_rate(self) -> Rate:
+        """gamma_w by round."""
+        return rate_of(self, "client")
 
 
 class LocalTraining(NamedTuple):
@@ -103,6 +127,8 @@ def local_sgd(
             divided by the batch's own weight.
     """
     normalize = NORMALIZERS[options.batch_normalizer]
+    # gamma_t
+    rate = options.client_rate.at(clients.round_num)
 
     def sgd_step(
         batch: Examples,
@@ -123,7 +149,7 @@ def local_sgd(
             divisor = normalize(beta, batch_weight)
             objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
             # Scaled here, the gradients come out as steps: no further pass over the weights.
-            objective *= options.client_learning_rate * model.loss_scale
+            objective *= rate * model.loss_scale
         steps = tape.gradient(
             objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -132,11 +158,7 @@ def local_sgd(
         ]
         if proximal:
             # Of the term's gradient, mu (w^k - w): none where a client has no examples left.
-            pull = (
-                options.client_learning_rate
-                * proximal
-                * tf.math.divide_no_nan(batch_weight, divisor)
-            )
+            pull = rate * proximal * tf.math.divide_no_nan(batch_weight, divisor)
             next_trained = [
                 after - pull * (before - tf.convert_to_tensor(anchor))
                 for after, before, anchor in zip(next_trained, trained, weights.trainable)

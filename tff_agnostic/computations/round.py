@@ -13,7 +13,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from tff_agnostic.aggregations.aggregation import Aggregation, Bound, ClientFacts
+from tff_agnostic.aggregations.aggregation import (
+    Aggregation,
+    Bound,
+    ClientFacts,
+    FederatedSums,
+)
 from tff_agnostic.computations.algorithm import (
     Algorithm,
     ClientResult,
@@ -100,9 +105,9 @@ class RoundStep:
         facts = ClientFacts(used.seed, examples_cut, clients.place)
         return ClientResult(clients.map(encode, output, facts), state)
 
-    def federated_sum(self, encoded: Any) -> Any:
-        """In a federated computation: returns the `tff.Value` of the sum over clients."""
-        return self.aggregation.federated_sum(encoded, self.bounds)
+    def federated_sum(self, encoded: Any, sums: FederatedSums) -> Any:
+        """In a federated computation: returns the sum over clients, at the server."""
+        return self.aggregation.federated_sum(encoded, self.bounds, sums)
 
     def decode(self, aggregation_state: Any, summed: Any) -> tuple[Any, Any, Report]:
         """On the server: returns the aggregation's state, the sum of the outputs, and a report."""
@@ -224,7 +229,7 @@ class Round:
             lambda: state.aggregations,
         )
         skipped = tf.cast(~(has_sums & has_state), tf.int64)
-        report = self._algorithm.report(RoundView(state.algorithm, sums, after))
+        report = self._algorithm.report(RoundView(state.algorithm, sums, after, state.round_num))
         return (
             RunState(after, aggregations, state.round_num + 1),
             OrderedDict(report, aggregator=self._by_step(reports), skipped=skipped),

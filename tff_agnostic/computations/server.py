@@ -67,9 +67,12 @@ def average_and_apply(
     def if_weighted(new: Any, old: Any) -> Any:
         return tf.nest.map_structure(lambda n, o: tf.where(has_weight, n, o), new, old)
 
+    optimizer_state = if_weighted(next_optimizer_state, state.optimizer_state)
+    for name in optimizer.of_rounds:
+        optimizer_state[name] = next_optimizer_state[name]
     return state._replace(
         weights=ModelWeights(if_weighted(next_trainable, trainable), state.weights.non_trainable),
-        optimizer_state=if_weighted(next_optimizer_state, state.optimizer_state),
+        optimizer_state=optimizer_state,
     )
 
 

@@ -7,10 +7,19 @@ keys, so that checkpoints of runs with those go on. These need no TFF, and have 
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
+from tff_agnostic.computations.schedules import (
+    Rate,
+    check_schedule,
+    factors_setting,
+    rate_of,
+    rounds_setting,
+    schedule_setting,
+)
 from tff_agnostic.later import tf
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings, setting
@@ -18,6 +27,7 @@ from tff_agnostic.settings import Settings, setting
 _ADAPTIVE = ("adam", "yogi", "adagrad")
 _WITH_MOMENTUM = ("momentum", "nesterov", "adam", "yogi")
 _STEP = "step"
+_RATE, _ROUND = "learning_rate", "round"
 # Of Adam and Yogi: beta_2, and what Yogi's preconditioner starts from; of Adagrad its start.
 _BETA_2 = 0.999
 _YOGI_START = 1e-6
@@ -31,20 +41,27 @@ Update = Callable[..., tuple["tf.Tensor", ...]]
 class ServerOptimizer:
     """An optimizer.
 
-    Its state is a mapping of the hyperparameters, the number of steps if it counts them, and the
-    slots, each with a tensor for each weight.
+    Its state is a mapping of the hyperparameters, the number of steps if it counts them, that of
+    rounds if its rate has a schedule, and the slots, each with a tensor for each weight.
 
     Attributes:
         update: One step of one weight.
         hyperparameters: Names and values.
         slots: Names, and what each of their entries starts from.
         counts_steps: Whether `update` gets the number of the step, from 1, as "step".
+        rate: Its learning rate by round, if that falls.
     """
 
     update: Update
     hyperparameters: tuple[tuple[str, float], ...]
     slots: tuple[tuple[str, float], ...] = ()
     counts_steps: bool = False
+    rate: Optional[Rate] = None
+
+    @property
+    def of_rounds(self) -> tuple[str, ...]:
+        """What of the state follows the rounds, those in which nothing was stepped among them."""
+        return () if self.rate is None else (_RATE, _ROUND)
 
     def initialize(self, specs: Any) -> OrderedDict[str, Any]:
         """Returns the state before the first step.
@@ -55,6 +72,8 @@ class ServerOptimizer:
         state: OrderedDict[str, Any] = OrderedDict(self.hyperparameters)
         if self.counts_steps:
             state[_STEP] = 0
+        if self.rate is not None:
+            state[_ROUND] = 0
         for name, start in self.slots:
             state[name] = [tf.fill(s.shape, tf.cast(start, s.dtype)) for s in specs]
         return state
@@ -66,6 +85,9 @@ class ServerOptimizer:
         after = OrderedDict(state)
         if self.counts_steps:
             after[_STEP] = state[_STEP] + 1
+        if self.rate is not None:
+            after[_RATE] = self.rate.at(state[_ROUND])
+            after[_ROUND] = state[_ROUND] + 1
         numbers = [*(name for name, _ in self.hyperparameters), *[_STEP] * self.counts_steps]
         names = [name for name, _ in self.slots]
         stepped = [
@@ -177,6 +199,11 @@ SERVER_OPTIMIZERS: Registry[Callable[[float, float, float], ServerOptimizer]] = 
     },
 )
 
+# With these settings the next weights are the average of the clients' own.
+AVERAGE: Mapping[str, Any] = types.MappingProxyType(
+    {"server_optimizer": "sgd", "server_learning_rate": 1.0}
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizerOptions(Settings):
@@ -187,6 +214,10 @@ class ServerOptimizerOptions(Settings):
         server_learning_rate: Its learning rate.
         server_momentum: Its momentum or beta_1.
         server_epsilon: Its epsilon.
+        server_schedule: How its learning rate falls; a name in `SCHEDULES`, or a function of the
+            round.
+        server_schedule_rounds: T of it.
+        server_schedule_factors: f of it.
     """
 
     server_optimizer: str = setting("sgd", "Applies a round's update.", choices=SERVER_OPTIMIZERS)
@@ -204,8 +235,18 @@ class ServerOptimizerOptions(Settings):
         positive=True,
         only_with=("server_optimizer", _ADAPTIVE),
     )
+    server_schedule: str = schedule_setting("server", "the server's learning rate")
+    server_schedule_rounds: tuple[int, ...] = rounds_setting("server")
+    server_schedule_factors: tuple[float, ...] = factors_setting("server")
+
+    def __post_init__(self) -> None:
+        """Checks the schedule too; see `Settings`."""
+        super().__post_init__()
+        check_schedule(self, "server")
 
     def build_server_optimizer(self) -> ServerOptimizer:
         """Returns the optimizer."""
         build = SERVER_OPTIMIZERS[self.server_optimizer]
-        return build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
+        built = build(self.server_learning_rate, self.server_momentum, self.server_epsilon)
+        rate = rate_of(self, "server")
+        return built if rate.is_constant else dataclasses.replace(built, rate=rate)

@@ -16,6 +16,33 @@ from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.models.model import Model, ModelWeights
 
+# A `tff.learning.templates.LearningProcess`, for signatures where TFF is not loaded.
+LearningProcess = Any
+
+
+class TffSums:
+    """TFF's intrinsics; see `aggregation.FederatedSums`."""
+
+    def plain(self, values: tff.Value) -> tff.Value:
+        """Returns the plain sum."""
+        return tff.federated_sum(values)
+
+    def secure(self, values: tff.Value, bit_widths: Any) -> tff.Value:
+        """Returns the secure sum by bit widths."""
+        return tff.federated_secure_sum_bitwidth(values, bit_widths)
+
+    def secure_modular(self, values: tff.Value, moduli: Any) -> tff.Value:
+        """Returns the modular secure sum, which TFF has for its form of rounds only."""
+        return tff.backends.mapreduce.federated_secure_modular_sum(values, moduli)
+
+    def joined(self, values: Any) -> tff.Value:
+        """Returns placed values as one."""
+        return tff.federated_zip(values)
+
+    def spec(self, values: tff.Value) -> Any:
+        """Returns the specs of the values' type."""
+        return tff.types.type_to_tf_tensor_specs(values.type_signature.member)
+
 
 class Process(NamedTuple):
     """An algorithm in TFF.
@@ -28,7 +55,7 @@ class Process(NamedTuple):
         round_: The functions that it was made of.
     """
 
-    learning_process: tff.learning.templates.LearningProcess
+    learning_process: LearningProcess
     steps: dict[str, tff.Computation]
     round_: Round
 
@@ -55,7 +82,7 @@ class PlacedAggregation(Aggregation):
 
 def build_learning_process(
     algorithm: Algorithm, aggregation: Aggregation = PlainSum()
-) -> tff.learning.templates.LearningProcess:
+) -> LearningProcess:
     """Wires an algorithm and an aggregation into a TFF learning process.
 
     `next` maps (state at the server, one mapping of arrays per client) to
@@ -451,14 +478,14 @@ def placed_step(
 
         @tff.federated_computation(at_server, at_clients)
         def step_fn(message: Any, client_data: Any) -> Any:
-            return step.federated_sum(worked(message, client_data))
+            return step.federated_sum(worked(message, client_data), TffSums())
 
         return PlacedStep(step_fn)
 
     @tff.federated_computation(at_server, at_clients)
     def keeping_fn(message: Any, client_data: Any) -> Any:
         result = worked(message, client_data)
-        return step.federated_sum(result.output), result.state
+        return step.federated_sum(result.output, TffSums()), result.state
 
     # What is checked: the sum is all that leaves clients, as in any step.
     @tff.federated_computation(at_server, at_clients)

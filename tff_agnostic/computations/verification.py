@@ -13,14 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation, SecurityProperty
 from tff_agnostic.aggregations.chacha20 import KEYSTREAM
+from tff_agnostic.computations.algorithm import Algorithm
+from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
 from tff_agnostic.computations.evaluation import Measurement
-from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, specs_of
-from tff_agnostic.computations.tff_process import EvaluationFunctions, Process, build_measurement
+from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, specs_of, traced_specs
+from tff_agnostic.computations.tff_process import (
+    EvaluationFunctions,
+    Process,
+    build_measurement,
+    build_process,
+)
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 
@@ -207,31 +214,47 @@ def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
         yield f"{path} ({value_type})" if path else str(value_type)
 
 
-def require_secrets_stay(round_: Round, steps: Iterable[tff.Computation]) -> None:
-    """Checks every message of a round.
+def require_secrets_stay(round_: Round) -> None:
+    """Checks every message of a round, without TFF.
 
     Args:
         round_: The round.
-        steps: Each step by itself, whose type gives the sum's; see `tff_process.Process`.
 
     Raises:
         UserError: If a message is made of a secret.
     """
     state_spec = specs_of(_traced(round_.initialize).structured_outputs)
-    sums = [
-        tff.types.type_to_tf_tensor_specs(computation.type_signature.result.member)
-        for computation in steps
-    ]
     function: Callable[..., Any] = round_.start
     arguments: tuple[Any, ...] = (state_spec,)
     progress: Any = RoundProgress()
+    client_state: Any = ()
     for k, step in enumerate(round_.steps):
         traced = _traced(function, *arguments)
         result = traced.structured_outputs
         message, progress = (result, progress) if k == 0 else result
         secrets = _secrets(traced.graph, round_, arguments)
         _require_made_of_none(message, traced.graph, secrets, step.step.name)
-        function, arguments = round_.next_step, (state_spec, specs_of(progress), sums[k])
+        if k < len(round_.steps) - 1:
+            message_spec = specs_of(message)
+            answer = _answer_of_a_client(step, message_spec, round_.client_data_spec, client_state)
+            if step.step.keeps_client_state:
+                client_state = answer.state
+            # A sum has the shapes of what one client sends.
+            function = round_.next_step
+            arguments = (state_spec, specs_of(progress), answer.output)
+
+
+def _answer_of_a_client(
+    step: RoundStep, message_spec: Any, examples_spec: Any, client_state_spec: Any
+) -> Any:
+    """Returns the specs of what a client sends and remembers, a `ClientResult`."""
+    number = tf.TensorSpec([], tf.int32)
+    place = Place(number, number) if step.aggregation.numbers_clients else ()
+
+    def work(message: Any, examples: Any, state: Any, place: Any) -> Any:
+        return step.client_work(message, Clients.of(arrays_of_client(examples, state, place)))
+
+    return traced_specs(work, message_spec, dict(examples_spec), client_state_spec, place)
 
 
 def require_secrets_of_measurement_stay(step: RoundStep, measured_spec: Any) -> None:
@@ -336,19 +359,34 @@ CHECKS: Mapping[SecurityProperty, Callable[[tff.Computation], SecurityReport]] =
     SecurityProperty.SECURE_SUMS: require_only_secure_sums,
 }
 # Of what the functions of a whole round keep to themselves.
-ROUND_CHECKS: Mapping[SecurityProperty, Callable[[Round, Iterable[tff.Computation]], None]] = {
+ROUND_CHECKS: Mapping[SecurityProperty, Callable[[Round], None]] = {
     SecurityProperty.SECRET_NOISE: require_secrets_stay,
 }
 
 
+def check_rounds(algorithm: Algorithm, aggregation: Aggregation) -> Optional[SecurityReport]:
+    """Checks the rounds of an algorithm; TFF's form of them is made only for what it has to show.
+
+    See `check_process`.
+    """
+    if aggregation.guarantees - ROUND_CHECKS.keys():
+        return check_process(aggregation, build_process(algorithm, aggregation))
+    _check_round(aggregation, Round(algorithm, aggregation))
+    return None
+
+
+def _check_round(aggregation: Aggregation, round_: Round) -> None:
+    for guarantee in aggregation.guarantees & ROUND_CHECKS.keys():
+        ROUND_CHECKS[guarantee](round_)
+
+
 def check_process(aggregation: Aggregation, process: Process) -> Optional[SecurityReport]:
-    """Checks the rounds of an algorithm; see `check_guarantees`.
+    """Checks the rounds of an algorithm in TFF's form; see `check_guarantees`.
 
     A round of one step is compiled as a whole. One of several is not of TFF's form: each of its
     steps is compiled, and the round's source is searched for any other way to the server.
     """
-    for guarantee in aggregation.guarantees & ROUND_CHECKS.keys():
-        ROUND_CHECKS[guarantee](process.round_, process.steps.values())
+    _check_round(aggregation, process.round_)
     if aggregation.guarantees <= ROUND_CHECKS.keys():
         return None
     next_ = process.learning_process.next

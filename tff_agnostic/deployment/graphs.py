@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_agnostic.computations.tff_process import type_from_spec
 from tff_agnostic.errors import UserError
 from tff_agnostic.folders import tensorflow_writes
 from tff_agnostic.later import tf, tff
@@ -147,6 +148,21 @@ def node_name(path: str) -> str:
 def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
     """Returns the specs of tensors under their names in a checkpoint."""
     return [leaf.named(prefix) for leaf in structure]
+
+
+def names_of(state: Any) -> list[str]:
+    """Returns the name in a server's checkpoint of each leaf of a state.
+
+    Args:
+        state: The state, of arrays or tensors; leaves are in the order of `tf.nest.flatten`.
+    """
+    spec = tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), state)
+    names = [leaf.name for leaf in named(leaves(type_from_spec(spec)), SERVER)]
+    # TFF has its own order, which is not TensorFlow's where there are mappings.
+    numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
+    order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))
+    name_of = dict(zip(order, names))
+    return [name_of[number] for number in range(len(names))]
 
 
 def only_element(structure: tff.Type) -> tff.Type:

@@ -29,6 +29,8 @@ def _arm(label: str, sampling: str) -> Arm:
     sampled: dict[str, Any] = (
         {} if sampling == "none" else {"budget": _BUDGET, "predictor_draw": "independent"}
     )
+    if sampling == "weighted":
+        sampled["uniform_share"] = 0.0
     return Arm(
         label,
         {

@@ -15,6 +15,7 @@ from tff_agnostic.algorithms.user_algorithm import algorithm_named
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
 from tff_agnostic.computations.domain_losses import HoldoutOptions
 from tff_agnostic.computations.evaluation import evaluation_bounds
+from tff_agnostic.computations.schedules import with_rate_columns
 from tff_agnostic.data.clients import (
     ClientDataset,
     FirstExamples,
@@ -211,7 +212,8 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
         seed=spec.config.seed,
         expected_counts=_expected_counts(task, spec.config.clients_per_round),
     )
-    return algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
+    algorithm = algorithm_named(spec.config.algorithm).build(problem, spec.algorithm)
+    return with_rate_columns(algorithm, spec.algorithm)
 
 
 def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:

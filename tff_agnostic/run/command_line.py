@@ -70,7 +70,7 @@ from tff_agnostic.tasks.registry import TASKS
 # Where results go that nobody named a folder for.
 RUNS = Path("runs")
 # What decides which other settings there are, and what their defaults are.
-_CHOICES = ("algorithm", "aggregation", "privacy")
+_CHOICES = ("algorithm", "preset", "aggregation", "privacy")
 # Whose values name users' algorithms, or runs that have one.
 _NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
 # What decides which flags --help shows.
@@ -187,6 +187,11 @@ class RunCommand(Command):
         if self.has_runtime:
             options_of_runtimes().define()
 
+    def has_setting(self, option: Option) -> bool:
+        """Returns whether a setting of runs is a flag of the command."""
+        of_command = self.settings is None or option.flag in self.settings
+        return of_command and option.flag not in self.without
+
     def help_text(self, doc: Optional[str], group: str) -> str:
         """Returns the flags that apply to what the command line chooses; see `Command`."""
         named = _named_in(sys.argv)
@@ -196,8 +201,7 @@ class RunCommand(Command):
         algorithms = _algorithms_in(named, task)
 
         def is_flag(option: Option) -> bool:
-            of_command = self.settings is None or option.flag in self.settings
-            return option.flag in runs and of_command and option.flag not in self.without
+            return option.flag in runs and self.has_setting(option)
 
         groups = [*own_groups(self.own), *groups_of(RunConfig, is_flag)]
         if issubclass(self.own, DataOptions) and task is not None and task in TASKS:
@@ -207,7 +211,7 @@ class RunCommand(Command):
         for name in algorithms:
             groups += groups_of(algorithm_of_flag(name).options, is_flag)
         aggregation, privacy, runtime = (
-            named.get(flag) or _task_default(task, flag, algorithms)
+            named.get(flag) or default_for_task(task, flag, algorithms)
             for flag in ("aggregation", "privacy", "runtime")
         )
         if aggregation in AGGREGATIONS:
@@ -333,7 +337,7 @@ def _default_text(option: Option) -> str:
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
 
 
-def _task_default(task: Optional[str], flag: str, algorithms: Sequence[str]) -> Any:
+def default_for_task(task: Optional[str], flag: str, algorithms: Sequence[str]) -> Any:
     """Returns the default of a setting of runs for a task and the first of some algorithms."""
     field = next(f for f in dataclasses.fields(RunConfig) if f.name == flag)
     if task is None or task not in TASKS:
@@ -352,7 +356,7 @@ def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
     ]
     names = [str(text).strip() for text in texts if text]
     known = [name for name in names if name in ALGORITHMS or is_user_file(name)]
-    return list(dict.fromkeys(known)) or [_task_default(task, "algorithm", [])]
+    return list(dict.fromkeys(known)) or [default_for_task(task, "algorithm", [])]
 
 
 def _default_for(option: Option, task: Optional[str], algorithms: Sequence[str]) -> str:

@@ -16,14 +16,13 @@ from plan_runner.play import read_state
 from tff_agnostic.algorithms.user_algorithm import algorithm_label
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.computations.round import Round
-from tff_agnostic.computations.tff_process import type_from_spec
-from tff_agnostic.deployment.graphs import METRICS, SERVER, leaves, named
+from tff_agnostic.deployment.graphs import METRICS, SERVER, names_of
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import make_folder, read_json, write_text
 from tff_agnostic.folders import check_free, new_folder
-from tff_agnostic.later import tf, tff
+from tff_agnostic.later import tf
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.build import build_algorithm
@@ -235,21 +234,6 @@ def _with_names_of_today(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
         name if name == ROUND_NUM else f"{_OF_ALGORITHM}{name[len(top) :]}": value
         for name, value in state.items()
     }
-
-
-def names_of(state: Any) -> list[str]:
-    """Returns the name in a server's checkpoint of each leaf of a state.
-
-    Args:
-        state: The state, of arrays or tensors; leaves are in the order of `tf.nest.flatten`.
-    """
-    spec = tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), state)
-    names = [leaf.name for leaf in named(leaves(type_from_spec(spec)), SERVER)]
-    # TFF has its own order, which is not TensorFlow's where there are mappings.
-    numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
-    order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))
-    name_of = dict(zip(order, names))
-    return [name_of[number] for number in range(len(names))]
 
 
 def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:

@@ -16,6 +16,7 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percentile_name
 from tff_agnostic.models.keras import PRECISIONS
+from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.options import RuntimeOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
@@ -31,6 +32,14 @@ from tff_agnostic.settings import (
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import option_flag
 
+NO_PRESET, PAPER = "none", "paper"
+PRESETS: Registry[str] = Registry(
+    "preset",
+    {
+        NO_PRESET: "the defaults of the task and of this package",
+        PAPER: "the algorithm or figure of the paper to the letter",
+    },
+)
 # Metadata of a setting: what folders mean that were written before it existed.
 _AS_BEFORE = "as_before"
 
@@ -47,6 +56,12 @@ class RunConfig(Settings):
         "agnostic_fed_avg",
         "What to train with: an algorithm's name, or a Python file of yours. Names: "
         f"{', '.join(ALGORITHMS)}.",
+    )
+    preset: str = setting(
+        NO_PRESET,
+        "Where settings come from that are not given: what a preset has comes before a task's "
+        "defaults, and what is given before both.",
+        choices=PRESETS,
     )
     runtime: str = setting(
         "cohort",
@@ -244,6 +259,24 @@ def algorithm_of_flag(name: str) -> AlgorithmSpec:
         return algorithm_named(name)
     except UserError as e:
         raise e if is_user_file(name) else UserError(f"--algorithm: {e}") from None
+
+
+def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
+    """Returns the settings of a preset, by flag.
+
+    Raises:
+        UserError: If the algorithm, a user's, has none.
+    """
+    PRESETS.given("--preset", preset)
+    if preset == NO_PRESET:
+        return {}
+    spec = algorithm_of_flag(algorithm)
+    if not spec.paper_settings:
+        raise UserError(
+            f"--preset=paper: expected an algorithm that says what its paper has, found {algorithm}"
+            ", whose ALGORITHM has no paper_settings"
+        )
+    return spec.paper_settings
 
 
 def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, Callable, NoReturn, Optional
 from absl import app, flags, logging
 
 from tff_agnostic.commands import PROGRAM
-from tff_agnostic.errors import ExecutionError, UserError
+from tff_agnostic.errors import ExecutionError, UserCodeError, UserError
 from tff_agnostic.files import named_path, read_text
 from tff_agnostic.run.help_page import asked_for
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
@@ -186,8 +186,7 @@ def run_app(
     try:
         group = asked_for(argument.text for argument in with_flag_files(sys.argv[1:]))
         if group is not None and help_text is not None:
-            print(help_text(group))
-            sys.exit(0)
+            sys.exit(_print_page(help_text(group)))
     except UserError as e:
         sys.exit(_failed(e))
     before = set(flags.FLAGS)
@@ -200,6 +199,20 @@ def run_app(
     app.define_help_flags()
     faulthandler.enable()
     sys.exit(exit_status(main, parse_flags(sys.argv)))
+
+
+def _print_page(page: str) -> int:
+    try:
+        print(page, flush=True)
+    except BrokenPipeError:
+        return _nobody_reads()
+    return 0
+
+
+def _nobody_reads() -> int:
+    # Whoever read the output, such as `head`, has seen enough. Python flushes again at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def define(define_flags: Callable[[], None]) -> None:
@@ -224,9 +237,7 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except UserError as e:
         return _failed(e)
     except BrokenPipeError:
-        # Whoever read the output, such as `head`, has seen enough. Python flushes again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return _nobody_reads()
     except OSError as e:
         # A file or folder that may not be read, say; without a name it is no user's file.
         if e.filename is None:
@@ -281,10 +292,15 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _failed(error: Exception) -> int:
-    text = " ".join(str(error).splitlines())
+    lines = str(error).splitlines()
+    if not isinstance(error, UserCodeError):
+        lines = [" ".join(lines)]
     # A file may hold what a terminal obeys.
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    print(f"error: {shown}", file=sys.stderr)
+    shown = (
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        for line in lines
+    )
+    print("error:", "\n".join(shown), file=sys.stderr)
     return _USAGE_STATUS
 
 

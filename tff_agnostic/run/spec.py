@@ -17,12 +17,14 @@ from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
+from tff_agnostic.computations.schedules import tabulated
 from tff_agnostic.data.clients import FirstExamples
 from tff_agnostic.data.sampling import SIZES_BY_CHANCE
 from tff_agnostic.errors import UserError
 from tff_agnostic.files import file_digest
 from tff_agnostic.models.keras import computing_in, freeze
 from tff_agnostic.run.options import (
+    NO_PRESET,
     RunConfig,
     absolute,
     algorithm_of_flag,
@@ -32,6 +34,7 @@ from tff_agnostic.run.options import (
     initial_file,
     path_fields,
     path_of,
+    preset_settings,
     with_absolute_paths,
     without_effect,
 )
@@ -41,7 +44,7 @@ from tff_agnostic.tasks.task import DATA, Task, TaskContext, option_flag
 
 PLACES_OF_DATA = ("data_dir", "data")
 # Of config.json; folders of release 0.1.0 have none, which is 1, and those of 0.2.0 have 2.
-FORMAT = 8
+FORMAT = 9
 # Said first where runs differ.
 _CHIEF = ("task", "algorithm", "aggregation")
 # What a run that goes on may have otherwise, and what is told of it.
@@ -164,8 +167,19 @@ def resolve(
     name = ChainMap(*layers).get("algorithm", RunConfig.algorithm)
     if is_user_file(name):
         name = absolute(Path(name))
+    # An earlier run's preset is in its settings already.
+    preset = ChainMap(*layers[:2]).get("preset", NO_PRESET)
     tuned = {} if inherited is not None else spec.algorithm_defaults.get(name, {})
-    values = ChainMap({"algorithm": name}, *layers[:2], dict(tuned), *layers[2:])
+    values = ChainMap(
+        {"algorithm": name},
+        *layers[:2],
+        dict(preset_settings(preset, name)),
+        dict(tuned),
+        *layers[2:],
+    )
+    rounds = values.get("rounds", RunConfig.rounds)
+    given = tabulated(given, rounds)
+    values = ChainMap({"algorithm": name}, given, tabulated(shared, rounds), *values.maps[3:])
     config = make(RunConfig, values)
     if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.

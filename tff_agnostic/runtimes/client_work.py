@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Generic, Optional, TypeVar
 
 import numpy as np
 
 from tff_agnostic.computations.algorithm import ClientResult
 from tff_agnostic.computations.clients import (
+    TRACING,
     ClientArrays,
     Clients,
     Place,
@@ -40,6 +41,9 @@ from tff_agnostic.runtimes.sharding import (
 _LARGEST_VECTORISED_MODEL_BYTES = 400_000
 _GROUP_BYTES = 64 * 2**20
 _MAX_GROUP = 512
+
+
+_Traced = TypeVar("_Traced")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +131,29 @@ def _num_bytes(specs: Any) -> int:
     return sum(spec.shape.num_elements() * spec.dtype.size for spec in tf.nest.flatten(specs))
 
 
+class _TracedOnce(Generic[_Traced]):
+    """An attribute that is traced at its first use, by one thread; the others wait for it.
+
+    `functools.cached_property` holds no lock from Python 3.12 on, and lanes are threads.
+    """
+
+    def __init__(self, trace: Callable[[Any], _Traced]) -> None:
+        self._trace = trace
+        self.__doc__ = trace.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: Optional[type] = None) -> _Traced:
+        # Called only as long as the instance has nothing of this name.
+        with TRACING:
+            traced = vars(instance)
+            if self._name not in traced:
+                traced[self._name] = self._trace(instance)
+            found: _Traced = traced[self._name]
+            return found
+
+
 class CompiledClientWork:
     """Traced functions of a `ClientWork`; what they return is summed over clients.
 
@@ -152,7 +179,7 @@ class CompiledClientWork:
         self.streamed = ShardFunction(lambda: self._one, self._each_client, self.add)
         self.vectorised = ShardFunction(lambda: self._many, self._as_one_batch, self.add)
 
-    @functools.cached_property
+    @_TracedOnce
     def _one(self) -> Any:
         map_ = one_client_in_fixed_shapes if self._jit_compile else one_client
 
@@ -169,7 +196,7 @@ class CompiledClientWork:
         place = Place(number, number) if self.work.numbers_clients else ()
         return self._trace(one, (self._columns, self.work.state_spec, place))
 
-    @functools.cached_property
+    @_TracedOnce
     def _many(self) -> Any:
         def many(message: Any, arrays: ClientArrays) -> ClientResult:
             outputs, state = self.work.step.client_work(
@@ -196,7 +223,7 @@ class CompiledClientWork:
                 fn, autograph=False, jit_compile=self._jit_compile
             ).get_concrete_function(self.work.message_spec, clients_spec)
 
-    @functools.cached_property
+    @_TracedOnce
     def vectorisation_error(self) -> Optional[str]:
         """Why TensorFlow cannot vectorise what clients do; None if it can, and it is traced then.
 

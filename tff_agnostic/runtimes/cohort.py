@@ -11,8 +11,8 @@ from tff_agnostic.computations.algorithm import Algorithm, ClientResult, Report,
 from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
 from tff_agnostic.computations.round import Message, Round, RoundFunctions, play, specs_of
 from tff_agnostic.computations.server import as_tensors
-from tff_agnostic.computations.tff_process import EvaluationFunctions, build_process
-from tff_agnostic.computations.verification import check_measurement, check_process
+from tff_agnostic.computations.tff_process import EvaluationFunctions
+from tff_agnostic.computations.verification import check_measurement, check_rounds
 from tff_agnostic.errors import ExecutionError
 from tff_agnostic.later import tf
 from tff_agnostic.models.model import Examples, Model
@@ -186,12 +186,7 @@ class CohortTraining:
         aggregation: Aggregation,
         sum_over_clients: Callable[[ClientWork], SumOverClients],
     ) -> None:
-        # The same functions, compiled by TFF: its form shows what is summed, and how.
-        self.security = (
-            check_process(aggregation, build_process(algorithm, aggregation))
-            if aggregation.guarantees
-            else None
-        )
+        self.security = check_rounds(algorithm, aggregation)
         self._aggregation = aggregation
         round_ = Round(algorithm, aggregation)
         self.quantities = round_.quantities

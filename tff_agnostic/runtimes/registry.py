@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Callable
 
 from tff_agnostic.errors import UserError
+from tff_agnostic.later import require_tff
 from tff_agnostic.registry import Registry
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import RuntimeOptions
@@ -25,6 +26,7 @@ def _ray(options: RuntimeOptions) -> Runtime:
 
 def _tff(options: RuntimeOptions) -> Runtime:
     # Imported only where it is chosen: its module loads TFF.
+    require_tff()
     from tff_agnostic.runtimes.tff import TffRuntime
 
     del options

@@ -25,6 +25,7 @@ from tff_agnostic.run.spec import (
     check_clients_per_round,
     check_given,
     check_sizes_by_chance,
+    from_flags,
     resolve,
 )
 from tff_agnostic.settings import check_values
@@ -263,7 +264,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
             f"--output_dir: expected a new or empty folder or that of a search, found {folder} "
             "with other content"
         )
-    different = _difference(read_json(path), wanted)
+    different = _difference(_with_later_settings(read_json(path)), wanted)
     if different is not None:
         raise UserError(f"--output_dir: {folder} holds another search: {different}")
     if not resume:
@@ -285,6 +286,12 @@ def claim_folder(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
         check_folder(folder, wanted, resume)
         if not (folder / OWN_FILE).exists():
             write_json(folder / OWN_FILE, dict(wanted))
+
+
+def _with_later_settings(there: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a folder says, with what a setting meant before it existed."""
+    settings = {name: from_flags(flags).flags() for name, flags in there["settings"].items()}
+    return {**there, "settings": settings}
 
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> Optional[str]:

@@ -13,7 +13,6 @@ from tff_agnostic.data.clients import check_labels
 from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.errors import UserError
-from tff_agnostic.later import tff
 from tff_agnostic.settings import setting
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT
 
@@ -218,6 +217,13 @@ def texts_of(column: np.ndarray) -> list[str]:
     return [as_text(value) for value in column.tolist()]
 
 
+def _tff_datasets() -> Any:
+    # What of TFF is used stands in its bridge, which loads it.
+    from tff_agnostic.computations.tff_bridge.programs import simulation_datasets
+
+    return simulation_datasets()
+
+
 def emnist_store(cache_dir: Optional[Path]) -> Path:
     """Returns the file of TFF's EMNIST.
 
@@ -227,30 +233,30 @@ def emnist_store(cache_dir: Optional[Path]) -> Path:
     Args:
         cache_dir: Where TFF keeps it; its own default if None.
     """
-    load = tff.simulation.datasets.emnist.load_data
-    return _fetched(cache_dir, "emnist_all.sqlite", load)
+    return _fetched(cache_dir, "emnist_all.sqlite", "emnist")
 
 
 def stackoverflow_store(cache_dir: Optional[Path]) -> Path:
     """Returns the file of TFF's Stack Overflow (342,477 clients; splits train, heldout, test)."""
-    load = tff.simulation.datasets.stackoverflow.load_data
-    return _fetched(cache_dir, "stackoverflow.sqlite", load)
+    return _fetched(cache_dir, "stackoverflow.sqlite", "stackoverflow")
 
 
 def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
     """Returns the words that most of Stack Overflow's training users use."""
     folder = None if cache_dir is None else str(cache_dir)
+    load_word_counts = _tff_datasets().stackoverflow.load_word_counts
     try:
-        counts = tff.simulation.datasets.stackoverflow.load_word_counts(folder, size)
+        counts = load_word_counts(folder, size)
     except Exception as e:  # Whatever a download can raise.
         instead = "name a file of words with --stackoverflow_vocabulary"
         raise _not_fetched("stackoverflow.word_count", e, instead) from e
     return tuple(counts)
 
 
-def _fetched(cache_dir: Optional[Path], file: str, load: Callable[..., Any]) -> Path:
+def _fetched(cache_dir: Optional[Path], file: str, name: str) -> Path:
     folder = Path.home() / ".tff" if cache_dir is None else cache_dir
     if not (folder / file).is_file():
+        load = getattr(_tff_datasets(), name).load_data
         try:
             load(cache_dir=str(folder))
         except Exception as e:  # Whatever a download can raise.

@@ -9,6 +9,7 @@ from absl.testing import flagsaver
 
 from plan_runner import cli, plan_pb2
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
+from tests import golden
 from tests.plan_runner.exports import (
     CLIENTS,
     STATE,
@@ -205,77 +206,13 @@ def test_an_unknown_flag_is_one_line(capsys):
     assert capsys.readouterr().err == "error: Unknown command line flag 'no_such_flag'\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--plan: expected the folder of an export, found none"),
-        (["--plan=x"], "--clients: expected a folder of clients (or --verify), found none"),
-        (["--plan=x", "--clients=y"], "--output: expected a folder for the results, found none"),
-        (["--plan=x", "--verify"], "x: expected the folder of an export, found none"),
-        (["--plan=x", "--verify", "--clients=y"], "--clients has no effect with --verify"),
-        (["--plan=x", "--verify", "--rounds=1"], "--rounds has no effect with --verify"),
-        (["--plan=x", "--verify", "--seed=0"], "--seed has no effect with --verify"),
-        (["--plan=x", "--verify", "--cohorts=y"], "--cohorts has no effect with --verify"),
-        (["--plan=x", "--verify", "--state=y"], "--state has no effect with --verify"),
-        (["--plan=x", "--verify", "--output=y"], "--output has no effect with --verify"),
-        (
-            ["--plan=x", "--verify", "--clients_per_round=1"],
-            "--clients_per_round has no effect with --verify",
-        ),
-        (["--plan=x", "--tolerance=0.0"], "--tolerance has no effect without --verify"),
-        (
-            ["--plan=x", "--verify", "--max_records=0"],
-            "--max_records: expected a number above 0, found 0",
-        ),
-        (
-            ["--plan=x", "--verify", "--max_memory_gb=nan"],
-            "--max_memory_gb: expected a number above 0, found nan",
-        ),
-        (
-            ["--plan=x", "--verify", "--max_memory_gb=inf"],
-            "--max_memory_gb: expected at most 1e+06, found inf",
-        ),
-        (
-            ["--plan=x", "--verify", "--max_memory_gb=1e30"],
-            "--max_memory_gb: expected at most 1e+06, found 1e+30",
-        ),
-        (["--plan=x", "more"], "expected flags only, found 'more'"),
-        (
-            ["--plan=x", "--clients=y", "--output=z", "--seed=1"],
-            "--seed has no effect without --clients_per_round",
-        ),
-        (
-            ["--plan=x", "--clients=y", "--output=z", "--cohorts=a", "--clients_per_round=1"],
-            "--clients_per_round has no effect with --cohorts",
-        ),
-    ],
-)
-def test_flags(arguments, message):
-    assert call(*arguments).error == message
+@golden.arguments
+def test_flags(arguments):
+    return call(*arguments).error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--clients_per_round=4"], "--clients_per_round: expected at most 3, the number of"),
-        (["--cohorts={}/missing"], "missing: expected a text file, cannot read it ("),
-        (["--cohorts={}/empty"], "empty: expected a line per round, found none"),
-        (["--cohorts={}/gap"], "gap, line 2: expected names of clients, found none"),
-        (["--cohorts={}/other"], "other, line 1: expected names of clients, found 'dan'"),
-        (["--cohorts={}/twice"], "twice, line 1: expected every client once, found 'ann' again"),
-        (["--cohorts={}/two", "--rounds=3"], "--rounds: expected at most 2, the lines of "),
-        (["--state={}/missing"], "missing: expected a checkpoint, cannot read it (No such file"),
-        (["--state={}/empty"], "empty: expected a checkpoint, cannot read it ("),
-        (["--state={}/cut"], "cut: expected a checkpoint, cannot read it ("),
-        (["--state={}/less"], "less: expected the tensor server/1, found none"),
-        (["--state={}/more"], "more: expected 2 tensors, found server/2 as well"),
-        (["--state={}/dtype"], "dtype: server/0: expected float32[], found int64[]"),
-        (["--state={}/shape"], "shape: server/0: expected float32[], found float32[1]"),
-        (["--output={}"], ": expected a new or empty folder, found "),
-        (["--output={}/gap"], "gap: expected a folder, cannot make it (File exists)"),
-    ],
-)
-def test_files(run, tmp_path, arguments, message):
+@golden.arguments
+def test_files(run, tmp_path, arguments):
     (tmp_path / "empty").touch()
     (tmp_path / "gap").write_text("ann\n\nbob")
     (tmp_path / "other").write_text("ann,dan"[4:])
@@ -288,8 +225,9 @@ def test_files(run, tmp_path, arguments, message):
     write_checkpoint(tmp_path / "dtype", {**STATE, "server/0": np.array(1)})
     write_checkpoint(tmp_path / "shape", {**STATE, "server/0": np.ones(1, np.float32)})
     before = sorted(tmp_path.rglob("*"))
-    assert message in run(*(argument.format(tmp_path) for argument in arguments)).error
+    found = run(*(argument.format(tmp_path) for argument in arguments)).error
     assert sorted(tmp_path.rglob("*")) == before
+    return found
 
 
 def test_no_clients(run, clients):

@@ -9,6 +9,7 @@ import tempfile
 import pytest
 
 from plan_runner.isolation import Bounds, Decoder, IsolationError, encoded, run_isolated
+from tests import golden
 from tests.binaries.harness import ROOT
 from tests.plan_runner.isolation.told import Told
 from tests.processes import default_signals, is_running, wait_until
@@ -102,22 +103,10 @@ def test_files_that_it_writes_are_limited():
     assert "OSError: [Errno 27] File too large" in message
 
 
-@pytest.mark.parametrize(
-    ("name", "payload", "message"),
-    [
-        ("refuses", "expected this, found that", "expected this, found that"),
-        ("fails", "key", "expected an export that can be played, KeyError: 'key'"),
-        ("exits", "last", "leaving: its process ended with status 3 (last)"),
-        (
-            "crashes",
-            "SIGABRT",
-            "crashing: expected to need at most 0.7 GB (--max_memory_gb), its process ended by "
-            "SIGABRT, as for lack of memory",
-        ),
-    ],
-)
-def test_how_it_ends(name, payload, message):
-    assert refused(name, payload) == message
+@golden.values
+def test_how_it_ends(case):
+    name, payload = case
+    return refused(name, payload)
 
 
 @pytest.mark.parametrize(

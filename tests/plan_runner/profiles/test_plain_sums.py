@@ -7,6 +7,7 @@ import tensorflow as tf
 from plan_runner import plan_pb2
 from plan_runner.daf import PlainSums, read_sum
 from plan_runner.errors import PlanError
+from tests import golden
 from tests.plan_runner.plans import spec
 
 
@@ -52,22 +53,12 @@ def test_what_is_not_finite_passes():
     assert str(summed(values, shape=(3,)).tolist()) == "[nan, nan, inf]"
 
 
-@pytest.mark.parametrize(
-    ("update", "message"),
-    [
-        ({}, "expected the tensor update/a, found none"),
-        ({"update/a": np.float64(1)}, r"update/a: expected float32\[\], found float64\[\]"),
-        ({"update/a": np.zeros(2, np.float32)}, r"expected float32\[\], found float32\[2\]"),
-        (
-            {"update/a": np.float32(1), "update/b": np.float32(1)},
-            "expected 1 tensors, found update/b as well",
-        ),
-    ],
-)
-def test_an_update_that_is_not_as_the_plan_says(update, message):
+@golden.values
+def test_an_update_that_is_not_as_the_plan_says(case):
     sums = PlainSums([read_sum(config(), "here")])
-    with pytest.raises(PlanError, match=f"^client: .*{message}"):
-        sums.add({name: np.asarray(value) for name, value in update.items()}, "client")
+    with pytest.raises(PlanError) as error:
+        sums.add({name: np.asarray(value) for name, value in case.items()}, "client")
+    return str(error.value)
 
 
 def test_shapes_that_are_open_must_agree():

@@ -15,6 +15,7 @@ from plan_runner.secure import (
     SecureTensor,
     read_side_channel,
 )
+from tests import golden
 
 INT64 = 9
 
@@ -102,20 +103,12 @@ def test_a_sum_beyond_the_dtype_is_refused():
         total.result()
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (np.array([0, 16, 1]), "expected values from 0 to 15, found 16"),
-        (np.array([0, -1, 99]), "expected values from 0 to 15, found -1"),
-        (np.array([0, 1, 2], np.int32), r"expected int64\[3\], found int32\[3\]"),
-        (np.array([0, 1]), r"expected int64\[3\], found int64\[2\]"),
-        (np.array(1), r"expected int64\[3\], found int64\[\]"),
-    ],
-)
-def test_a_client_that_breaks_its_bound(value, message):
+@golden.values
+def test_a_client_that_breaks_its_bound(case):
     total = SecureSum(tensor(Modulus(16, grows=True)), 2)
-    with pytest.raises(PlanError, match=f"^client ann: sum:0: {message}$"):
-        total.add(value, "client ann")
+    with pytest.raises(PlanError) as error:
+        total.add(case, "client ann")
+    return str(error.value)
 
 
 def test_too_many_clients_for_a_modulus():

@@ -3,6 +3,7 @@
 import pytest
 from optuna.trial import FixedTrial
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.studies.search_space import dimension, parse_search, searchable
 
@@ -99,21 +100,9 @@ def test_settings_of_all_and_of_one():
         search.of("other", ["mu"])
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("client_learning_rat=1..2", "did you mean client_learning_rate"),
-        ("q=1..2;q=2..3", "q once"),
-        ("mine:q=1..2", "one of fed_avg, q_ffl, found 'mine'"),
-        ("q", r"\[ALGORITHM:\]SETTING=RANGE"),
-        (":q=1..2", r"\[ALGORITHM:\]SETTING=RANGE"),
-        (" ; ", "found none"),
-        ("q=5", "q: expected LOW..HIGH"),
-    ],
-)
-def test_another_search_is_refused(text, found):
-    with pytest.raises(UserError, match=f"^--search: .*{found}"):
-        parse_search(text, _SETTINGS, ("fed_avg", "q_ffl"))
+@golden.values
+def test_another_search_is_refused(case):
+    return golden.refusal(parse_search, case, _SETTINGS, ("fed_avg", "q_ffl"))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from tff_agnostic.aggregations.aggregation import (
     Bound,
     ClientFacts,
     ClientLimits,
+    FederatedSums,
     SecurityProperty,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum
-from tff_agnostic.computations.tff_process import PlacedAggregation
+from tff_agnostic.computations.tff_process import PlacedAggregation, TffSums
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
 from tff_agnostic.report_fields import ReportFields
@@ -138,9 +139,9 @@ class FactorySum(PlacedAggregation):
             encoded.append((values, weight))
         return _Summand(tuple(encoded), others)
 
-    def federated_sum(self, encoded: tff.Value, bounds: Any) -> tff.Value:
+    def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns the secure sum of an answer without an update."""
-        return self.others.federated_sum(encoded, bounds)
+        return self.others.federated_sum(encoded, bounds, sums)
 
     def process(self, encoded_type: tff.Type, bounds: Any) -> Any:
         """Returns the process of a step with updates; None where a step has none."""
@@ -163,7 +164,7 @@ class FactorySum(PlacedAggregation):
                 values, weight = encoded.updates[k][0], encoded.updates[k][1]
                 weights = (weight,) if process.is_weighted else ()
                 outputs.append(process.next(states[k], values, *weights))
-            others = self.others.federated_sum(encoded.others, rest_bounds)
+            others = self.others.federated_sum(encoded.others, rest_bounds, TffSums())
             means = tuple(output.result for output in outputs)
             return tff.templates.MeasuredProcessOutput(
                 tff.federated_zip(tuple(output.state for output in outputs)),

@@ -122,6 +122,11 @@ def _stored(values: Any) -> np.ndarray:
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
 
+def simulation_datasets() -> Any:
+    """Returns TFF's module of data sets, which it downloads."""
+    return tff.simulation.datasets
+
+
 def client_data_of(store: Store, split: str) -> Any:
     """Returns a split of a store as a `ClientData`; see `data.tff_clients.to_tff`."""
     _ = store.client_ids(split)  # Refuses a split without clients.

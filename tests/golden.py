@@ -1,0 +1,121 @@
+"""Tables of the messages that tests find: `./run test --golden TESTS` writes them anew.
+
+`tests/F/test_T.py` has the table `tests/golden/F/T.txt`, with a section for each test and a row for
+each case: `CASE => MESSAGE`. A test returns the message of a case; the table says what it has to
+be: whole, or its beginning and `...` where all names of a registry follow. A case is added as a row
+without a message; what `--golden` then writes is to be read.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from tff_agnostic.errors import UserError
+
+_TESTS = Path(__file__).parent
+_ARROW = " => "
+# Set by `--golden`.
+writes = False
+
+Test = Callable[..., str]
+
+
+def values(test: Test) -> Test:
+    """Calls a test with each `case` of its section, literals of Python, with np, inf and nan."""
+
+    def value(text: str) -> Any:
+        return eval(text, {"inf": math.inf, "nan": math.nan, "np": np})
+
+    return _with_cases(test, "case", _section(test), value)
+
+
+def arguments(test: Test) -> Test:
+    """Calls a test with the `arguments` of each case of its section, split as a shell does."""
+    return _with_cases(test, "arguments", _section(test), shlex.split)
+
+
+def cases(named: Mapping[str, Any] | Iterable[str]) -> Callable[[Test], Test]:
+    """Calls a test with each value as `case`, where it is no text; the section has the names."""
+    cases = named if isinstance(named, Mapping) else {name: name for name in named}
+
+    def decorated(test: Test) -> Test:
+        return _with_cases(test, "case", cases, cases.__getitem__)
+
+    return decorated
+
+
+def refusal(function: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+    """Returns the message, one line, of a call that a user's mistake ends."""
+    with pytest.raises(UserError) as error:
+        function(*arguments, **settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def _with_cases(test: Test, name: str, texts: Iterable[str], value: Callable[[str], Any]) -> Test:
+    @functools.wraps(test)
+    def compared(**given: Any) -> None:
+        case = given[name]
+        found = test(**{**given, name: value(case)})
+        for fixture in given.values():
+            if isinstance(fixture, Path):
+                found = found.replace(str(fixture), "DIR")
+        if writes:
+            _write(test, list(texts), case, found)
+        expected = _section(test)
+        assert expected.keys() == set(texts), "rows without a case"
+        assert found == expected[case] or _begins(expected[case], found)
+
+    assert texts, f"{test.__name__} has no cases in {_path(test)}"
+    return pytest.mark.parametrize(name, list(texts))(compared)
+
+
+def _begins(row: str, found: str) -> bool:
+    return row.endswith("...") and found.startswith(row[:-3])
+
+
+def _path(test: Test) -> Path:
+    path = Path(inspect.getfile(test)).relative_to(_TESTS)
+    return _TESTS / "golden" / path.parent / f"{path.stem.removeprefix('test_')}.txt"
+
+
+@functools.cache
+def _sections(path: Path) -> dict[str, dict[str, str]]:
+    sections: dict[str, dict[str, str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        if line.startswith("[test_"):
+            rows = sections.setdefault(line[1:-1], {})
+        elif line:
+            case, _, message = line.partition(_ARROW)
+            assert case not in rows, f"{path}: {case} stands there twice"
+            rows[case] = message
+    return sections
+
+
+def _section(test: Test) -> dict[str, str]:
+    return _sections(_path(test)).get(test.__name__, {})
+
+
+def _write(test: Test, texts: list[str], case: str, found: str) -> None:
+    path, sections = _path(test), _sections(_path(test))
+    before = sections.get(test.__name__, {})
+    row = before.get(case, "")
+    sections[test.__name__] = {
+        **{text: before.get(text, "") for text in texts},
+        case: row if _begins(row, found) else found,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tables = [
+        "\n".join([f"[{name}]", *(f"{case}{_ARROW}{rows[case]}" for case in rows)])
+        for name, rows in sections.items()
+    ]
+    path.write_text("\n\n".join(tables) + "\n", encoding="utf-8")

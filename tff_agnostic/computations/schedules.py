@@ -1,0 +1,249 @@
+"""Learning rates that fall by round: gamma_t of Laguel et al. 2021, Algorithm 2, and of others.
+
+A schedule is a factor of the rate in round t, which is 0 in the first round. Clients know t from
+the seed of their round, so that no message changes; a server's optimizer counts it. A rate that is
+constant is a number and no tensor: graphs and states are then those without a schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Optional, Union
+
+from tff_agnostic.computations.algorithm import Algorithm, Column
+from tff_agnostic.errors import UserError
+from tff_agnostic.later import tf
+from tff_agnostic.registry import Registry
+from tff_agnostic.report_fields import ReportField
+from tff_agnostic.settings import setting
+
+CONSTANT = "constant"
+# t -> rate: Keras' schedules, and functions of TensorFlow.
+RateOfRound = Callable[[Any], Any]
+_MOST_ROUNDS = 100_000
+
+
+def _piecewise(t: tf.Tensor, rounds: tuple[int, ...], factors: tuple[float, ...]) -> tf.Tensor:
+    passed = tf.reduce_sum(tf.cast(t >= tf.constant(rounds, tf.float32), tf.int32))
+    return tf.gather(tf.constant((1.0, *factors), tf.float32), passed)
+
+
+def _cosine(t: tf.Tensor, rounds: tuple[int, ...], factors: tuple[float, ...]) -> tf.Tensor:
+    # Loshchilov and Hutter 2017, equation (5), without restarts
+    part = tf.minimum(t / rounds[0], 1.0)
+    return factors[0] + (1.0 - factors[0]) * 0.5 * (1.0 + tf.cos(math.pi * part))
+
+
+# (t, T, f) -> factor of the rate; t float32. The help says what each is.
+SCHEDULES: Registry[Callable[[Any, tuple[int, ...], tuple[float, ...]], Any]] = Registry(
+    "schedule",
+    {
+        CONSTANT: lambda t, rounds, factors: 1.0,
+        "inverse_time": lambda t, rounds, factors: 1.0 / (1.0 + t / rounds[0]),
+        "inverse_sqrt": lambda t, rounds, factors: tf.math.rsqrt(1.0 + t / rounds[0]),
+        "exponential": lambda t, rounds, factors: tf.pow(factors[0], t / rounds[0]),
+        "cosine": _cosine,
+        "piecewise": _piecewise,
+    },
+)
+_FALLING = tuple(name for name in SCHEDULES if name != CONSTANT)
+_WITH_FACTORS = ("exponential", "cosine", "piecewise")
+
+
+def schedule_setting(whose: str, rate: str) -> Any:
+    """Declares the field WHOSE_schedule, beside WHOSE_schedule_rounds and WHOSE_schedule_factors.
+
+    Args:
+        whose: The beginning of the fields' names.
+        rate: The rate's symbol.
+    """
+    return setting(
+        CONSTANT,
+        f"How {rate} falls in round t, which is 0 in the first: not; by 1 / (1 + t / T) "
+        "(inverse_time) or its root (inverse_sqrt); by f^(t / T) (exponential); along half a "
+        "cosine to f in round T (cosine); or to f after T rounds, with several T and f "
+        "(piecewise).",
+        choices=SCHEDULES,
+        # In Python, a schedule of Keras or a function of t, whose value is the rate itself.
+        also=Callable,
+    )
+
+
+def rounds_setting(whose: str) -> Any:
+    """Declares the field WHOSE_schedule_rounds."""
+    return setting(
+        (100,),
+        "T of the schedule: a number of rounds; of piecewise one or more, rising.",
+        only_with=(f"{whose}_schedule", _FALLING),
+    )
+
+
+def factors_setting(whose: str) -> Any:
+    """Declares the field WHOSE_schedule_factors."""
+    return setting(
+        (0.1,),
+        "f of the schedule, a factor of the first round's rate; of piecewise one for each T.",
+        only_with=(f"{whose}_schedule", _WITH_FACTORS),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """A learning rate by round.
+
+    Attributes:
+        first: The rate, of which a schedule has factors.
+        schedule: A name in `SCHEDULES`, or a function of t whose value is the rate.
+        rounds: T.
+        factors: f.
+    """
+
+    first: float
+    schedule: Union[str, RateOfRound] = CONSTANT
+    rounds: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is the same number in all rounds."""
+        return self.schedule == CONSTANT
+
+    def at(self, t: Any) -> Any:
+        """Returns the rate of a round: a number if it is constant, otherwise float32.
+
+        Args:
+            t: The round, from 0; an int32 scalar.
+        """
+        if self.is_constant:
+            return self.first
+        if not isinstance(self.schedule, str):
+            return tf.cast(self.schedule(t), tf.float32)
+        factor = SCHEDULES[self.schedule](tf.cast(t, tf.float32), self.rounds, self.factors)
+        return tf.constant(self.first, tf.float32) * factor
+
+
+def rate_of(options: Any, whose: str) -> Rate:
+    """Returns a rate of an algorithm's settings; "client", "server" or "alpha"."""
+    schedule = f"{whose}_schedule"
+    return Rate(
+        getattr(options, f"{whose}_learning_rate"),
+        getattr(options, schedule),
+        getattr(options, f"{schedule}_rounds"),
+        getattr(options, f"{schedule}_factors"),
+    )
+
+
+def check_schedule(options: Any, whose: str) -> None:
+    """Checks the fields of a schedule against one another.
+
+    Raises:
+        UserError: Naming the flag.
+    """
+    rate, flag = rate_of(options, whose), f"--{whose}_schedule"
+    if rate.is_constant or not isinstance(rate.schedule, str):
+        return
+    rounds, factors = rate.rounds, rate.factors
+    if not rounds or rounds[0] < 1 or any(b <= a for a, b in zip(rounds, rounds[1:])):
+        found = ",".join(map(str, rounds)) or "none"
+        raise UserError(f"{flag}_rounds: expected positive numbers that rise, found {found}")
+    is_piecewise = rate.schedule == "piecewise"
+    if not is_piecewise and len(rounds) > 1:
+        raise UserError(f"{flag}_rounds: expected one number with {flag}={rate.schedule}")
+    if rate.schedule not in _WITH_FACTORS:
+        return
+    wanted = len(rounds) if is_piecewise else 1
+    if len(factors) != wanted:
+        raise UserError(f"{flag}_factors: expected {wanted}, one for each T, found {len(factors)}")
+    # Only along a cosine does a rate become 0 in the end.
+    lowest = 0.0 if rate.schedule == "cosine" else None
+    for factor in factors:
+        if not (factor > 0 or factor == lowest):
+            raise UserError(f"{flag}_factors: expected a positive number, found {factor:g}")
+
+
+_RATES: Mapping[str, str] = {
+    "client": "learning rate of the clients' SGD",
+    "server": "learning rate of the server optimizer",
+    "alpha": "step size of the predictors' weights",
+}
+
+
+def _falling(options: Any) -> Iterator[tuple[str, Rate]]:
+    for whose in _RATES:
+        if hasattr(options, f"{whose}_schedule"):
+            rate = rate_of(options, whose)
+            if not rate.is_constant:
+                yield whose, rate
+
+
+def _column(whose: str, rate: Rate) -> Column:
+    field = ReportField(f"{whose}_learning_rate", _RATES[whose])
+    return Column(field, lambda r: tf.cast(rate.at(r.round_num), tf.float32))
+
+
+def with_rate_columns(algorithm: Algorithm, options: Any) -> Algorithm:
+    """Returns the algorithm, which reports each of its rates that has a schedule.
+
+    Args:
+        algorithm: An algorithm.
+        options: What it was built with.
+    """
+    columns = [_column(whose, rate) for whose, rate in _falling(options)]
+    if not columns:
+        return algorithm
+    return dataclasses.replace(algorithm, columns=(*algorithm.columns, *columns))
+
+
+def tabulated(values: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """Returns settings in which schedules that are functions are piecewise, as files have them.
+
+    After the last round that was asked for, the rate stays what it was there.
+
+    Args:
+        values: Settings by flag.
+        rounds: T of the run.
+
+    Raises:
+        UserError: If a rate is given beside a function that has it, is not a positive number, or
+            changes too often.
+    """
+    found = dict(values)
+    for whose in _RATES:
+        function = values.get(f"{whose}_schedule")
+        if not callable(function):
+            continue
+        rate = f"{whose}_learning_rate"
+        if values.get(rate) is not None:
+            raise UserError(
+                f"--{rate}: expected none beside a {whose}_schedule that is a function of the "
+                f"round, whose value is the rate, found {values[rate]}"
+            )
+        if rounds > _MOST_ROUNDS:
+            raise UserError(
+                f"--{whose}_schedule: expected a name for more than {_MOST_ROUNDS} rounds, found a "
+                "function"
+            )
+        rates = [_number(whose, function, t) for t in range(rounds)]
+        changes = [t for t in range(1, rounds) if rates[t] != rates[t - 1]]
+        found[rate] = rates[0]
+        found[f"{whose}_schedule"] = "piecewise" if changes else CONSTANT
+        if changes:
+            found[f"{whose}_schedule_rounds"] = tuple(changes)
+            found[f"{whose}_schedule_factors"] = tuple(rates[t] / rates[0] for t in changes)
+    return found
+
+
+def _number(whose: str, function: RateOfRound, t: int) -> float:
+    value: Optional[float]
+    try:
+        value = float(function(t))
+    except (TypeError, ValueError):
+        value = None
+    if value is None or not (math.isfinite(value) and value > 0):
+        raise UserError(
+            f"--{whose}_schedule: expected a function whose value is a positive number, found "
+            f"{function(t)!r:.100} in round {t}"
+        )
+    return value
