@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import golden
+from tests.selection import is_left_out, rest
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -19,27 +20,39 @@ if TYPE_CHECKING:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
+_RINGS = ("quick", "rest", "all")
 # What Python 3.9 to 3.11 call anew in each `isinstance` with a protocol.
 _MEMBERS_OF_PROTOCOL = "_get_protocol_attrs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--exhaustive` (see `tests/selection.py`) and `--golden` (see `tests/golden.py`)."""
+    """Adds `--exhaustive` and `--ring` (see `tests/selection.py`), and `--golden`."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
         help="run every combination, also those of which the usual tests take a part",
     )
+    parser.addoption(
+        "--ring",
+        choices=_RINGS,
+        default="all",
+        help="of the usual tests the quick ring, what it leaves out, or all",
+    )
     parser.addoption("--golden", action="store_true", help="write tables of messages anew")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked as exhaustive unless it is asked for."""
-    if config.getoption("--exhaustive"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    """Leaves out what is marked as exhaustive unless it is asked for, and what is in no ring."""
+    ring, entries = config.getoption("--ring"), rest()
+
+    def is_chosen(item: pytest.Item) -> bool:
+        if item.get_closest_marker("exhaustive") and not config.getoption("--exhaustive"):
+            return False
+        return ring == "all" or is_left_out(item.nodeid, entries) == (ring == "rest")
+
+    chosen = {item.nodeid: is_chosen(item) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if not chosen[item.nodeid]])
+    items[:] = [item for item in items if chosen[item.nodeid]]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,11 +1,29 @@
-"""Which of many combinations the usual tests run; `./run test --exhaustive` runs all."""
+"""Which tests run: of many combinations a part, and of the usual tests the quick ring.
+
+`./run test` runs the quick ring, `./run test --all` all usual tests, and `--exhaustive` every
+combination too.
+"""
 
 from collections.abc import Collection, Hashable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 exhaustive = pytest.mark.exhaustive
+# What the quick ring leaves out; `tools/test_rings.py` chose it.
+REST = Path(__file__).parent / "rest.txt"
+
+
+def rest(path: Path = REST) -> frozenset[str]:
+    """Returns what the quick ring leaves out: files, and functions as FILE::FUNCTION."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    return frozenset(line for line in lines if line)
+
+
+def is_left_out(test: str, entries: Collection[str]) -> bool:
+    """Returns whether a test, by pytest's name for it, is not in the quick ring."""
+    return test.partition("::")[0] in entries or test.partition("[")[0] in entries
 
 
 def usually(chosen: Collection[Any], every: Iterable[Hashable]) -> list[Any]:

@@ -1,13 +1,9 @@
 """The checks of the project itself: Bazel and CI."""
 
-import os
 import shutil
-import signal
-import time
 
 import pytest
 
-from tests.processes import is_running
 from tests.setup.checkout import FAKE_BAZEL, ROOT, one_line
 
 
@@ -55,10 +51,10 @@ def test_ci_runs_every_part_and_fails_if_one_does(bazel, fails):
     (bazel.root / "run").write_text(f'#!/usr/bin/env bash\necho "part $*"\n[[ $1 != "{fails}" ]]\n')
     result = bazel.run(command=bazel.root / ".ci" / "run")
     parts = sorted(line for line in result.stdout.splitlines() if line.startswith("part "))
-    assert parts == ["part bazel", "part lint", "part setup", "part test"]
+    assert parts == ["part bazel", "part lint", "part setup", "part test", "part test --rest"]
     assert (result.returncode != 0) == (fails is not None)
     failed = [line.strip() for line in result.stderr.splitlines()[1:]]
-    assert failed == {None: [], "test": ["tests"]}.get(fails, [fails])
+    assert failed == {None: [], "test": ["tests", "rest of the tests"]}.get(fails, [fails])
 
 
 @pytest.fixture
@@ -76,18 +72,28 @@ def parted(ready):
     return ready, calls
 
 
-@pytest.mark.parametrize("exhaustive", [(), ("--exhaustive",)])
-def test_every_test_file_is_in_one_part(parted, exhaustive):
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ((), "--ring=quick"),
+        (("--rest",), "--ring=rest"),
+        (("--all",), "--ring=all"),
+        (("--exhaustive",), "--exhaustive"),
+    ],
+)
+def test_every_test_file_is_in_one_part(parted, given, passed_on):
     checkout, calls = parted
-    result = checkout.run("test", *exhaustive, environment={"FAILING": "none of them"})
+    result = checkout.run("test", *given, environment={"FAILING": "none of them"})
     assert result.returncode == 0, result.stderr
     parts = [line.partition("-m pytest")[2].split() for line in calls.read_text().splitlines()]
-    assert all(tuple(part[len(part) - len(exhaustive) :]) == exhaustive for part in parts)
-    parts = [[word for word in part if word != "--exhaustive"] for part in parts]
+    assert all(part.pop() == passed_on for part in parts)
     rest = [part for part in parts if all(word.startswith("--ignore=") for word in part)]
     others = [path for part in parts if part not in rest for path in part]
     assert len(rest) == 1
-    assert f"\ntests: {len(parts)} parts, " in (ROOT / "README.md").read_text()
+    first = result.stdout.splitlines()[0]
+    assert f": {len(parts)} parts, " in first
+    if not given:
+        assert f"\n{first.partition(' parts, ')[0]} parts, " in (ROOT / "README.md").read_text()
     left_out = [ROOT / word.removeprefix("--ignore=") for word in rest[0]]
     files = [file for path in others for file in _test_files(ROOT / path)]
     assert len(set(files)) == len(files)
@@ -96,30 +102,12 @@ def test_every_test_file_is_in_one_part(parted, exhaustive):
 
 def test_a_part_that_fails_is_named(parted):
     checkout, _ = parted
-    result = checkout.run("test", environment={"FAILING": "tests/models tests/saving"})
+    result = checkout.run("test", "--all", environment={"FAILING": "tests/models tests/saving"})
     assert result.returncode == 1
     assert result.stderr.splitlines()[-2:] == [
         "tests failed in:",
         "  ./run test tests/models tests/saving",
     ]
-
-
-def test_an_interrupt_ends_every_part(parted):
-    checkout, calls = parted
-    checkout.add_script("pytest_of_a_part", f'echo $$ >>"{calls}"; exec sleep 600')
-    process = checkout.start("test", environment={"FAILING": ""})
-    try:
-        while not calls.exists() or len(calls.read_text().split()) < 1:
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        assert not any(is_running(int(pid)) for pid in calls.read_text().split())
-    finally:
-        process.kill()
-        for pid in calls.read_text().split():
-            if is_running(int(pid)):
-                os.kill(int(pid), signal.SIGKILL)
 
 
 def _test_files(path):

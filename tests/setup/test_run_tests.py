@@ -1,0 +1,78 @@
+"""How tests are run: the rings, and what is left when a run of them is ended."""
+
+import ast
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import default_signals, is_running
+from tests.selection import is_left_out, rest
+from tests.setup.checkout import ROOT
+
+_RUN_TESTS = ROOT / "tools" / "run_tests"
+
+
+def test_what_the_quick_ring_leaves_out_is_there():
+    functions: dict[str, set[str]] = {}
+    for entry in rest():
+        file, _, function = entry.partition("::")
+        assert (ROOT / file).is_file(), f"tests/rest.txt: {entry}"
+        if function and file not in functions:
+            tree = ast.parse((ROOT / file).read_text())
+            functions[file] = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+        assert not function or function in functions[file], f"tests/rest.txt: {entry}"
+
+
+def test_a_test_is_left_out_by_its_file_or_its_function():
+    entries = {"tests/a.py", "tests/b.py::test_one"}
+    assert is_left_out("tests/a.py::test_two[x]", entries)
+    assert is_left_out("tests/b.py::test_one[x::y]", entries)
+    assert not is_left_out("tests/b.py::test_one_more", entries)
+
+
+_STUBBORN = """
+import signal, subprocess, sys, time
+from pathlib import Path
+
+def test_that_does_not_end():
+    ignore = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", ignore], start_new_session=True)
+    Path("child").write_text(str(child.pid))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, sent: signal.Signals) -> None:
+    """Not even one that ignores Ctrl-C, nor one in a session of its own."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "run_tests").write_text(_RUN_TESTS.read_text())
+    (tmp_path / "run").write_text(
+        "#!/usr/bin/env bash\n[[ $2 == tests/data* ]] || exit 5\n"
+        f"exec {ROOT / '.venv' / 'bin' / 'python'} -m pytest -q -p no:cacheprovider test_slow.py\n"
+    )
+    (tmp_path / "test_slow.py").write_text(_STUBBORN)
+    for name in ("run", "tools/run_tests"):
+        (tmp_path / name).chmod(0o755)
+    # In a session of its own, as a terminal gives one: the signal reaches no other test.
+    with default_signals():
+        process = subprocess.Popen(
+            [tmp_path / "tools" / "run_tests"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    child = tmp_path / "child"
+    while not (child.exists() and child.read_text()):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    os.kill(process.pid, sent)
+    assert process.wait(timeout=60) == 128 + sent
+    assert not is_running(int(child.read_text()))
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert "test_slow.py" not in listed.stdout
