@@ -7,7 +7,6 @@ import pytest
 from absl import flags
 
 from tests import golden
-from tff_agnostic.errors import UserError
 from tff_agnostic.run.process import check_given_once, with_flag_files
 
 
@@ -61,9 +60,7 @@ def test_flag_files_that_are_none(tmp_path):
             f": expected a file that does not name itself, found {tmp_path}/one",
         ),
     ):
-        with pytest.raises(UserError) as error:
-            with_flag_files([f"--flagfile{argument}"])
-        assert str(error.value) == f"--flagfile{found}"
+        assert golden.refusal(with_flag_files, [f"--flagfile{argument}"]) == f"--flagfile{found}"
 
 
 @pytest.fixture
@@ -105,6 +102,6 @@ def test_flags_of_one_value(known, flag_file, arguments):
 @golden.arguments
 def test_flags_of_two_values(known, flag_file, arguments):
     given = [argument.replace("FILE", str(flag_file)) for argument in arguments]
-    with pytest.raises(UserError) as error:
-        check_given_once(with_flag_files(given), known)
-    return str(error.value).replace(str(flag_file), "FILE")
+    return golden.refusal(check_given_once, with_flag_files(given), known).replace(
+        str(flag_file), "FILE"
+    )

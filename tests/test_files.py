@@ -96,9 +96,9 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path, monkeypat
     path = tmp_path / "a.txt"
     write_text(path, "old")
     monkeypatch.setattr(os, call, _fail_with(errno.ENOSPC))
-    with pytest.raises(UserError) as error:
-        write_text(path, "new")
-    assert str(error.value) == f"{path}: cannot write: No space left on device"
+    assert (
+        golden.refusal(write_text, path, "new") == f"{path}: cannot write: No space left on device"
+    )
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -172,9 +172,7 @@ def test_texts_are_read_from_files_only(tmp_path):
         (Path("/dev/zero"), no_file),
         (Path("/dev/null"), no_file),
     ):
-        with pytest.raises(UserError) as error:
-            read_text(path, "a text")
-        assert str(error.value) == f"{path}: expected {found}"
+        assert golden.refusal(read_text, path, "a text") == f"{path}: expected {found}"
 
 
 def test_a_file_may_have_so_many_bytes(tmp_path):
@@ -194,9 +192,7 @@ def test_a_file_may_have_so_many_bytes(tmp_path):
     ],
 )
 def test_names_that_no_file_can_have(name, found):
-    with pytest.raises(UserError) as error:
-        named_path("--output_dir", name)
-    assert str(error.value) == f"--output_dir: expected {found}"
+    assert golden.refusal(named_path, "--output_dir", name) == f"--output_dir: expected {found}"
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"a"'])
@@ -224,9 +220,10 @@ def test_files_of_one_content_have_one_digest(tmp_path):
 
 
 def test_a_file_without_digest(tmp_path):
-    with pytest.raises(UserError) as error:
-        file_digest(tmp_path)
-    assert str(error.value) == f"{tmp_path}: expected a file, cannot read it (Is a directory)"
+    assert (
+        golden.refusal(file_digest, tmp_path)
+        == f"{tmp_path}: expected a file, cannot read it (Is a directory)"
+    )
 
 
 def test_new_or_empty(tmp_path):

@@ -102,9 +102,10 @@ def test_text_of_another_type(case):
 
 
 def test_a_list_of_another_type_on_the_command_line():
-    with pytest.raises(UserError) as error:
-        _given("--levels=1,x")
-    assert str(error.value) == "--levels: expected numbers separated by commas, found '1,x'"
+    assert (
+        golden.refusal(_given, "--levels=1,x")
+        == "--levels: expected numbers separated by commas, found '1,x'"
+    )
 
 
 @pytest.mark.parametrize(

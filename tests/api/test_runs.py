@@ -99,7 +99,6 @@ def test_compare_is_the_command(call, tmp_path):
 
 @golden.values
 def test_comparisons_that_cannot_be(tmp_path, case):
-    with pytest.raises(UserError) as error:
-        api.compare("toy_regression", **case)
+    found = golden.refusal(api.compare, "toy_regression", **case)
     assert list(tmp_path.iterdir()) == []
-    return str(error.value)
+    return found

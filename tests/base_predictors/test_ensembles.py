@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import golden
 from tests.computations.harness import assert_all_close
 from tests.data.stores import sentence, write_store
 from tests.importing.harness import REAL, needs, read
@@ -63,10 +64,7 @@ def _mixed(task: Task, *paths: Path) -> Task:
 
 
 def _error(task: Task, *paths: Path) -> str:
-    with pytest.raises(UserError) as error:
-        _mixed(task, *paths)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return golden.refusal(_mixed, task, *paths)
 
 
 def test_words_are_examples_and_unknown_ones_are_one_outcome(task):

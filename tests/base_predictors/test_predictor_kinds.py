@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.data.stores import text_store, write_store
 from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
@@ -44,10 +44,7 @@ def _mixed(mixing: MixingTask, *paths: Path) -> Task:
 
 
 def _error(mixing: MixingTask, *paths: Path) -> str:
-    with pytest.raises(UserError) as error:
-        _mixed(mixing, *paths)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return golden.refusal(_mixed, mixing, *paths)
 
 
 def test_keras_files_of_any_architecture_are_mixed(digits, tmp_path):

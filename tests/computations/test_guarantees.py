@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import golden
 from tests.algorithms.cases import build, cohort
 from tests.computations.leaks import Leaky
 from tests.selection import usually
@@ -21,7 +22,6 @@ from tff_agnostic.computations.verification import (
     check_guarantees,
     check_process,
 )
-from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
 
 _EVALUATED = (logistic_regression(4, 3), 3)
@@ -48,9 +48,7 @@ def runtime(request):
 
 def _refused(run: Any, *arguments: Any) -> str:
     """Returns the message, a single line."""
-    with pytest.raises(UserError) as error:
-        run(*arguments)
-    message = str(error.value)
+    message = golden.refusal(run, *arguments)
     assert "\n" not in message
     return message
 

@@ -28,9 +28,7 @@ def _save_client(path: Path, **changed: Any) -> None:
 
 
 def _read_error(path: Path) -> str:
-    with pytest.raises(UserError) as error:
-        read_npz(path)
-    message = str(error.value)
+    message = golden.refusal(read_npz, path)
     assert message.startswith(f"{path}: expected an .npz file of plain arrays, ")
     assert "\n" not in message
     return message

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests import golden
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.sampling import (
     COHORT_SAMPLINGS,
@@ -69,9 +70,7 @@ def test_a_cohort_that_cannot_be_drawn_is_refused(clients_per_round):
         "--clients_per_round: expected 1 to 7, the number of training clients, "
         f"found {clients_per_round}"
     )
-    with pytest.raises(UserError) as error:
-        check_cohort_size(7, clients_per_round)
-    assert str(error.value) == message
+    assert golden.refusal(check_cohort_size, 7, clients_per_round) == message
     with pytest.raises(UserError):
         sample_cohort(_IDS, clients_per_round, seed=0, round_num=1)
 

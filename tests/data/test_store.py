@@ -231,7 +231,6 @@ def test_a_split_without_clients_names_those_there_are(tmp_path):
 def test_examples_of_another_kind_are_one_line(tmp_path, serialized, features):
     store = Store(text_store(tmp_path / "s.sqlite"))
     examples = serialized or store.read("train", "a")
-    with pytest.raises(UserError) as error:
-        parse_examples(examples, features, "client a")
-    assert str(error.value).startswith("client a: expected examples with ")
-    assert "\n" not in str(error.value)
+    assert golden.refusal(parse_examples, examples, features, "client a").startswith(
+        "client a: expected examples with "
+    )

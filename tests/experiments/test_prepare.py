@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests import golden
 from tests.data.stores import text_store, tff_store
 from tff_agnostic.data.store import Store
 from tff_agnostic.errors import UserError
@@ -69,15 +70,14 @@ def test_tasks_that_read_the_folder_themselves_have_no_store(tmp_path):
 
 @pytest.mark.parametrize("experiment", [_RAW, _OWN])
 def test_both_are_one_too_many(experiment, tmp_path):
-    with pytest.raises(UserError) as error:
-        store_path(experiment, tmp_path, tmp_path / "s.sqlite", tmp_path / "run")
-    assert str(error.value) == "--data and --data_dir: expected one of them, found both"
+    assert (
+        golden.refusal(store_path, experiment, tmp_path, tmp_path / "s.sqlite", tmp_path / "run")
+        == "--data and --data_dir: expected one of them, found both"
+    )
 
 
 def test_neither_is_too_little(tmp_path):
-    with pytest.raises(UserError) as error:
-        store_path(_RAW, None, None, tmp_path / "run")
-    assert str(error.value) == (
+    assert golden.refusal(store_path, _RAW, None, None, tmp_path / "run") == (
         "--data_dir: expected the folder of the raw files, or a client store in --data, found "
         "neither"
     )

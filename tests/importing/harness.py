@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import pytest
 
-from tff_agnostic.errors import UserError
+from tests import golden
 from tff_agnostic.importing.formats import FORMATS
 from tff_agnostic.importing.importer import Import, checked_import
 from tff_agnostic.importing.options import ImportOptions
@@ -39,10 +39,7 @@ def read(
 
 def refused(format_: str, paths: Paths, **options: Any) -> str:
     """Returns the message, one line, of an input that is refused."""
-    with pytest.raises(UserError) as error:
-        read(format_, paths, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return golden.refusal(read, format_, paths, **options)
 
 
 def job(format_: str, path: Path, output: Path, **options: Any) -> Import:

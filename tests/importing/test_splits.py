@@ -83,7 +83,6 @@ def test_shares_from_text():
 
 @golden.values
 def test_shares_that_are_none(case):
-    with pytest.raises(UserError) as error:
-        parse_shares(case)
-    assert str(error.value).startswith(f"--split={','.join(case)}: ")
-    return str(error.value)
+    found = golden.refusal(parse_shares, case)
+    assert found.startswith(f"--split={','.join(case)}: ")
+    return found

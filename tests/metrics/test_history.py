@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import Column, History, read_history
 from tff_agnostic.report_fields import ReportField
@@ -33,10 +34,7 @@ def _write(path: Path, rounds: int, names: Sequence[str] = ("loss",)) -> History
 
 
 def _load_error(path: Path, completed_rounds: int) -> str:
-    with pytest.raises(UserError) as error:
-        History(path, _columns("loss")).load(completed_rounds)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return golden.refusal(lambda: History(path, _columns("loss")).load(completed_rounds))
 
 
 def test_values_read_back_exactly(tmp_path):
@@ -207,9 +205,10 @@ def test_a_damaged_file_cannot_be_compared(tmp_path):
 def test_a_full_disk_is_told():
     # Writing to this device fails as on a full disk.
     history = History(Path("/dev/full"), _columns("loss"))
-    with pytest.raises(UserError) as error:
-        history.append(1, {"loss": 1.0})
-    assert str(error.value) == "/dev/full: cannot write: No space left on device"
+    assert (
+        golden.refusal(history.append, 1, {"loss": 1.0})
+        == "/dev/full: cannot write: No space left on device"
+    )
     assert len(history) == 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import golden
 from tests.reports.made_up import (
     AWKWARD,
     MEASURES,
@@ -198,9 +199,7 @@ def test_numbers_that_the_trials_do_not_have_are_one_line(tmp_path, keys, value)
     of = functools.reduce(operator.getitem, above, content)
     expected, of[last] = of[last], value
     write_json(folder / "compare.json", content)
-    with pytest.raises(UserError) as error:
-        read_comparison(folder)
-    assert str(error.value) == (
+    assert golden.refusal(read_comparison, folder) == (
         f"{folder}/compare.json: {': '.join(map(str, keys))}: expected {expected}, which is worked "
         f"out from the trials that are there, found {value!r}: compare --resume writes the file "
         "again"

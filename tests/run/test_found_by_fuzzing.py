@@ -11,7 +11,6 @@ import pytest
 
 from tests import golden
 from tests.run.harness import measures
-from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.run.folder import RunFolder
 from tff_agnostic.run.spec import FORMAT
@@ -28,10 +27,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def _error(read: Callable[[], Any]) -> str:
-    with pytest.raises(UserError) as error:
-        read()
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return golden.refusal(read)
 
 
 @golden.values

@@ -19,10 +19,7 @@ from tff_agnostic.tasks.task import Use
 
 
 def _error(task: str, given: dict[str, Any], **arguments: Any) -> str:
-    with pytest.raises(UserError) as error:
-        resolve(task, given, {}, **arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return golden.refusal(resolve, task, given, {}, **arguments)
 
 
 def test_what_is_given_goes_before_the_tasks_defaults_and_those_before_the_general_ones():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tff_agnostic.errors import UserError
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving import checkpoints as checkpoints_module
@@ -125,9 +126,7 @@ def test_that_all_are_damaged_is_one_line(tmp_path, how):
     checkpoints = _save(tmp_path, 2, 4)
     for t in (2, 4):
         _damage(_path(tmp_path, t), how)
-    with pytest.raises(UserError) as error:
-        checkpoints.load_latest()
-    message = str(error.value)
+    message = golden.refusal(checkpoints.load_latest)
     assert message.startswith("every checkpoint is damaged; the oldest is ")
     assert str(_path(tmp_path, 2)) in message
     assert "\n" not in message
@@ -171,9 +170,7 @@ def test_damaged_ones_that_were_passed_over_make_way(tmp_path, warnings):
 @pytest.mark.parametrize("other", [_state(features=4), {"w": np.zeros([2])}, [_state(), _state()]])
 def test_a_state_of_another_model_or_algorithm_is_one_line(tmp_path, other):
     _save(tmp_path, 1)
-    with pytest.raises(UserError) as error:
-        newest_checkpoint(tmp_path).restore(other, "my run")
-    message = str(error.value)
+    message = golden.refusal(lambda: newest_checkpoint(tmp_path).restore(other, "my run"))
     assert message.startswith("my run: expected the state of this model and algorithm (")
     assert message.endswith("), found float32[], float64[0], int32[], float32[3, 2], float32[]")
     assert "\n" not in message
@@ -202,9 +199,7 @@ def test_the_models_alone_can_be_restored(tmp_path):
             "model_average_00000",
         ]
     other = ModelWeights([np.zeros([9, 2], np.float32)], [np.float32(0)])
-    with pytest.raises(UserError) as error:
-        newest_checkpoint(tmp_path).models(other, "my run")
-    assert str(error.value) == (
+    assert golden.refusal(lambda: newest_checkpoint(tmp_path).models(other, "my run")) == (
         "my run: expected the weights of this model (float32[9, 2], float32[]), found "
         "float32[3, 2], float32[]"
     )

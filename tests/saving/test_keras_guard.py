@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.models import keras_zoo
 from tff_agnostic.errors import UserError
 from tff_agnostic.saving.keras import load_keras, read_keras
@@ -183,9 +184,7 @@ def test_code_is_refused_and_does_not_run(plain, tmp_path, case):
 
 
 def _refused(path: Path) -> str:
-    with pytest.raises(UserError) as error:
-        read_keras(path, {}, "--initial_model")
-    message = str(error.value)
+    message = golden.refusal(read_keras, path, {}, "--initial_model")
     assert message.startswith(f"--initial_model: {path}: expected a Keras model of Keras' own ")
     assert message.endswith(
         "(--trust loads it, and lets it run code: for files of people you trust)"

@@ -46,10 +46,7 @@ def _load(folder: Path, seed: int = 0, **options: Any) -> Task:
 
 def _error(path: Path, content: str) -> str:
     path.write_text(content)
-    with pytest.raises(UserError) as error:
-        read_adult(path)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return golden.refusal(read_adult, path)
 
 
 def test_a_row_becomes_features_label_and_domain(tmp_path):
@@ -127,9 +124,9 @@ def test_rows_are_dealt_to_clients(tmp_path):
 )
 def test_more_clients_than_rows_are_refused(tmp_path, options, message):
     folder = _write(tmp_path, [_PERSON] * 3, [_PERSON] * 2)
-    with pytest.raises(UserError) as error:
-        _load(folder, **{"num_clients": 1, "num_test_clients": 1, **options})
-    assert str(error.value).startswith(message)
+    assert golden.refusal(
+        _load, folder, **{"num_clients": 1, "num_test_clients": 1, **options}
+    ).startswith(message)
 
 
 @_needs_files

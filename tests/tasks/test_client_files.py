@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests import golden
-from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.own_data import ClientFilesOptions
 from tff_agnostic.tasks.own_data import load_client_files as load
 from tff_agnostic.tasks.task import Task, TaskContext
@@ -35,9 +34,7 @@ def _load(folder: Path) -> Task:
 
 
 def _error(folder: Path) -> str:
-    with pytest.raises(UserError) as error:
-        _load(folder)
-    message = str(error.value)
+    message = golden.refusal(_load, folder)
     assert "\n" not in message
     return message.replace(str(folder), "DIR")
 

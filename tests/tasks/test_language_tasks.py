@@ -289,10 +289,11 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, missing, instead):
     monkeypatch.setattr(tff.simulation.datasets.stackoverflow, missing, fail)
     if missing == "load_word_counts":
         _questions(tmp_path / "stackoverflow.sqlite")
-    with pytest.raises(UserError) as error:
-        load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
+    found = golden.refusal(
+        lambda: load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
+    )
     file = {"load_data": "stackoverflow.sqlite", "load_word_counts": "stackoverflow.word_count"}
-    assert str(error.value) == (
+    assert found == (
         f"{file[missing]}: TensorFlow Federated could not download it (no network); {instead}"
     )
 

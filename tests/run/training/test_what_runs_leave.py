@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.run.training.harness import ROUNDS, SETTINGS, round_numbers, train
 from tff_agnostic.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
@@ -51,9 +52,7 @@ def test_result_and_last_row_agree(whole):
 
 
 def test_a_run_that_diverges_is_one_line(cohort_runtime, tmp_path):
-    with pytest.raises(UserError) as error:
-        train(cohort_runtime, tmp_path, client_learning_rate=1e30)
-    message = str(error.value)
+    message = golden.refusal(train, cohort_runtime, tmp_path, client_learning_rate=1e30)
     assert message.startswith("round ")
     assert "the model has diverged: no client returned finite numbers" in message
     assert "lower --client_learning_rate or --server_learning_rate" in message

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tff_agnostic.errors import UserError
+from tests import golden
 from tff_agnostic.studies.frontier import mixtures
 
 _SHARES = np.array([0.5, 0.3, 0.2])
@@ -97,9 +97,7 @@ def test_there_is_no_way_to_a_domain_without_training_examples(grid):
     ],
 )
 def test_grids_that_cannot_be(arguments, message):
-    with pytest.raises(UserError) as error:
-        _found(*arguments)
-    assert str(error.value).startswith(message)
+    assert golden.refusal(_found, *arguments).startswith(message)
 
 
 def test_as_many_mixtures_as_there_may_be():

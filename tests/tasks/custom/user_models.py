@@ -4,9 +4,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, Optional
 
-import pytest
-
-from tff_agnostic.errors import UserError
+from tests import golden
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
@@ -44,6 +42,4 @@ def load(model: Optional[Path], data: Path, **options: Any) -> Task:
 
 
 def error_of(model: Optional[Path], data: Path, client: str = "", **options: Any) -> str:
-    with pytest.raises(UserError) as error:
-        load(model, data, **options).train.read(client)
-    return str(error.value)
+    return golden.refusal(lambda: load(model, data, **options).train.read(client))
