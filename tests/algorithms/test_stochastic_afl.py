@@ -1,19 +1,25 @@
 """Twenty rounds of each variant of Stochastic-AFL against their transcription."""
 
+import itertools
 import json
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from scipy import optimize
 
 from tests.algorithms.random_rounds import COHORTS, SECURE, W_0
 from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
-from tests.computations.harness import run_rounds
+from tests.computations.harness import make_client, random_client, run_rounds, single
 from tests.domain_weights import solvers
-from tests.selection import usually
+from tests.selection import exhaustive, usually
+from tff_agnostic.algorithms.saddle_point import draw
 from tff_agnostic.computations import PlainSum
+from tff_agnostic.computations.local_training import gradient_pass
+from tff_agnostic.models import logistic_regression
 
 _CENTER = COUNTS / COUNTS.sum()
 _ALL = [(0.0, 1.0)] * 3
@@ -137,3 +143,270 @@ def test_a_hull_is_climbed_by_the_weights_of_its_mixtures(streaming_runtime, tmp
         theta = solvers.nearest(theta + 0.05 * slopes, [(0, 1)] * 2, None, theta)
         expected = [theta[0] / 2, theta[0] / 2, theta[1]]
         np.testing.assert_allclose(report["domain_weights"]["lambda"], expected, atol=1e-5)
+
+
+# --- What Stochastic-AFL draws, enumerated or counted: means and variances of its gradients
+
+
+def _population() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(3)
+    return [random_client(rng, n, range(3)) for n in (4, 7, 2, 9)]
+
+
+def test_over_all_cohorts_both_gradients_are_those_of_the_population(cohort_runtime):
+    """Every pair of four clients: the mean step is that of all clients at once."""
+    clients = _population()
+    totals = np.bincount(np.concatenate([c["domain_id"] for c in clients]), minlength=3)
+
+    def step(cohort: Any, counts: np.ndarray) -> Any:
+        algorithm = build_afl(counts=counts, server_learning_rate=1.0, domain_learning_rate=1e-3)
+        training = cohort_runtime.training(algorithm, PlainSum())
+        state, _ = training.next(training.initialize(), list(cohort))
+        return [*state.algorithm.weights.trainable, state.algorithm.lambda_]
+
+    steps = [step(pair, totals / 2.0) for pair in itertools.combinations(clients, 2)]
+    for mean, whole in zip(map(np.mean, zip(*steps), itertools.repeat(0)), step(clients, totals)):
+        np.testing.assert_allclose(mean, whole, atol=1e-6)
+
+
+def test_over_all_domains_the_weighted_gradient_is_the_per_domain_one():
+    """K with probability lambda_K: the gradients at alpha = e_K / n_K, by lambda."""
+    (client,) = [c for c in _population() if len(c["y"]) == 9]
+    lambda_ = np.array([0.2, 0.5, 0.3], np.float32)
+    gradients = [_gradient(client, vertex) for vertex in np.eye(3, dtype=np.float32)]
+    mean = [sum(l_k * g for l_k, g in zip(lambda_, gs)) for gs in zip(*gradients)]
+    for found, expected in zip(mean, _gradient(client, lambda_)):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@exhaustive
+def test_over_all_draws_a_sample_has_the_gradient_and_the_losses_of_all_examples():
+    """Of samples of one example each is n times that example, and all are drawn alike."""
+    rng = np.random.default_rng(5)
+    client = make_client(rng.normal(size=[5, 4]), [0, 1, 1, 2, 0], rng.integers(3, size=5))
+    alpha = np.array([0.5, 0.2, 0.3], np.float32)
+
+    @tf.function
+    def sample(seed: tf.Tensor) -> Any:
+        return _passed(client, alpha, seed, sample_size=1)
+
+    singles = [
+        _passed(
+            {key: column[[j]] for key, column in client.items()}, alpha, tf.constant(0, tf.int64)
+        )
+        for j in range(5)
+    ]
+    times = np.zeros(5)
+    for seed in range(1000):
+        found = sample(tf.constant(seed, tf.int64))
+        np.testing.assert_array_equal(found.sums.counts, [2, 2, 1])
+        (j,) = [
+            j
+            for j, single in enumerate(singles)
+            if np.allclose(found.gradient[0], 5 * single.gradient[0], rtol=1e-5)
+        ]
+        np.testing.assert_allclose(found.sums.losses, 5 * singles[j].sums.losses, rtol=1e-5)
+        times[j] += 1
+    # 200 each, with a standard deviation of 12.6.
+    assert np.all(np.abs(times - 200) < 5 * 12.6)
+
+
+def _passed(client: Any, alpha: Any, seed: Any, sample_size: Any = None) -> Any:
+    return gradient_pass(
+        logistic_regression(4, 3),
+        3,
+        W_0,
+        single(tf.nest.map_structure(tf.constant, client), seed),
+        tf.constant(alpha),
+        sample_size,
+    )
+
+
+def _gradient(client: Any, lambda_: np.ndarray) -> Any:
+    alpha = (lambda_ / COUNTS).astype(np.float32)
+    return _passed(client, alpha, tf.constant(0, tf.int64)).gradient
+
+
+def test_draws_have_their_probabilities_and_never_what_has_none():
+    probabilities = np.array([0.0, 0.5, 0.0, 0.2, 0.3, 0.0], np.float32)
+    drawn = [int(draw(tf.constant(probabilities), tf.constant([k, 1]))) for k in range(2000)]
+    shares = np.bincount(drawn, minlength=6) / 2000
+    assert not shares[probabilities == 0].any()
+    # Standard deviations of at most 0.011.
+    np.testing.assert_allclose(shares, probabilities, atol=0.055)
+
+
+def test_lambda_of_one_domain_trains_on_that_domain_alone(cohort_runtime):
+    algorithm = build_afl(domain_weight_update="fixed", initial_domain_weights=(1.0, 0.0, 0.0))
+    training = cohort_runtime.training(algorithm, PlainSum())
+    clients = _population()
+    of_first = [
+        {key: column[client["domain_id"] == 0] for key, column in client.items()}
+        for client in clients
+    ]
+    states = [training.next(training.initialize(), c)[0] for c in (clients, of_first)]
+    for one, other in zip(*(s.algorithm.weights.trainable for s in states)):
+        np.testing.assert_allclose(one, other, atol=1e-7)
+
+
+def test_one_loss_of_one_domain_has_the_mean_of_all(cohort_runtime):
+    """p L_K e_K: lambda moves in one entry, and each entry moves in a third of the rounds."""
+    algorithm = build_afl(lambda_gradient="one_domain", domain_learning_rate=1e-3)
+    training = cohort_runtime.training(algorithm, PlainSum())
+    cohort = _population()
+    state, moved = training.initialize(), []
+    for _ in range(60):
+        before = np.asarray(state.algorithm.lambda_)
+        state, report = training.next(state, cohort)
+        losses = np.asarray(report["client_work"]["train"]["loss"])
+        losses = losses * np.asarray(report["client_work"]["train"]["num_examples"]) / COUNTS
+        # What the projection takes from all alike is taken back.
+        change = np.asarray(state.algorithm.lambda_) - before
+        k = int(np.argmax(change))
+        np.testing.assert_allclose(
+            change[k] - change[k - 1], 3 * 1e-3 * losses[k], rtol=1e-3, atol=1e-6
+        )
+        moved.append(k)
+    assert np.all(np.bincount(moved, minlength=3) > 8)
+
+
+@exhaustive
+def test_the_variances_of_both_gradients_are_those_of_the_paper(cohort_runtime):
+    """Per domain sum_k lambda_k^2 var_k, weighted sum_k lambda_k (var_k + ||grad L_k - grad L||^2).
+
+    Each of three clients has a domain, and draws one example.
+    """
+    rng = np.random.default_rng(6)
+    lambda_ = np.array([0.2, 0.5, 0.3])
+    clients = [
+        make_client(rng.normal(size=[5, 4]) + k, [k] * 5, rng.integers(3, size=5)) for k in range(3)
+    ]
+    zeros = [np.zeros([4, 3]), np.zeros([3])]
+
+    def flat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.concatenate([g.ravel() for g in SOFTMAX.summed_gradient(zeros, x, y)])
+
+    singles = np.array(
+        [[flat(c["x"][[j]], c["y"][[j]]) for j in range(5)] for c in clients], np.float64
+    )
+    means = singles.mean(axis=1)
+    var = np.square(singles - means[:, np.newaxis]).sum(axis=2).mean(axis=1)
+    between = np.square(means - lambda_ @ means).sum(axis=1)
+    expected = {"per_domain": lambda_**2 @ var, "weighted": lambda_ @ (var + between)}
+    assert expected["per_domain"] < expected["weighted"]
+    for gradient, variance in expected.items():
+        # A step of almost nothing: w stays where it is, and says what the gradient was.
+        algorithm = build_afl(
+            counts=[5.0] * 3,
+            server_learning_rate=1e-6,
+            domain_weight_update="fixed",
+            initial_domain_weights=tuple(lambda_),
+            weights_gradient=gradient,
+            sample_size=1,
+        )
+        training = cohort_runtime.training(algorithm, PlainSum())
+        state, gradients = training.initialize(), []
+        for _ in range(500):
+            before = state.algorithm.weights.trainable
+            state, _ = training.next(state, clients)
+            steps = zip(before, state.algorithm.weights.trainable)
+            gradients.append(np.concatenate([np.ravel(w - v) for w, v in steps]) / 1e-6)
+        found = np.asarray(gradients, np.float64)
+        np.testing.assert_allclose(found.mean(axis=0), lambda_ @ means, atol=0.15)
+        assert np.square(found - lambda_ @ means).sum(axis=1).mean() == pytest.approx(
+            variance, rel=0.18
+        )
+
+
+# --- Where Stochastic-AFL converges to: the exact saddle, and the optimum of each Lambda set
+
+
+def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """A client whose domains like different classes, some of them rare; and their counts."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[60, 4]).astype(np.float32)
+    number = np.arange(60)
+    domain = np.where(number % 2 == 0, number // 2 % num_domains, 0).astype(np.int32)
+    liked = np.eye(3)[domain] * 2.5
+    logits = x @ rng.normal(size=[4, 3]) + liked
+    y = np.argmax(logits + rng.gumbel(size=[60, 3]), axis=1)
+    return make_client(x, domain, y), np.bincount(domain).astype(float)
+
+
+def test_it_converges_to_the_exact_saddle(cohort_runtime):
+    """Two domains that disagree: at the saddle their losses are equal, and the gap closes."""
+    client, counts = _disagreeing(2)
+    algorithm = build_afl(
+        2, counts, server_learning_rate=0.5, domain_learning_rate=0.1, optimistic=True
+    )
+    training = cohort_runtime.training(algorithm, PlainSum())
+    state = training.initialize()
+    gaps = {}
+    for t in range(1, 1601):
+        state, _ = training.next(state, [client])
+        if t in (25, 100, 400, 1600):
+            gaps[t] = _gap(client, state.algorithm, counts, algorithm.lambda_set)
+    # At most as 1 / sqrt(T): a quarter of T may cost half of it.
+    assert all(gaps[4 * t] < 0.6 * gaps[t] for t in (25, 100, 400))
+    losses = _domain_losses(client, state.algorithm.mean_weights, counts)
+    assert abs(losses[0] - losses[1]) < 3e-3
+    assert 0.05 < state.algorithm.mean_lambda[0] < 0.95
+
+
+_SETS: dict[str, dict[str, Any]] = {
+    "box": {"lambda_lower": (0.1, 0.3, 0.1), "lambda_upper": (0.8, 0.8, 0.4)},
+    "ball": {"lambda_radius": 0.5},
+    "hull": {},
+}
+
+
+@pytest.mark.parametrize("name", usually([], _SETS))
+def test_in_each_set_it_converges_to_the_best_worst_mixture(cohort_runtime, tmp_path, name):
+    """What a solver finds for lambda_A is what the worst mixture of the set costs at w_A."""
+    settings = dict(_SETS[name])
+    if name == "hull":
+        settings["mixtures"] = str(tmp_path / "mixtures.json")
+        mixtures = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}
+        (tmp_path / "mixtures.json").write_text(json.dumps(mixtures))
+    client, counts = _disagreeing(3)
+    algorithm = build_afl(
+        3,
+        counts,
+        server_learning_rate=0.5,
+        domain_learning_rate=0.1,
+        optimistic=True,
+        lambda_set=name,
+        **settings,
+    )
+    training = cohort_runtime.training(algorithm, PlainSum())
+    state = training.initialize()
+    gaps = []
+    for t in range(1, 801):
+        state, _ = training.next(state, [client])
+        if t in (50, 200, 800):
+            gaps.append(_gap(client, state.algorithm, counts, algorithm.lambda_set))
+    assert gaps[1] < 0.6 * gaps[0]
+    assert gaps[2] < 0.6 * gaps[1]
+    assert gaps[2] < 0.01
+
+
+def _domain_losses(client: Any, w: Any, counts: np.ndarray) -> np.ndarray:
+    losses = SOFTMAX.losses([np.asarray(v, np.float64) for v in w], client["x"], client["y"])
+    return np.bincount(client["domain_id"], losses) / counts
+
+
+def _gap(client: Any, state: Any, counts: np.ndarray, lambda_set: Any) -> float:
+    """max over Lambda of L(w_A, lambda) - min_w L(w, lambda_A), the minimum by a solver."""
+    scale = (np.asarray(state.mean_lambda, np.float64) / counts)[client["domain_id"]]
+    shapes = [np.shape(v) for v in state.mean_weights]
+
+    def weights(flat: np.ndarray) -> list[np.ndarray]:
+        return [flat[: np.prod(shapes[0])].reshape(shapes[0]), flat[np.prod(shapes[0]) :]]
+
+    def objective(flat: np.ndarray) -> float:
+        return float(scale @ SOFTMAX.losses(weights(flat), client["x"], client["y"]))
+
+    size = sum(int(np.prod(shape)) for shape in shapes)
+    least = optimize.minimize(objective, np.zeros(size), method="BFGS", tol=1e-9).fun
+    losses = _domain_losses(client, state.mean_weights, counts)
+    return float(lambda_set.worst(losses) @ losses - least)

@@ -6,10 +6,13 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from tests.binaries.harness import Caller
+from binaries import train
+from tests.binaries.harness import ROOT, Caller, compared_specs, given
 from tests.data.stores import tff_store
 from tests.selection import exhaustive
+from tff_agnostic.run.spec import from_flags
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "tails.md"
 _HEADING = "## The paper's own data"
@@ -77,3 +80,30 @@ def test_sent140(call: Caller, folder: Path):
     assert outcome.status == 0, outcome
     small = ("--text_classifier_embedding=3", "--text_classifier_units=3")
     _assert_compared(call, folder, compare, *small)
+
+
+# --- Every flag file under configs/ describes runs that could start
+
+
+_FILES = sorted((ROOT / "configs").glob("*.flags"))
+
+
+def test_there_are_flag_files():
+    assert len(_FILES) >= 3
+
+
+@pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
+def test_a_flag_file_is_accepted(path: Path):
+    is_comparison = "--algorithms=" in path.read_text()
+    file = f"--flagfile={path}"
+    if is_comparison:
+        specs = [spec for trials in compared_specs(file).values() for spec in trials]
+    else:
+        specs = [given(train, file).spec()]
+    for spec in specs:
+        assert from_flags(spec.flags()) == spec
+
+
+@pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
+def test_a_flag_file_says_what_it_is_for(path: Path):
+    assert path.read_text().startswith("# ")

@@ -1,6 +1,7 @@
 """The learning process that the template makes of an algorithm."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tests.algorithms.cases import build
 from tests.computations.harness import assert_identical, random_client
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.computations import PlainSum, SecureSum
+from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.computations.tff_process import build_process
 from tff_agnostic.errors import UserError
 from tff_agnostic.models import logistic_regression
@@ -108,3 +110,26 @@ def test_settings_that_do_not_fit_the_domains_are_refused():
     options = AgnosticFedAvgOptions(initial_domain_weights=(0.5, 0.5))
     with pytest.raises(UserError, match="expected 3 numbers, one per domain, found 2"):
         build_agnostic_fed_avg(logistic_regression(4, 3), 3, options)
+
+
+# --- What a step with its aggregation has in common with others
+
+
+def _key(step):
+    return RoundStep(step, SecureSum()).key
+
+
+def test_work_is_shared_by_equal_clients_with_equal_bounds():
+    model = logistic_regression(4, 3)
+    (step,) = build("fed_avg", model=model).steps
+    (again,) = build("fed_avg", model=model).steps
+    assert _key(again) == _key(step)
+    hash(_key(step))
+
+    def wider(limits):
+        bounds = step.bounds(limits)
+        beta = dataclasses.replace(bounds.beta, limit=2 * bounds.beta.limit)
+        return bounds._replace(beta=beta)
+
+    # Secure sums would quantise by other steps.
+    assert _key(dataclasses.replace(step, bounds=wider)) != _key(step)

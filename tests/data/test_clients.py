@@ -1,5 +1,6 @@
 """What is accepted as a client's examples."""
 
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -13,8 +14,11 @@ from tff_agnostic.data.clients import (
     InMemoryClients,
     check_labels,
     checked_examples,
+    dirichlet_partition,
     domain_counts,
+    even_partition,
 )
+from tff_agnostic.data.sampling import CohortReader, sample_cohort
 from tff_agnostic.errors import UserError
 
 _SPEC = OrderedDict(
@@ -165,3 +169,139 @@ def test_an_empty_client_has_no_first_examples():
     empty = {name: column[:0] for name, column in _columns().items()}
     found = FirstExamples(InMemoryClients({"a": empty}), 5).read("a")
     assert [len(column) for column in found.values()] == [0, 0, 0]
+
+
+# --- Cohorts that are read one round ahead
+
+
+_IDS = [f"client_{k}" for k in range(9)]
+
+
+class _Clients:
+    """Clients that hold their own number, and say who was read."""
+
+    def __init__(self, damaged: str = "") -> None:
+        self.client_ids = _IDS
+        self.read_ids: list[str] = []
+        self.all_read = threading.Event()
+        self._damaged = damaged
+
+    def read(self, client_id: str) -> dict[str, np.ndarray]:
+        self.read_ids.append(client_id)
+        if len(self.read_ids) == 6:
+            self.all_read.set()
+        if client_id == self._damaged:
+            raise UserError(f"{client_id}: damaged")
+        return {"x": np.array([_IDS.index(client_id)])}
+
+
+def _sampled(round_num: int) -> list[str]:
+    return sample_cohort(_IDS, 3, seed=5, round_num=round_num)
+
+
+def _ids(cohort) -> list[str]:
+    return [_IDS[int(client["x"][0])] for client in cohort]
+
+
+def test_rounds_have_the_cohorts_that_are_sampled_for_them():
+    with CohortReader(_Clients(), _sampled, last_round=4) as reader:
+        for t in (1, 2, 3, 4):
+            assert _ids(reader.read(t)) == _sampled(t)
+
+
+def test_a_run_may_go_on_after_any_round():
+    with CohortReader(_Clients(), _sampled, last_round=9) as reader:
+        for t in (7, 8, 3):
+            assert _ids(reader.read(t)) == _sampled(t)
+
+
+def test_the_next_cohort_is_read_before_it_is_asked_for():
+    clients = _Clients()
+    with CohortReader(clients, _sampled, last_round=2) as reader:
+        reader.read(1)
+        assert clients.all_read.wait(timeout=30)
+    assert clients.read_ids == _sampled(1) + _sampled(2)
+
+
+def test_nothing_is_read_after_the_last_round():
+    clients = _Clients()
+    with CohortReader(clients, _sampled, last_round=2) as reader:
+        reader.read(1)
+        reader.read(2)
+    assert clients.read_ids == _sampled(1) + _sampled(2)
+
+
+def test_a_damaged_client_is_an_error_of_its_own_round():
+    damaged = next(k for k in _sampled(2) if k not in _sampled(1))
+    with CohortReader(_Clients(damaged), _sampled, last_round=9) as reader:
+        assert _ids(reader.read(1)) == _sampled(1)
+        with pytest.raises(UserError, match=f"{damaged}: damaged"):
+            reader.read(2)
+
+
+# --- Pooled examples dealt to clients
+
+
+def _rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _domain_id(num_domains: int = 5, size: int = 400) -> np.ndarray:
+    return _rng(9).integers(num_domains, size=size)
+
+
+def _assert_covers(parts: list[np.ndarray], size: int) -> None:
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(size))
+
+
+@pytest.mark.parametrize("concentration", [0.01, 0.5, 100.0])
+@pytest.mark.parametrize("num_clients", [1, 13, 400])
+def test_dirichlet_parts_cover_every_example_once_and_nobody_is_empty(concentration, num_clients):
+    parts = dirichlet_partition(_domain_id(), num_clients, concentration, _rng())
+    assert len(parts) == num_clients
+    assert min(map(len, parts)) >= 1
+    _assert_covers(parts, 400)
+
+
+def test_a_small_concentration_gives_more_skewed_mixtures():
+    def largest_share(concentration: float) -> float:
+        domain_id = _domain_id()
+        parts = dirichlet_partition(domain_id, 10, concentration, _rng())
+        shares = [np.bincount(domain_id[rows]).max() / len(rows) for rows in parts]
+        return float(np.mean(shares))
+
+    assert largest_share(0.1) > largest_share(1.0) > largest_share(100.0)
+    assert largest_share(1000.0) < 0.4
+
+
+def test_clients_have_several_domains():
+    domain_id = _domain_id()
+    parts = dirichlet_partition(domain_id, 10, 1.0, _rng())
+    assert all(len(np.unique(domain_id[rows])) > 1 for rows in parts)
+
+
+def test_dirichlet_parts_are_a_function_of_the_random_numbers():
+    first, again, other = (
+        dirichlet_partition(_domain_id(), 10, 0.5, _rng(seed)) for seed in (1, 1, 2)
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(first, again))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other))
+
+
+def test_more_clients_than_examples_are_refused():
+    with pytest.raises(UserError, match="at most one for each of the 3 examples, found 4"):
+        dirichlet_partition(np.zeros([3], int), 4, 1.0, _rng())
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 10])
+def test_even_parts_cover_every_example_once_and_differ_by_one_at_most(num_clients):
+    parts = even_partition(10, num_clients, _rng())
+    sizes = [len(rows) for rows in parts]
+    assert max(sizes) - min(sizes) <= 1
+    _assert_covers(parts, 10)
+
+
+def test_even_parts_are_dealt_at_random():
+    parts = even_partition(100, 2, _rng())
+    assert not np.array_equal(parts[0], np.arange(50))
+    assert all(np.array_equal(a, b) for a, b in zip(parts, even_partition(100, 2, _rng())))

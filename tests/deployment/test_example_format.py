@@ -1,12 +1,22 @@
 """How examples are stored, and what a client's graph makes of them."""
 
+import ast
+import os
+import subprocess
+import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tff_agnostic.deployment
+from tests.binaries.harness import ROOT, tree
+from tests.deployment.kinds import make_request
+from tests.selection import usually
 from tff_agnostic.deployment.client_graph import ExampleFormat
+from tff_agnostic.deployment.export import export
 from tff_agnostic.errors import UserError
 
 _COLUMNS = OrderedDict(
@@ -78,3 +88,87 @@ def test_a_missing_feature():
 def test_columns_that_cannot_be_stored(spec, message):
     with pytest.raises(UserError, match=message):
         ExampleFormat({**_COLUMNS, "y": spec}, num_domains=2)
+
+
+# --- What writes exports knows algorithms, and neither tasks nor programs
+
+
+_ALLOWED = {
+    "tff_agnostic.aggregations",
+    "tff_agnostic.computations",
+    "tff_agnostic.data",
+    "tff_agnostic.deployment",
+    "tff_agnostic.errors",
+    "tff_agnostic.files",
+    "tff_agnostic.later",
+    "tff_agnostic.folders",
+    "tff_agnostic.models",
+    "tff_agnostic.report_fields",
+    "tff_agnostic.registry",
+    "tff_agnostic.runtimes",
+    "tff_agnostic.settings",
+}
+
+
+def test_deployment_imports_no_task_and_no_program():
+    (folder,) = tff_agnostic.deployment.__path__
+    paths = sorted(Path(folder).rglob("*.py"))
+    assert len(paths) > 5
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                # "from tff_agnostic import x" names its modules after the import.
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            own = [name.split(".")[:2] for name in names if name.startswith("tff_agnostic.")]
+            found = {".".join(parts) for parts in own}
+            found -= {"tff_agnostic.__version__", "tff_agnostic.versions"}
+            assert found <= _ALLOWED, path
+
+
+# --- The same request leads to the same bytes, in any process
+
+
+_IN_ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+from tests.deployment.kinds import make_request
+from tff_agnostic.deployment.export import export
+from tff_agnostic.runtimes.tff import TffRuntime
+
+with TffRuntime() as runtime:
+    for kind, profile in (name.split("-") for name in sys.argv[2:]):
+        folder = Path(sys.argv[1]) / f"{kind}-{profile}"
+        export(folder, make_request(profile, kind=kind), runtime)
+"""
+
+# In another order than here: how many came before must not matter.
+_EXPORTS = ("logistic-secure", "logistic-daf")
+
+
+@pytest.fixture(scope="module")
+def from_another_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("other")
+    subprocess.run(
+        [sys.executable, "-c", _IN_ANOTHER_PROCESS, str(folder), *_EXPORTS],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", usually(["logistic-daf"], _EXPORTS))
+def test_the_same_bytes(exported, from_another_process, name):
+    kind, profile = name.split("-")
+    assert tree(exported(profile, kind=kind)) == tree(from_another_process / name)
+
+
+def test_a_second_export_of_a_process(exported, tff_runtime, tmp_path):
+    export(tmp_path / "again", make_request("daf"), tff_runtime)
+    assert tree(tmp_path / "again") == tree(exported("daf"))

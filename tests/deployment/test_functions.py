@@ -1,8 +1,24 @@
 """Names of graphs that depend on the graph alone, and graphs that compute what they did."""
 
-import tensorflow as tf
+import collections
 
-from tff_agnostic.deployment.graphs import with_renamed_functions, with_renamed_nodes
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_agnostic.deployment.graphs import (
+    leaves,
+    named,
+    only_element,
+    side_channel_names,
+    with_renamed_functions,
+    with_renamed_nodes,
+)
+from tff_agnostic.deployment.metrics import scalar_outputs
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.tflite_files import compacted, custom_op_names, oldest_runtime
+from tff_agnostic.report_fields import ReportField
 
 
 def _graph(process_has_a_past: bool):
@@ -83,3 +99,140 @@ def test_only_functions_that_are_called_are_kept():
     alone.node.extend(node for node in graph_def.node if node.op == "Placeholder")
     assert len(called.library.function) > 0
     assert len(with_renamed_functions(alone, "f").library.function) == 0
+
+
+# --- Names of tensors from TFF types
+
+
+_TYPE = tff.to_type(
+    collections.OrderedDict(
+        weights=collections.OrderedDict(b=(np.float32, [2]), a=[(np.float32, [3, 2]), np.int32]),
+        round_num=np.int64,
+    )
+)
+
+
+def test_paths_follow_names_and_positions_in_the_types_order():
+    assert [leaf.path for leaf in leaves(_TYPE)] == [
+        "weights/b",
+        "weights/a/0",
+        "weights/a/1",
+        "round_num",
+    ]
+    assert named(leaves(_TYPE), "server")[1] == tf.TensorSpec(
+        [3, 2], tf.float32, "server/weights/a/0"
+    )
+
+
+def test_a_tensor_alone_is_called_as_the_prefix():
+    (leaf,) = leaves(tff.TensorType(np.int32))
+    assert leaf.named("client") == tf.TensorSpec([], tf.int32, "client")
+    assert leaves(tff.to_type([])) == ()
+
+
+def test_lists_of_one_are_what_they_hold():
+    assert only_element(tff.to_type([_TYPE])) == _TYPE
+    assert only_element(_TYPE) == _TYPE
+
+
+def test_side_channels_have_the_names_of_the_platforms_tools():
+    assert side_channel_names("federated_secure_sum_bitwidth", leaves(_TYPE))[-1] == (
+        "sidechannel_secagg_federated_secure_sum_bitwidth_update/round_num"
+    )
+
+
+def test_what_is_no_tensor():
+    with pytest.raises(TypeError, match=r"expected a structure of tensors, found .* at a/0"):
+        leaves(tff.to_type(collections.OrderedDict(a=[tff.SequenceType(np.int32)])))
+
+
+def test_a_metric_may_be_called_what_no_node_may():
+    structure = leaves(tff.to_type(collections.OrderedDict([("top 3, größte", np.float32)])))
+    (spec,) = named(structure, "metrics")
+    with tf.Graph().as_default():
+        quantities = {"top 3, größte": ReportField("top 3, größte", "a share")}
+        outputs = scalar_outputs(structure, [tf.constant(0.5)], quantities)
+        assert {name: output.op.name for name, output in outputs.items()} == {spec.name: spec.name}
+
+
+def test_two_metrics_of_one_node_are_refused():
+    same = collections.OrderedDict([("top 3", np.float32), ("top_3", np.float32)])
+    with pytest.raises(UserError, match="found 'top 3' and 'top_3'"):
+        leaves(tff.to_type(same))
+
+
+# --- A flatbuffer in fewer bytes is the same graph
+
+
+_SIZE = 5000
+_OUTPUTS = ("y0", "y1", "y2")
+
+
+def _computed(x):
+    """Has constants that are uniform, one that is not, and one that is small."""
+    mixed = tf.constant(np.arange(_SIZE) % 2, tf.float32)
+    constants = [tf.fill([_SIZE], -2.5), tf.zeros([_SIZE]) * -1.0, mixed, tf.fill([3], 7.0)]
+    # Added, as otherwise one constant would be made of all.
+    parts = [part + x[0] for part in constants]
+    counts = tf.fill([_SIZE], tf.constant(2**40, tf.int64)) + tf.cast(x[1], tf.int64)
+    inside = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v + tf.ones([2000])), [0, x])
+    return tf.concat(parts, 0), counts, inside[1]
+
+
+@pytest.fixture(scope="module")
+def converted():
+    return _converted(_computed)
+
+
+def _converted(computed):
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [2000], "x")
+        outputs = [tf.identity(y, f"y{i}") for i, y in enumerate(computed(x))]
+        definition = graph.as_graph_def()
+    converter = tf.compat.v1.lite.TFLiteConverter(
+        definition,
+        None,
+        None,
+        input_arrays_with_shape=[("x", [2000])],
+        output_arrays=[y.op.name for y in outputs],
+    )
+    return converter.convert()
+
+
+def _run(content):
+    interpreter = tf.lite.Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    (x,) = interpreter.get_input_details()
+    assert x["name"] == "x"
+    interpreter.set_tensor(x["index"], np.linspace(-1, 1, 2000, dtype=np.float32))
+    interpreter.invoke()
+    return {y["name"]: interpreter.get_tensor(y["index"]) for y in interpreter.get_output_details()}
+
+
+def test_the_same_results_from_fewer_bytes(converted):
+    small = compacted(converted, _OUTPUTS)
+    results, expected = _run(small), _run(converted)
+    assert set(results) == set(expected) == {*_OUTPUTS}
+    for name, value in expected.items():
+        assert (results[name].dtype, results[name].tobytes()) == (value.dtype, value.tobytes())
+    # The mixed constant is all that stays.
+    assert 4 * _SIZE < len(small) < 4 * _SIZE + 8000
+    assert len(converted) - len(small) > 8 * _SIZE
+    assert oldest_runtime(small) == oldest_runtime(converted) != ""
+    assert custom_op_names(small) == []
+
+
+def test_what_is_compact_stays_as_it_is(converted):
+    small = compacted(converted, _OUTPUTS)
+    assert compacted(small, _OUTPUTS) == small
+
+
+def test_equal_constants_are_outputs_of_their_own():
+    """The converter makes one tensor of them, of one name."""
+    content = _converted(lambda x: [x + 1.0, tf.zeros([2]), tf.zeros([2])])
+    assert set(_run(content)) == {"y0", "y1"}
+    results = _run(compacted(content, _OUTPUTS))
+    assert set(results) == {*_OUTPUTS}
+    for name in ("y1", "y2"):
+        np.testing.assert_array_equal(results[name], [0.0, 0.0])

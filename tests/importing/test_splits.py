@@ -1,14 +1,16 @@
 """Splits: shares, what is kept together, and what they depend on."""
 
+import random
 from collections import Counter
 
 import pytest
 
 from tests import golden
+from tests.importing.harness import job, table
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.errors import UserError
-from tff_agnostic.importing.source import SourceExample
-from tff_agnostic.importing.splits import Splits, parse_shares
+from tff_agnostic.importing.source import ReadLog, SourceExample
+from tff_agnostic.importing.splits import Splits, moves, parse_shares, split_sizes, strata_of
 
 _SHARES = {"train": 0.7, "heldout": 0.2, "test": 0.1}
 
@@ -86,3 +88,175 @@ def test_shares_that_are_none(case):
     found = golden.refusal(parse_shares, case)
     assert found.startswith(f"--split={','.join(case)}: ")
     return found
+
+
+# --- Splits that keep their shares in every domain: sizes by hand, and what they depend on
+
+
+_SHARES_OF_STRATA = {"train": 0.8, "heldout": 0.1, "test": 0.1}
+_ROW_OPTIONS = {"client_column": "who", "domain_column": "where", "text_column": "text"}
+
+
+@pytest.mark.parametrize(
+    ("count", "fewest", "expected"),
+    [
+        # (train, heldout, test): the shares, rounded; then what is missing to `fewest`.
+        (100, 0, (80, 10, 10)),
+        (104, 0, (84, 10, 10)),
+        (105, 0, (83, 11, 11)),
+        (1, 1, (1, 0, 0)),
+        (2, 1, (1, 0, 1)),
+        (3, 1, (1, 1, 1)),
+        (4, 1, (2, 1, 1)),
+        (4, 0, (4, 0, 0)),
+        (20, 5, (10, 5, 5)),
+        (8, 5, (1, 2, 5)),
+        (5, 5, (1, 0, 4)),
+    ],
+)
+def test_sizes_of_splits(count, fewest, expected):
+    assert tuple(split_sizes(count, _SHARES_OF_STRATA, fewest).values()) == expected
+    assert list(split_sizes(count, _SHARES_OF_STRATA, fewest)) == list(_SHARES_OF_STRATA)
+
+
+def test_a_split_that_is_not_wanted_has_no_size():
+    assert split_sizes(10, {"test": 0.3, "train": 0.7}, 1) == {"test": 3, "train": 7}
+    assert split_sizes(10, {"train": 1}, 5) == {"train": 10}
+
+
+def test_a_client_belongs_to_the_domain_of_most_of_its_examples():
+    units = [(-5, "a", 3), (-5, "b", 4), (-1, "b", 9), (0, "a", 2), (0, "c", 2), (7, "d", 1)]
+    strata = strata_of(units)
+    assert {name: s.units.tolist() for name, s in strata.items()} == {
+        "a": [0],
+        "b": [-5, -1],
+        "d": [7],
+    }
+    assert (strata["b"].examples, strata["b"].largest) == (16, 9)
+
+
+def test_units_are_cut_by_rank_and_only_those_at_the_borders_move():
+    draw = random.Random(0)
+    units = sorted(draw.randrange(-(2**63), 2**63) for _ in range(1000))
+    strata = strata_of((unit, "ab"[unit % 2], 1) for unit in units)
+    moved = moves(strata, _SHARES_OF_STRATA, 1)
+    for stratum in strata.values():
+        names = []
+        for unit in stratum.units.tolist():
+            fraction = (unit + 2**63) / 2**64
+            by_hash = "train" if fraction < 0.8 else "heldout" if fraction < 0.9 else "test"
+            names.append(moved.get(unit, by_hash))
+        sizes = split_sizes(len(names), _SHARES_OF_STRATA, 1)
+        assert names == [name for name, size in sizes.items() for _ in range(size)]
+    # Ranks are near hashes: of 1000, some 3 * sqrt(1000 * 0.8 * 0.2) are not where they would be.
+    assert 0 < len(moved) < 100
+
+
+def _thirty_domains(folder, clients):
+    """Writes sentences of 30 words of clients most of whom are in few domains, as in apps."""
+    draw = random.Random(1)
+    domains = [f"d{k:02d}" for k in range(30)]
+    home = domains + draw.choices(domains, [1 / (k + 1) for k in range(30)], k=clients - 30)
+    text = " ".join(f"w{k}" for k in range(30))
+    rows = [
+        f"u{k},{domain},{text}" for k, domain in enumerate(home) for _ in range(draw.randint(1, 40))
+    ]
+    draw.shuffle(rows)
+    path = folder / "rows.csv"
+    path.write_text("\n".join(["who,where,text", *rows]) + "\n")
+    return path, Counter(home)
+
+
+def test_thirty_domains_and_few_clients(tmp_path):
+    path, clients_of = _thirty_domains(tmp_path, 140)
+    single = sorted(name for name, n in clients_of.items() if n == 1)
+    assert single
+    found = {}
+    for name, options in (("by_hash", {"stratify": False}), ("by_rank", {})):
+        store = tmp_path / f"{name}.sqlite"
+        report = job("csv", path, store, **_ROW_OPTIONS, **options).run(ReadLog())
+        found[name] = {
+            (r.kind, r.figures.get("split")): r.figures.get("domains") for r in report.remarks
+        }
+        assert ("words_cut", None) in found[name]
+    # By hash, most domains have nobody to test on; by rank, those with a single client.
+    assert len(found["by_hash"]["domains_without_examples", "test"]) >= 15
+    assert found["by_rank"]["domains_without_examples", "test"] == single
+    assert ("domains_without_examples", "train") not in found["by_rank"]
+    rows = table(
+        store,
+        "SELECT domain, split_name, COUNT(*) FROM client_domains GROUP BY domain, split_name",
+    )
+    by_domain: dict[str, dict[str, int]] = {}
+    for domain, split, count in rows:
+        by_domain.setdefault(domain, {})[split] = count
+    for domain, count in clients_of.items():
+        sizes = {
+            name: size for name, size in split_sizes(count, _SHARES_OF_STRATA, 1).items() if size
+        }
+        assert by_domain[domain] == sizes
+    # The table says what of a domain each split has, and the notes whose figures mean little.
+    text = report.text()
+    assert text.splitlines()[0].split() == [
+        *("split", "domain", "clients", "examples", "of", "the", "split", "of", "the", "domain"),
+    ]
+    assert f"Note: {len(single)} of 30 domains have no client in test: {single[0]}" in text
+    assert "of 30 domains have fewer than 100 examples in test: " in text
+    assert "33.3% of the words of train" in text
+    assert report.to_json()["remarks"][0]["kind"] == report.remarks[0].kind
+
+
+def test_words_and_lengths_are_those_of_the_final_splits(tmp_path):
+    path, _ = _thirty_domains(tmp_path, 60)
+    rows = path.read_text().splitlines()
+    draw = random.Random(3)
+    rows[1:] = [
+        f"{who},{where}," + " ".join(f"w{draw.randrange(50)}" for _ in range(draw.randint(1, 30)))
+        for who, where, _ in (row.split(",") for row in rows[1:])
+    ]
+    path.write_text("\n".join(rows) + "\n")
+    store = tmp_path / "s.sqlite"
+    job("csv", path, store, **_ROW_OPTIONS, min_per_split=2).run(ReadLog())
+    split_of = dict(table(store, "SELECT client_id, split_name FROM client_metadata"))
+    words: Counter[str] = Counter()
+    lengths: Counter[tuple[str, str, int]] = Counter()
+    for who, where, text in (row.split(",") for row in rows[1:]):
+        lengths[split_of[who], where, len(text.split())] += 1
+        if split_of[who] == "train":
+            words.update(text.split())
+    assert dict(table(store, "SELECT word, count FROM vocabulary")) == words
+    stored = table(store, "SELECT * FROM sentence_lengths")
+    assert {tuple(key): n for *key, n in stored} == lengths
+    counts = table(store, "SELECT split_name, COUNT(*) FROM examples GROUP BY split_name")
+    assert dict(counts) == {
+        split: sum(n for (s, *_), n in lengths.items() if s == split)
+        for split in ("train", "heldout", "test")
+    }
+
+
+def test_a_newer_dump_moves_few_clients(tmp_path):
+    path, _ = _thirty_domains(tmp_path, 400)
+    rows = path.read_text().splitlines()
+    newest = {f"u{k}" for k in range(360, 400)}
+    found = []
+    for k, kept in enumerate((rows, [r for r in rows if r.partition(",")[0] not in newest])):
+        path.write_text("\n".join(kept) + "\n")
+        store = tmp_path / f"{k}.sqlite"
+        job("csv", path, store, **_ROW_OPTIONS).run(ReadLog())
+        found.append(dict(table(store, "SELECT client_id, split_name FROM client_metadata")))
+    new, old = found
+    moved = [client for client, split in old.items() if new[client] != split]
+    assert len(moved) <= len(old) / 20
+
+
+def test_one_client_with_most_examples_is_named(tmp_path):
+    rows = [f"u{k},x,a b" for k in range(5)] + ["big,x,a b"] * 10 + ["v,y,a b", "w,y,c"]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["who,where,text", *rows]) + "\n")
+    options = {**_ROW_OPTIONS, "min_domain_examples": 1}
+    report = job("csv", path, tmp_path / "s.sqlite", **options).run(ReadLog())
+    (remark,) = [r for r in report.remarks if r.kind == "large_units"]
+    assert remark.text == (
+        "In 1 of 2 domains a single client has over half of the examples, so that shares cannot "
+        "be kept: x; --split_by=example divides every client's examples."
+    )

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.importing.harness import read, refused
+from tests.importing.harness import REAL, needs, read, refused
 from tff_agnostic.importing import text_folders
+from tff_agnostic.importing.text import html_blocks, sentences_of
 
 
 def _texts(folder: Path, **texts: str) -> Path:
@@ -233,3 +234,123 @@ def test_passages_that_stay_together(tmp_path):
         *[("2", "plays/1#0001")] * 2,
         ("3", "plays/1#0001"),
     ]
+
+
+# --- Plays: speakers, speeches, and how words are written
+
+
+_PLAY = "\ufeffFirst Citizen:\nBefore we\nproceed, know't!\n\n\nALL:\nSpeak, speak.\n \nALL:\n--\n"
+
+
+def _text(folder, text=_PLAY, name="play"):
+    path = folder / f"{name}.txt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_speaker_is_a_client_and_a_speech_an_example(tmp_path):
+    examples, log = read("plays", _text(tmp_path))
+    found = [(e.record.client, e.record.domain, e.record.features["tokens"]) for e in examples]
+    assert found == [
+        ("First Citizen", "play", "Before we proceed , know't !"),
+        ("ALL", "play", "Speak , speak ."),
+    ]
+    assert [e.place for e in examples] == ["play.txt:1", "play.txt:6"]
+    assert (log.num_records, log.skipped) == (3, {"speech without words": 1})
+
+
+def test_letters_only_and_a_given_domain(tmp_path):
+    examples, _ = read(
+        "plays", _text(tmp_path), tokenizer="letters", case="lower", domain_name="all"
+    )
+    assert [e.record.features["tokens"] for e in examples] == [
+        "before we proceed knowt",
+        "speak speak",
+    ]
+    assert {e.record.domain for e in examples} == {"all"}
+
+
+def test_a_speech_without_a_speaker_is_a_bad_record(tmp_path):
+    path = _text(tmp_path, "Enter GHOST\n\nGHOST:\nMark me.\n")
+    assert refused("plays", path) == (
+        "play.txt:1: expected a speech that begins with a line SPEAKER:, found 'Enter GHOST'"
+    )
+    examples, log = read("plays", path, skip_bad=True)
+    assert [e.record.client for e in examples] == ["GHOST"]
+    assert log.skipped == {"speech without a speaker": 1}
+
+
+def test_a_folder_without_texts_is_refused(tmp_path):
+    assert "expected files .txt, found none" in refused("plays", tmp_path)
+
+
+@needs("tinyshakespeare")
+def test_speakers_and_words_of_shakespeare():
+    examples, _ = read("plays", REAL / "tinyshakespeare", tokenizer="letters", case="lower")
+    words = [word for e in examples for word in e.record.features["tokens"].split()]
+    speakers = {e.record.client for e in examples}
+    assert (len(speakers), len(words), len(set(words))) == (299, 192_796, 12_823)
+
+
+# --- From a post's HTML to sentences
+
+
+@pytest.mark.parametrize(
+    ("html", "blocks"),
+    [
+        ("<p>One</p>\n<p>Two</p>", ["One", "Two"]),
+        ("plain", ["plain"]),
+        ("", []),
+        ("<p> \n </p>", []),
+        ("<p>a &lt;b&gt; &amp; c&#39;s &eacute;</p>", ["a <b> & c's é"]),
+        ("<p>use <code>x = 1</code> here</p>", ["use   here"]),
+        ("a<code>b</code>c", ["a c"]),
+        ("<pre><code>import os\n</code></pre><p>Done</p>", ["Done"]),
+        ("<p>before</p><pre>a <p>b</p> c</pre>after", ["before", "after"]),
+        ("<ul><li>one</li><li><em>t</em>wo</li></ul>", ["one", "two"]),
+        ("a<br>b<br/>c", ["a", "b", "c"]),
+        ('<a href="http://x.y">link</a>', ["link"]),
+        ("<p>never closed <b>at all", ["never closed at all"]),
+        ("1 < 2 and </nothing>", ["1 < 2 and "]),
+        ("</pre>fine", ["fine"]),
+        ("<!-- remark --><script>x()</script>text", [" text"]),
+        ("<p>a <![if x]> b <![e", ["a  b <![e"]),
+        # It took minutes to look for the end of each.
+        pytest.param(
+            "a" + "<!--" * 100_000 + "<i>b</i>", ["a" + "<!--" * 100_000 + " b "], id="unfinished"
+        ),
+    ],
+)
+def test_html_becomes_blocks_of_text(html, blocks):
+    assert html_blocks(html) == blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("How Are You? Fine!", ["how are you ?", "fine !"]),
+        ("no end", ["no end"]),
+        ("It's a well-known fact.", ["it's a well-known fact ."]),
+        ("- a -b c-", ["- a - b c -"]),
+        ("'quoted'", ["' quoted '"]),
+        ("see http://a.b/c?d=e. Now", ["see <url>", "now"]),
+        ("(www.x.org)", ["( <url> )"]),
+        ("3.14 e.g. this, i.e. that", ["3 . 14 e . g . this , i . e . that"]),
+        ("Really?! (Yes.) Ok...", ["really ? !", "( yes . )", "ok . . ."]),
+        ("a\n b\tc", ["a b c"]),
+        ("...", []),
+        ("", []),
+        ("caf\u00e9 \u2603 don\u2019t \u201chm\u201d", ['caf don\'t " hm "']),
+        ("f(x)=x^2", ["f ( x ) = x ^ 2"]),
+    ],
+)
+def test_text_becomes_sentences(text, sentences):
+    assert sentences_of(text) == sentences
+
+
+@pytest.mark.parametrize("text", ["A. b? C! d", "x <y> & \u00e9\u00e8 'tis", "1.5. 2.5"])
+def test_sentences_are_ascii_lower_case_and_singly_spaced(text):
+    for sentence in sentences_of(text):
+        assert sentence.isascii()
+        assert sentence == sentence.lower()
+        assert sentence == " ".join(sentence.split())

@@ -1,13 +1,19 @@
 """Metrics as ratios of sums."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tff_agnostic.models import Metric, accuracy
 from tff_agnostic.models.metrics import (
+    accuracy_without_out_of_vocab_or_end_of_sentence,
     binary_accuracy,
+    in_vocab_accuracy,
     mean_absolute_error,
+    perplexity,
     root_mean_squared_error,
     text_metrics,
 )
@@ -71,3 +77,119 @@ def test_sums_of_extreme_predictions_are_within_bounds_or_leave_the_client_out(
     assert np.all(denominator <= metric.max_denominator)
     if metric.shown_as == "share":
         assert np.all(numerator <= denominator)
+
+
+# --- Perplexity and the two in-vocabulary accuracies, by hand
+
+
+# Three words; 4 is a word out of the vocabulary, 5 the begin of a sentence, 6 its end.
+_IDS_OF_TEXTS = TokenIds(3)
+_LABELS = np.array(
+    [
+        [1, 2, 4, 6, 0],  # two words, an unknown one, the end
+        [3, 3, 1, 2, 6],
+        [4, 6, 0, 0, 0],  # nothing of the vocabulary
+        [0, 0, 0, 0, 0],  # nothing at all
+    ],
+    np.int32,
+)
+_PREDICTED = np.array(
+    [
+        [1, 3, 4, 6, 0],  # right: a word, the unknown one, the end, padding
+        [3, 1, 1, 6, 6],
+        [4, 1, 0, 0, 0],
+        [0, 0, 0, 1, 2],
+    ]
+)
+
+
+def _sums(metric: Metric, labels: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
+    numerator, denominator = metric.per_example(tf.constant(labels), tf.constant(scores))
+    assert numerator.dtype == denominator.dtype == tf.float32
+    return numerator.numpy(), denominator.numpy()
+
+
+def _one_hot(predicted: np.ndarray) -> np.ndarray:
+    return np.eye(_IDS_OF_TEXTS.num_ids, dtype=np.float32)[predicted]
+
+
+def test_in_vocab_accuracy_counts_unknown_words_as_errors_and_leaves_the_end_out():
+    numerator, denominator = _sums(
+        in_vocab_accuracy(_IDS_OF_TEXTS, 5), _LABELS, _one_hot(_PREDICTED)
+    )
+    np.testing.assert_array_equal(numerator, [1, 2, 0, 0])
+    np.testing.assert_array_equal(denominator, [3, 4, 1, 0])
+
+
+def test_tffs_accuracy_leaves_unknown_words_and_the_end_out():
+    metric = accuracy_without_out_of_vocab_or_end_of_sentence(_IDS_OF_TEXTS, 5)
+    numerator, denominator = _sums(metric, _LABELS, _one_hot(_PREDICTED))
+    np.testing.assert_array_equal(numerator, [1, 2, 0, 0])
+    np.testing.assert_array_equal(denominator, [2, 4, 0, 0])
+
+
+def test_tffs_accuracy_is_tffs():
+    """TFF's baseline takes it from Keras' metrics with masked ids."""
+    metric = accuracy_without_out_of_vocab_or_end_of_sentence(_IDS_OF_TEXTS, 5)
+    rng = np.random.default_rng(0)
+    labels = rng.integers(_IDS_OF_TEXTS.num_ids, size=[40, 5]).astype(np.int32)
+    scores = rng.normal(size=[40, 5, _IDS_OF_TEXTS.num_ids]).astype(np.float32)
+    numerator, denominator = _sums(metric, labels, scores)
+    keras = tf.keras.metrics.SparseCategoricalAccuracy()
+    weight = ~np.isin(labels, [_IDS_OF_TEXTS.pad, _IDS_OF_TEXTS.eos, _IDS_OF_TEXTS.oov])
+    keras.update_state(labels, scores, weight.astype(np.float32))
+    assert numerator.sum() / denominator.sum() == pytest.approx(float(keras.result()))
+
+
+def test_perplexity_of_guessing_is_the_number_of_ids():
+    metric = perplexity(5)
+    numerator, denominator = _sums(metric, _LABELS, np.zeros([4, 5, 7], np.float32))
+    np.testing.assert_allclose(numerator, np.log(7) * np.array([4, 5, 2, 0]), rtol=1e-6)
+    np.testing.assert_array_equal(denominator, [4, 5, 2, 0])
+    assert float(metric.value(numerator.sum() / denominator.sum())) == pytest.approx(7)
+
+
+def test_perplexity_by_hand():
+    # Probabilities of 1/2 and 1/8 of the two words: e^((ln 2 + ln 8) / 2) = 4.
+    scores = np.full([1, 5, 7], -np.inf, np.float32)
+    scores[0, 0, [2, 3]] = 0.0
+    scores[0, 1, [6, 4]] = np.log([1, 7])
+    scores[0, 2:] = 0.0
+    labels = np.array([[2, 6, 0, 0, 0]], np.int32)
+    numerator, denominator = _sums(perplexity(5), labels, scores)
+    assert float(perplexity(5).value(numerator[0] / denominator[0])) == pytest.approx(4, rel=1e-6)
+
+
+@pytest.mark.parametrize("metric", text_metrics(_IDS_OF_TEXTS, 5), ids=lambda metric: metric.name)
+def test_sums_are_the_same_under_any_batching_and_order(metric):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(_IDS_OF_TEXTS.num_ids, size=[12, 5]).astype(np.int32)
+    scores = rng.normal(size=[12, 5, _IDS_OF_TEXTS.num_ids]).astype(np.float32)
+    whole = [part.sum() for part in _sums(metric, labels, scores)]
+    for sizes in ([1] * 12, [5, 7], [3, 0, 9]):
+        order = rng.permutation(12)
+        batches = np.split(order, np.cumsum(sizes)[:-1])
+        parts = [_sums(metric, labels[batch], scores[batch]) for batch in batches]
+        found = [sum(part[i].sum() for part in parts) for i in range(2)]
+        np.testing.assert_allclose(found, whole, rtol=1e-6)
+        # More padding changes nothing.
+        padded = _sums(
+            metric, np.pad(labels, [(0, 0), (0, 3)]), np.pad(scores, [(0, 0), (0, 3), (0, 0)])
+        )
+        np.testing.assert_allclose([part.sum() for part in padded], whole, rtol=1e-6)
+
+
+def test_directions_and_bounds():
+    found = {m.name: (m.higher_is_better, m.max_numerator) for m in text_metrics(_IDS_OF_TEXTS, 20)}
+    assert found == {
+        "perplexity": (False, 400.0),
+        "in_vocab_accuracy": (True, 20.0),
+        "accuracy_without_out_of_vocab_or_end_of_sentence": (True, 20.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(0.0, 1.0), (1e4, math.inf), (math.inf, math.inf), (math.nan, math.nan)]
+)
+def test_perplexities_of_any_mean_cross_entropy(ratio, expected):
+    np.testing.assert_array_equal(perplexity(5).value(np.float64(ratio)), expected)

@@ -2,6 +2,9 @@
 
 import os
 import sys
+import textwrap
+import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,8 @@ import pytest
 from tests import golden
 from tests.models.user_files import error_lines, error_of, model_file
 from tff_agnostic import user_code
+from tff_agnostic.files import digest
+from tff_agnostic.user_code import UserFile
 
 
 @golden.values
@@ -121,3 +126,201 @@ def test_a_file_that_fails_while_it_is_loaded(tmp_path, statement, last):
         f"    {statement}",
         last,
     ]
+
+
+# --- Several users' files at once: each with the modules beside it, and what they define
+
+
+def _file(folder: Path, text: str, beside: Mapping[str, str] = {}) -> UserFile:
+    for name, content in {**beside, "mine.py": text}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(content))
+    return UserFile(folder / "mine.py")
+
+
+def _result(file: UserFile, name: str = "f") -> Any:
+    with file.running(name):
+        return file.function(name, "x")(None)
+
+
+def test_each_file_has_its_own_modules_beside_it(tmp_path):
+    text = """
+        import parts
+        def f(x): return parts.NAME
+        def later(x):
+            import lazy
+            return lazy.name()
+        """
+    lazy = """
+        def name():
+            import parts
+            return parts.NAME
+        """
+    files = {
+        name: _file(tmp_path / name, text, {"parts.py": f"NAME = {name!r}", "lazy.py": lazy})
+        for name in ("a", "b")
+    }
+    for name in ("a", "b", "a"):
+        assert _result(files[name]) == name
+        # Imported when it is called, as while a model is traced: nobody announces that.
+        assert files[name].function("later", "x")(None) == name
+    assert "parts" not in sys.modules
+    assert "lazy" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import package.part\nfound = package.part.NAME",
+        "import package.part as part\nfound = part.NAME",
+        "from package import part\nfound = part.NAME",
+        "from package.part import NAME as found",
+        "from package.part import *\nfound = NAME",
+        "import package.relative\nfound = package.relative.NAME",
+        "import package\nfound = package.NAME",
+        "import importlib\nfound = importlib.import_module('package.part').NAME",
+        "import folder.part\nfound = folder.part.NAME",
+        # Folders that are packages and have the name of the file itself.
+        "from mine import part\nfound = part.NAME",
+    ],
+)
+def test_every_way_to_import(tmp_path, statements):
+    beside = {
+        "package/__init__.py": "from package.part import NAME",
+        "package/part.py": "import other\nNAME = other.NAME",
+        "package/relative.py": "from . import part\nfrom .part import NAME",
+        "folder/part.py": "from package import NAME",
+        "mine/__init__.py": "",
+        "mine/part.py": "NAME = 7",
+        "other.py": "NAME = 7",
+    }
+    names = set(sys.modules)
+    assert _result(_file(tmp_path, f"{statements}\ndef f(x): return found", beside)) == 7
+    assert not {"package", "folder", "other", "mine"} & (set(sys.modules) - names)
+
+
+def test_what_lies_beside_is_found_before_what_is_installed(tmp_path):
+    # dm-tree's name, which is loaded long ago.
+    assert "tree" in sys.modules
+    text = "import tree\ndef f(x): return tree.NAME"
+    file = _file(tmp_path, text, {"tree.py": "NAME = 'theirs'"})
+    assert _result(file) == "theirs"
+    assert not hasattr(sys.modules["tree"], "NAME")
+
+
+@pytest.mark.parametrize("module", ["numpy", "json", "tff_agnostic.models"])
+def test_a_folder_beside_does_not_hide_a_module(tmp_path, module):
+    file = _file(
+        tmp_path,
+        f"import {module} as m\ndef f(x): return m.__file__",
+        {f"{module.partition('.')[0]}/data.txt": ""},
+    )
+    assert _result(file) == sys.modules[module].__file__
+
+
+def test_a_link_beside_is_a_module_of_the_file(tmp_path):
+    (tmp_path / "shared.py").write_text("NAME = 1")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "parts.py").symlink_to("../shared.py")
+    file = _file(tmp_path / "a", "import parts\ndef f(x): return parts.NAME")
+    assert _result(file) == 1
+    assert "parts" not in sys.modules
+
+
+def test_a_module_beside_does_not_become_a_name_of_the_file(tmp_path):
+    text = """
+        def parts(): return 'own'
+        def f(x):
+            import parts as other
+            return parts(), other.NAME
+        """
+    assert _result(_file(tmp_path, text, {"parts.py": "NAME = 1"})) == ("own", 1)
+
+
+def test_a_module_that_was_changed_is_read_again(tmp_path):
+    text = "import parts\ndef f(x): return parts.NAME"
+    for number in range(3):
+        # Files of one size within a second: Python's own cache could not tell them apart.
+        assert _result(_file(tmp_path, text, {"parts.py": f"NAME = {number}"})) == number
+    assert not (tmp_path / "__pycache__").exists()
+
+
+_OPTIONS = """
+    {}
+    import dataclasses
+    from typing import ClassVar, Optional
+
+    class Kind:
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        size: int = 3
+        kind: "Optional[Kind]" = None
+        shared: ClassVar[int] = 4
+"""
+
+
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations"])
+@pytest.mark.parametrize("where", ["file", "module"])
+def test_type_hints_of_several_files(tmp_path, future, where):
+    def classes(folder: str) -> tuple[type, type]:
+        text = textwrap.dedent(_OPTIONS.format(future))
+        beside = {}
+        if where == "module":
+            beside, text = {"parts.py": text}, "from parts import Kind, Options"
+        file = _file(tmp_path / folder, text, beside)
+        return (
+            file.value("Options", "a class", lambda value: isinstance(value, type)),
+            file.value("Kind", "a class", lambda value: isinstance(value, type)),
+        )
+
+    pairs = [classes(folder) for folder in ("a", "b", "a")]
+    assert len({options for options, _ in pairs}) == len(pairs)
+    for options, kind in pairs:
+        hints = typing.get_type_hints(options)
+        assert hints["size"] is int
+        assert hints["kind"] == typing.Optional[kind]
+        assert options() == options(3)
+        assert [field for field in options.__dataclass_fields__] == ["size", "kind", "shared"]
+
+
+def test_a_value(tmp_path):
+    file = _file(tmp_path, "SIZE = 3\n")
+    assert file.value("SIZE", "a number", lambda value: isinstance(value, int)) == 3
+
+
+@golden.values
+def test_a_value_that_is_not_there(tmp_path, case):
+    file = _file(tmp_path, case)
+    return golden.refusal(file.value, "SIZE", "a number", lambda value: isinstance(value, int))
+
+
+_BESIDE = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import parts\n",
+        "import importlib\nimportlib.import_module('parts')\n",
+        "def f(x):\n    import parts\n",
+    ],
+)
+@pytest.mark.parametrize(("changed", "same"), [("parts.py", 0), ("more.py", 0), ("unused.py", 1)])
+def test_the_digest_is_of_the_file_and_what_it_imported(tmp_path, text, changed, same):
+    def of(folder: str, **beside: str) -> str:
+        file = _file(tmp_path / folder, text, {**_BESIDE, **beside})
+        if "def" in text:
+            _result(file)
+        return file.digests()
+
+    first = of("a")
+    assert of("a") == of("b") == first
+    assert (of("b", **{changed: _BESIDE[changed] + " # Changed"}) == first) == bool(same)
+
+
+def test_the_digest_of_a_file_alone_is_that_of_its_content(tmp_path):
+    file = _file(tmp_path, "import json, tff_agnostic\n", _BESIDE)
+    assert file.digests() == {"file": digest((tmp_path / "mine.py").read_bytes())}

@@ -1,14 +1,34 @@
 """How binaries start and end."""
 
+import math
+import os
+import re
 import shlex
+import signal
 import sys
+import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 from absl.testing import flagsaver
 
+from tests.algorithms.user_files import write_by_size
+from tests.run.harness import QUANTITIES, make_report
+from tff_agnostic.commands import COMMANDS, command
 from tff_agnostic.errors import ExecutionError, UserError
-from tff_agnostic.run.process import Interrupted, exit_status, parse_flags, resume_command
+from tff_agnostic.folders import claimed_folder, output_folder
+from tff_agnostic.report_fields import ReportField
+from tff_agnostic.run.help_page import asked_for
+from tff_agnostic.run.live import Progress, round_in_short
+from tff_agnostic.run.process import (
+    Interrupted,
+    StopRequest,
+    exit_status,
+    parse_flags,
+    resume_command,
+)
+from tff_agnostic.tasks.registry import TASKS
 
 
 def _raise(error: BaseException):
@@ -125,3 +145,276 @@ def test_the_command_to_go_on_with_an_installed_package(monkeypatch, tmp_path):
     assert found == ["tff-agnostic-train", *_GO_ON]
     found = _command(monkeypatch, tmp_path / "tff_agnostic" / "binaries" / "train.py")
     assert found == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]
+
+
+# --- What --help prints: the flags that apply to what is chosen, with the defaults that hold
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """Returns what a command prints for arguments beside --help, or --help=GROUP."""
+
+    def of(name: str, *arguments: str, group: str = "") -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments, "--help"])
+        return command(name).help_text("What it does.", group)
+
+    return of
+
+
+def _flags(text: str) -> set[str]:
+    return set(re.findall(r"^  --(?:\[no\])?(\w+):", text, flags=re.M))
+
+
+def _default(text: str, flag: str) -> str:
+    (entry,) = re.findall(rf"^  --{flag}: (?:.*\n(?:      .*\n)*)", text, flags=re.M)
+    return " ".join(entry.split()).rpartition("[")[2].removesuffix("]")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_page_whose_groups_print_one_by_one(page, name):
+    text = page(name)
+    assert text.startswith("What it does.")
+    assert "--helpfull" in text
+    groups = re.findall(r"^\S.* \[(\w+)\]$", text, flags=re.M)
+    assert groups and len(set(groups)) == len(groups)
+    of_groups = [_flags(page(name, group=group)) for group in groups]
+    assert set.union(*of_groups) == _flags(text)
+    # No flag is in two groups.
+    assert sum(map(len, of_groups)) == len(_flags(text))
+
+
+def test_flags_of_what_is_not_chosen_are_not_shown(page):
+    text = page("train")
+    shown = _flags(text)
+    assert {"task", "rounds", "digits_keep", "window", "client_learning_rate", "lanes"} <= shown
+    assert not shown & {
+        "q",
+        "tilt",
+        "adult_ridge",
+        "secure_bits",
+        "noise_multiplier",
+        "ray_address",
+    }
+    assert {"q", "client_weighting"} <= _flags(page("train", "--algorithm=q_ffl"))
+    assert "window" not in _flags(page("train", "--algorithm=q_ffl"))
+    assert "secure_bits" in _flags(page("train", "--aggregation=secure"))
+    assert "noise_multiplier" in _flags(page("train", "--privacy=central"))
+    ray = _flags(page("train", "--runtime=ray"))
+    assert "ray_address" in ray and "lanes" not in ray
+    assert len(text.splitlines()) < 170
+
+
+@pytest.mark.parametrize("task", ["digits", "adult", "toy_regression"])
+def test_defaults_are_those_that_hold(page, task):
+    text = page("train", f"--task={task}")
+    assert _default(text, "rounds") == str(TASKS[task].defaults.get("rounds", 100))
+    own = TASKS[task].algorithm_defaults.get("stochastic_afl", {})
+    expected = {**TASKS[task].defaults, **own}.get("server_learning_rate", 1.0)
+    text = page("train", f"--task={task}", "--algorithm=stochastic_afl")
+    assert float(_default(text, "server_learning_rate")) == float(expected)
+
+
+def test_a_comparison_shows_the_flags_of_all_its_algorithms(page):
+    both = _flags(page("compare", "--algorithms=q_ffl,term"))
+    assert {"q", "tilt"} <= both and "window" not in both
+    assert {"q", "tilt"} <= _flags(page("compare", "--arms=a=q_ffl:q=2;term"))
+
+
+def test_a_users_algorithm_brings_its_flags(page, tmp_path):
+    path = write_by_size(tmp_path / "by_size.py")
+    text = page("train", f"--algorithm={path}")
+    assert "--size_power: Power of a client's size that it weighs. [1.0]" in text
+    assert "window" not in _flags(text)
+
+
+def test_a_group_says_all_that_there_is_of_its_flags(page):
+    text = page("train", group="lambda")
+    assert "Of: afl_boost, agnostic_fed_avg, stochastic_afl." in " ".join(text.split())
+    assert "otherwise" in text
+    with pytest.raises(UserError, match=r"unknown group of flags 'lamda': did you mean lambda"):
+        page("train", group="lamda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--rounds=3"], None),
+        (["--help"], ""),
+        (["--rounds=3", "-help"], ""),
+        (["--help=lambda"], "lambda"),
+        (["--", "--help"], None),
+        (["--helpfull"], None),
+        (["--nohelp"], None),
+    ],
+)
+def test_who_asks_for_help(arguments, expected):
+    assert asked_for(arguments) == expected
+
+
+# --- Signals as a request to stop
+
+
+@pytest.fixture
+def handled(monkeypatch):
+    """Signals that reached the handlers which were there before; none ends the test session."""
+    seen: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda n, frame: seen.append(n))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    yield seen
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_the_second_acts_as_usual(handled, number):
+    with StopRequest(one_request_seconds=0.0) as stop:
+        assert stop.signal_number is None
+        stop.check("nothing")
+        os.kill(os.getpid(), number)
+        assert (stop.signal_number, handled) == (number, [])
+        os.kill(os.getpid(), number)
+        assert handled == [number]
+
+
+def test_signals_that_come_together_are_one_request(handled):
+    """As of `timeout`, which signals a process and then its group."""
+    with StopRequest(one_request_seconds=math.inf) as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert (stop.signal_number, handled) == (signal.SIGTERM, [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert handled == [signal.SIGTERM]
+
+
+def test_a_noted_signal_interrupts_at_the_next_check(handled):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted) as error:
+            stop.check("round 3")
+    assert str(error.value) == "stopped and saved after round 3"
+    assert error.value.signal_number == signal.SIGTERM
+    going_on = error.value.with_command("./run train --resume")
+    assert str(going_on) == "stopped and saved after round 3; go on with: ./run train --resume"
+    assert going_on.signal_number == signal.SIGTERM
+
+
+def test_handlers_are_restored(handled):
+    with StopRequest():
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+    assert handled == [signal.SIGINT]
+
+
+# --- What a round is in a line
+
+
+_NAMES = ("phone", "tablet")
+_REPORT = make_report(losses=[2.0, 3.0], counts=[5, 4], weights=[0.25, 0.75])
+
+
+def _without(*keys: str) -> str:
+    quantities, report = (
+        OrderedDict((k, v) for k, v in m.items() if k not in keys) for m in (QUANTITIES, _REPORT)
+    )
+    return round_in_short(quantities, _NAMES, report)
+
+
+def test_the_worst_domain_with_its_loss_and_its_weight():
+    assert _without() == "worst domain tablet: loss 3.000, pull 0.750"
+
+
+def test_a_run_without_weights_or_without_losses():
+    assert _without("domain_weights") == "worst domain tablet: loss 3.000"
+    assert _without("client_work") == _without("client_work", "domain_weights")
+    assert _without("client_work") == "update_norm 0.5"
+    assert _without("client_work", "finalizer") == ""
+
+
+def test_lines_where_there_is_no_terminal(capsys):
+    assert not sys.stderr.isatty()
+    quantities = OrderedDict(count=ReportField("clients", "clients"))
+    with Progress(quantities, _NAMES, completed=1, total=40, visible=True) as progress:
+        for round_num in range(2, 6):
+            progress.show(round_num, OrderedDict(count=10))
+        progress.note("a worker was started again")
+    assert capsys.readouterr().err.splitlines() == [
+        "round 2/40, clients 10",
+        "round 4/40, clients 10",
+        "a worker was started again",
+    ]
+
+
+# --- Folders that the user did not name
+
+
+def _used(runs: Path, *names: str) -> None:
+    for name in names:
+        (runs / name).mkdir(parents=True)
+        (runs / name / "config.json").write_text("{}")
+
+
+def _folder_of(runs: Path, name: str = "digits", resume: bool = False) -> str:
+    with output_folder(None, runs, name, resume) as path:
+        assert path.parent == runs
+        return path.name
+
+
+def test_folders_are_numbered_by_name(tmp_path):
+    runs = tmp_path / "runs"
+    assert _folder_of(runs) == "digits-001"
+    _used(runs, "digits-001", "digits-009", "digits-x", "other-050")
+    (runs / "digits-011").write_text("a file")
+    assert _folder_of(runs) == "digits-012"
+    assert _folder_of(runs, "other") == "other-051"
+    assert _folder_of(runs, "digit") == "digit-001"
+    _used(runs, "digits-1000")
+    assert _folder_of(runs) == "digits-1001"
+
+
+def test_a_command_that_goes_on_takes_the_newest_folder_in_which_something_is(tmp_path):
+    runs = tmp_path / "runs"
+    assert _folder_of(runs, resume=True) == "digits-001"
+    _used(runs, "digits-001", "digits-009")
+    # Somebody has just started there.
+    (runs / "digits-010").mkdir()
+    assert _folder_of(runs, resume=True) == "digits-009"
+    assert _folder_of(runs, "other", resume=True) == "other-001"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_was_named_is_left_to_the_run(tmp_path, resume):
+    with output_folder(tmp_path / "mine", tmp_path / "runs", "digits", resume) as path:
+        assert path == tmp_path / "mine"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_anything_in_it_is_taken_away(tmp_path):
+    runs = tmp_path / "runs"
+    with pytest.raises(UserError), output_folder(None, runs, "digits", resume=False) as path:
+        assert path.is_dir()
+        raise UserError("refused")
+    assert not runs.exists()
+    with pytest.raises(UserError), output_folder(None, runs, "digits", resume=False) as path:
+        (path / "metrics.csv").write_text("")
+        raise UserError("diverged")
+    assert [p.name for p in runs.iterdir()] == ["digits-001"]
+    assert _folder_of(runs) == "digits-002"
+    assert [p.name for p in runs.iterdir()] == ["digits-001"]
+
+
+def test_those_that_start_at_once_have_folders_of_their_own(tmp_path):
+    runs, together = tmp_path / "runs", threading.Barrier(20)
+    found = []
+
+    def start():
+        together.wait()
+        found.append(claimed_folder(runs, "digits"))
+
+    threads = [threading.Thread(target=start) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [runs / f"digits-{k:03d}" for k in range(1, 21)]

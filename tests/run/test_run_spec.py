@@ -1,18 +1,32 @@
 """What a run is: defaults in their order, whose settings are, and config.json there and back."""
 
+import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from scipy import stats
 
+from binaries import train
 from tests import golden
+from tests.binaries.harness import given
+from tff_agnostic.aggregations.privacy_options import PrivacyOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
-from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
+from tff_agnostic.computations.server_optimizers import ServerOptimizerOptions
+from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
 from tff_agnostic.errors import UserError
-from tff_agnostic.run.options import RunConfig
-from tff_agnostic.run.spec import FORMAT, check_given_somewhere, from_flags, resolve
+from tff_agnostic.run.options import RunConfig, options_of_runs
+from tff_agnostic.run.private_account import cohort_seed, noise_key
+from tff_agnostic.run.process import define
+from tff_agnostic.run.spec import FORMAT, RunSpec, check_given_somewhere, from_flags, resolve
+from tff_agnostic.run.train import TRAIN
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.registry import TASKS
 from tff_agnostic.tasks.task import Use
@@ -200,3 +214,155 @@ def test_training_clients_are_cut_to_their_first_examples_and_test_clients_are_n
         assert {name: c.tolist() for name, c in task.test.read(client_id).items()} == {
             name: c.tolist() for name, c in expected.items()
         }
+
+
+# --- Flags made from the settings of a run and the options of every task
+
+
+def _parse(*arguments: str) -> RunSpec:
+    return given(train, *arguments).spec()
+
+
+def test_without_flags_a_run_is_the_default_tasks_own():
+    assert _parse() == resolve("digits", {}, {})
+    assert given(train).settings == {}
+
+
+def test_what_is_given_is_told_from_what_is_a_default():
+    default = AgnosticFedAvgOptions().client_epochs
+    found = given(train, f"--client_epochs={default}", "--noshuffle")
+    assert found.settings == {"client_epochs": default, "shuffle": False}
+    spec = found.spec()
+    assert spec == resolve("digits", {"shuffle": False}, {})
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_every_run_can_be_given_by_its_flags(task):
+    """What config.json holds, written out as flags, is the same run again."""
+    spec = resolve(task, {"seed": 3, "initial_domain_weights": (0.25, 0.75)}, {})
+    defaults = resolve(task, {}, {}).settings()
+    arguments = []
+    for name, value in spec.flags().items():
+        read = tuple(value) if isinstance(value, list) else value
+        is_default = name in defaults and defaults[name] == read
+        if value is not None and not is_default:
+            text = ",".join(map(str, value)) if isinstance(value, list) else value
+            arguments.append(f"--{name}={text}")
+    assert _parse(*arguments) == spec
+
+
+def test_lists_of_numbers():
+    spec = _parse("--initial_domain_weights=0.5, 0.25,0.25", "--initial_domain_counts=1,2,3")
+    assert spec.algorithm.initial_domain_weights == (0.5, 0.25, 0.25)
+    assert spec.algorithm.initial_domain_counts == (1.0, 2.0, 3.0)
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(UserError, match="unknown flag 'round': did you mean rounds"):
+        options_of_runs()["round"]
+
+
+def test_help_names_choices_and_defaults():
+    with flagsaver.flagsaver():
+        define(TRAIN.define_flags)
+        _check_help()
+
+
+def _check_help() -> None:
+    def text(name: str) -> str:
+        return flags.FLAGS[name].help
+
+    assert f"Names: {', '.join(ALGORITHMS)}." in text("algorithm")
+    assert "One of: cohort, ray, tff." in text("runtime")
+    rounds = TASKS["digits"].defaults["rounds"]
+    assert f"[digits: {rounds};" in text("rounds")
+    assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
+    assert text("shuffle").endswith("[true]")
+    assert text("q").endswith("Of: q_ffl. [1.0]")
+    with_optimizer = [
+        name
+        for name, spec in ALGORITHMS.items()
+        if issubclass(spec.options, ServerOptimizerOptions)
+    ]
+    assert f"Of: {', '.join(with_optimizer)}." in text("server_optimizer")
+    assert "stochastic_afl" not in text("shuffle")
+    assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
+    assert "Of: secure." in text("secure_bits")
+    assert text("digits_num_clients").endswith("[50]")
+    assert "toy_regression: " in text("task")
+
+
+# --- Keys are as long as their generators want them, and cohorts are drawn as the account assumes
+
+
+_IDS = [f"{k:03d}" for k in range(200)]
+_NUMBERS = {"philox": 2, "secure": 4}
+
+
+def _state(key: tuple[int, ...]) -> Any:
+    return SimpleNamespace(aggregations=(SimpleNamespace(noise_key=np.array(key, np.int64)),))
+
+
+@pytest.mark.parametrize("generator", _NUMBERS)
+def test_keys_are_new_unless_they_are_seeded(generator):
+    unseeded = PrivacyOptions(noise_generator=generator)
+    keys = {noise_key(unseeded) for _ in range(20)}
+    assert len(keys) == 20
+    assert {len(key) for key in keys} == {_NUMBERS[generator]}
+    smallest = {"philox": 0, "secure": -(2**63)}[generator]
+    assert all(smallest <= number < 2**63 for key in keys for number in key)
+    # All bits of a number are used.
+    assert min(map(min, keys)) < smallest + 2**61
+    seeded = PrivacyOptions(noise_generator=generator, noise_seed=3)
+    assert (
+        noise_key(seeded)
+        == noise_key(seeded)
+        != noise_key(PrivacyOptions(noise_generator=generator, noise_seed=4))
+    )
+
+
+def test_keys_and_cohorts_of_philox_are_those_of_earlier_releases():
+    key = noise_key(PrivacyOptions(noise_seed=3))
+    assert key == (2963875794002553787, 8040795128286049514)
+    assert poisson_cohort(_IDS, 4, cohort_seed(_state(key)), 2) == [
+        "125",
+        "050",
+        "098",
+        "140",
+    ]
+
+
+def test_secure_cohorts_are_coins_of_chacha20():
+    """Each client's number is 53 bits of the stream of a key that is made of the noise's."""
+    key, round_num = (1, 2, -3, 4), 6
+    digest = hashlib.sha256(b"cohorts" + np.array(key, np.int64).tobytes()).digest()
+    nonce = np.array([0, 11, round_num, 0], np.uint32).tobytes()
+    cipher = Cipher(algorithms.ChaCha20(digest, nonce), None)
+    words = np.frombuffer(cipher.encryptor().update(bytes(8 * len(_IDS))), np.uint64)
+    expected = {_IDS[i] for i in np.flatnonzero(words < 2**64 * 0.2)}
+    assert set(poisson_cohort(_IDS, 40, cohort_seed(_state(key)), round_num)) == expected
+
+
+def test_secure_cohorts_are_drawn_with_equal_chances():
+    seed, took_part = cohort_seed(_state((1, 2, 3, 4))), np.zeros([2, len(_IDS)])
+    for round_num in range(1, 401):
+        for k, draw in enumerate((poisson_cohort, sample_cohort)):
+            cohort = draw(_IDS, 30, seed, round_num)
+            took_part[k, [int(client) for client in cohort]] += 1
+            assert len({*cohort}) == len(cohort)
+            assert k == 0 or len(cohort) == 30
+    for counts in took_part:
+        variance = 400 * 0.15 * 0.85
+        statistic = np.sum((counts - 400 * 0.15) ** 2) / variance
+        assert stats.chi2(len(_IDS)).cdf(statistic) < 0.99
+    strata = np.arange(len(_IDS)) % 2
+    assert len(sample_cohort(_IDS, 31, seed, 1, strata)) == 31
+
+
+def test_secure_cohorts_are_drawn_again_in_a_resumed_run():
+    seed, again, other = (cohort_seed(_state((1, 2, 3, k))) for k in (4, 4, 5))
+    assert poisson_cohort(_IDS, 30, seed, 3) == poisson_cohort(_IDS, 30, again, 3)
+    assert poisson_cohort(_IDS, 30, seed, 3) != poisson_cohort(_IDS, 30, seed, 4)
+    assert poisson_cohort(_IDS, 30, seed, 3) != poisson_cohort(_IDS, 30, other, 3)
+    assert turns(_IDS, 30, seed) == turns(_IDS, 30, again)
+    assert sorted(client for cohort in turns(_IDS, 30, seed) for client in cohort) == _IDS

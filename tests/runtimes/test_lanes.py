@@ -1,13 +1,27 @@
 """Lanes: order, exceptions, how much is under way, and their end."""
 
 import contextlib
+import inspect
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.algorithms.cases import build
+from tests.computations.harness import assert_identical, linear_model, random_client
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.computations.round import Round, traced_specs
 from tff_agnostic.later import tf
+from tff_agnostic.models import Model
+from tff_agnostic.runtimes.client_work import ClientWork, CompiledClientWork
+from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.devices import DeviceThreads, default_num_lanes, sum_in_order
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.runtimes.sharding import MAX_STREAMED_SHARDS, streamed_shards, vectorised_shards
 
 _CPU = "/device:CPU:0"
 _TIMEOUT_SECONDS = 60.0
@@ -153,3 +167,195 @@ def test_sums_run_from_left_to_right():
     assert sum_in_order("abcd", lambda a, b: f"({a}{b})") == "(((ab)c)d)"
     assert sum_in_order([3], lambda a, b: a + b) == 3
     assert sum_in_order([], lambda a, b: a + b) is None
+
+
+# --- How cohorts are cut into shards
+
+
+# What a shard's padding may be whatever its rows, and otherwise a part of them.
+_FREE_ROWS, _PART = 2048, 0.25
+
+
+def _random_sizes(seed: int) -> list[int]:
+    """Sizes of a cohort: some equal, some empty, some a hundred times as large as others."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.lognormal(mean=rng.uniform(0, 6), sigma=rng.uniform(0, 2), size=rng.integers(1, 90))
+    return [int(size) for size in sizes]
+
+
+_SIZES = [
+    *map(_random_sizes, range(40)),
+    [0],
+    [0, 0, 0],
+    [7] * 50,
+    [100_000, 1, 1, 1],
+    list(range(200)),
+]
+
+
+def _padding(sizes: list[int], shard: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the rows of padding, and all rows."""
+    rows = [sizes[k] for k in shard]
+    return max(rows) * len(rows) - sum(rows), max(rows) * len(rows)
+
+
+@pytest.mark.parametrize("sizes", _SIZES, ids=range(len(_SIZES)))
+@pytest.mark.parametrize("max_clients", [1, 2, 7, 256])
+def test_groups_hold_every_client_once_within_the_bounds(sizes, max_clients):
+    cut = vectorised_shards(sizes, max_clients)
+    assert sorted(k for shard in cut for k in shard) == list(range(len(sizes)))
+    for shard in cut:
+        assert 1 <= len(shard) <= max_clients
+        padding, rows = _padding(sizes, shard)
+        assert padding <= max(_FREE_ROWS, _PART * rows)
+
+
+@pytest.mark.parametrize("sizes", _SIZES, ids=range(len(_SIZES)))
+def test_clients_of_like_size_share_a_group(sizes):
+    cut = vectorised_shards(sizes, 8)
+    in_order = [sizes[k] for shard in cut for k in shard]
+    assert in_order == sorted(sizes, reverse=True)
+
+
+def test_groups_are_as_few_as_the_bounds_allow_and_nearly_equal():
+    assert [len(shard) for shard in vectorised_shards([10] * 10, 4)] == [4, 4, 2]
+    assert [len(shard) for shard in vectorised_shards([10] * 9, 8)] == [5, 4]
+    assert [len(shard) for shard in vectorised_shards([10] * 8, 8)] == [8]
+
+
+def test_a_large_client_is_not_padded_to():
+    """Of 100,000 rows each small client would add 99,999 of padding."""
+    assert vectorised_shards([1, 100_000, 1, 1], 4) == [(1,), (0, 2, 3)]
+
+
+def test_groups_are_a_function_of_the_sizes_alone():
+    """Nothing says how many devices, lanes or workers there are."""
+    assert list(inspect.signature(vectorised_shards).parameters) == ["sizes", "max_clients"]
+    assert list(inspect.signature(streamed_shards).parameters) == ["num_clients"]
+    for sizes in _SIZES:
+        assert vectorised_shards(list(sizes), 7) == vectorised_shards(tuple(sizes), 7)
+
+
+def test_equal_sizes_keep_the_order_of_the_cohort():
+    assert vectorised_shards([5, 9, 5, 9], 2) == [(1, 3), (0, 2)]
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 31, 32, 33, 100, 10_000])
+def test_neighbours_are_streamed_together_and_each_once(num_clients):
+    cut = streamed_shards(num_clients)
+    assert [k for shard in cut for k in shard] == list(range(num_clients))
+    lengths = [len(shard) for shard in cut]
+    assert len(cut) == min(num_clients, MAX_STREAMED_SHARDS)
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_cohort_without_clients_has_no_shards():
+    assert streamed_shards(0) == []
+    assert vectorised_shards([], 5) == []
+
+
+def test_positions_are_plain_integers():
+    """They travel to workers, and index lists."""
+    for cut in (streamed_shards(3), vectorised_shards([1, 2, 3], 2)):
+        assert {type(k) for shard in cut for k in shard} == {int}
+
+
+# --- What the cohort runtime traces, and that it traces nothing twice
+
+
+def _counting_model() -> tuple[Model, list[int]]:
+    """A model that notes when it is traced."""
+    model, traces = linear_model(), []
+
+    def predict(weights: Any, x: Any, training: bool, seed: Any) -> Any:
+        traces.append(1)
+        return model.predict(weights, x, training, seed)
+
+    counting = Model(model.initial_weights, model.example_spec, predict, model.loss)
+    return counting, traces
+
+
+def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(sum(sizes))
+    columns = [random_client(rng, n, range(3), num_features=1) for n in sizes]
+    return [{**c, "x": c["x"][:, 0]} for c in columns]
+
+
+@pytest.mark.parametrize("mode", ["auto", "streamed", "vectorised"])
+def test_no_round_and_no_evaluation_is_traced_again(mode):
+    model, traces = _counting_model()
+    with CohortRuntime(RuntimeOptions(client_mode=mode, max_clients_in_step=3)) as runtime:
+        training = runtime.training(build("agnostic_fed_avg", model), PlainSum())
+        evaluate = runtime.evaluation(model, 3, PlainSum())
+
+        def run(state: Any, *sizes: int) -> Any:
+            cohort = _scalar_cohort(*sizes)
+            evaluate(state.algorithm.weights, [cohort])
+            return training.next(state, cohort)[0]
+
+        state = run(training.initialize(), 5)
+        first = len(traces)
+        assert first > 0
+        for sizes in ((5,), (7, 1), (0,), (), (100, 3, 3, 20, 1), tuple(range(40))):
+            state = run(state, *sizes)
+        assert len(traces) == first
+
+
+# What clients do, in four ways.
+@pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
+def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
+    model, traces = _counting_model()
+    with CohortRuntime(RuntimeOptions(client_mode="streamed")) as runtime:
+
+        def weights_and_traces(**settings: Any) -> tuple[Any, int]:
+            before = len(traces)
+            algorithm = build(name, model, shuffle=False, cohort_share=1.0, **settings)
+            training = runtime.training(algorithm, PlainSum())
+            state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
+            return state.algorithm.weights, len(traces) - before
+
+        first, num_first = weights_and_traces()
+        assert num_first > 0
+        again, num_again = weights_and_traces(seed=5)
+        assert num_again == 0
+        # Without shuffling, and with all of the cohort, nothing is random.
+        assert_identical(again, first)
+        # Every algorithm has one of the two.
+        other, num_other = weights_and_traces(client_learning_rate=1.0, sample_size=3)
+        assert num_other > 0
+        assert not np.allclose(other.trainable[0], first.trainable[0])
+
+
+@pytest.mark.parametrize("mode", ["streamed", "vectorised"])
+def test_of_many_threads_that_want_it_at_once_one_traces(mode):
+    """Lanes do, and Keras layers and TensorFlow's vectoriser can be traced by one at a time."""
+    model, traces = _counting_model()
+    compiled = []
+
+    def number_of_traces(num_threads: int) -> int:
+        traces.clear()
+        round_ = Round(build("agnostic_fed_avg", model), PlainSum())
+        state = traced_specs(round_.initialize)
+        message = traced_specs(round_.start, state)
+        work = CompiledClientWork(
+            ClientWork(round_.steps[0].on_clients(), message, round_.client_data_spec)
+        )
+        begin = threading.Barrier(num_threads)
+
+        def trace(_: int) -> Any:
+            begin.wait()
+            return getattr(work, mode).traced()
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            compiled.append(set(threads.map(trace, range(num_threads))))
+        return len(traces)
+
+    alone = number_of_traces(1)
+    assert alone > 0
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert number_of_traces(16) == alone
+    finally:
+        sys.setswitchinterval(switch)
+    assert [len(functions) for functions in compiled] == [1, 1]

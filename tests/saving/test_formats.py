@@ -1,8 +1,9 @@
 """Saved models, loaded by plain TensorFlow, tell what the models of this package tell."""
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from tests import golden
 from tests.models.keras_zoo import KINDS
 from tests.saving.harness import ask_plain_tensorflow
 from tests.selection import usually
+from tff_agnostic.boosting.ensemble import ensemble
+from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.texts import SentenceEncoder, TextEncoder
 from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
@@ -19,10 +22,11 @@ from tff_agnostic.models.losses import OfColumns
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.next_word import NextWordNetwork, next_word_model, unigram_model
 from tff_agnostic.models.text_classifier import TextNetwork, text_classifier
-from tff_agnostic.saving.save import FORMATS
-from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
+from tff_agnostic.run.results import saved_lines
+from tff_agnostic.saving.save import FORMATS, SavedFile, save_for_keras
+from tff_agnostic.saving.trained_model import FileCheck, TrainedModel, check_file, inputs_by_name
 from tff_agnostic.tasks.registry import TASKS
-from tff_agnostic.tasks.task import TaskContext
+from tff_agnostic.tasks.task import Task, TaskContext
 
 _WORDS = ("the", "cat", "sat", "on", "mat", "é")
 _T = 5
@@ -278,3 +282,140 @@ class _Wrapper(tf.keras.layers.Wrapper):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return self.layer(inputs)
+
+
+# --- What is said of a saved file beside the run's model, also where numbers are not finite
+
+
+_NUM_EXAMPLES = 6
+
+
+def _check(bias: float, change: Callable[[np.ndarray], Any]) -> FileCheck:
+    """Checks a file whose scores are changed beside a model whose first class has this bias."""
+    examples = {
+        "x": np.ones([_NUM_EXAMPLES, 2], np.float32),
+        "y": np.array([0, 1, 2] * 2, np.int32),
+        "domain_id": np.array([0, 1] * 3, np.int32),
+    }
+    clients = InMemoryClients({"only": examples})
+    model = logistic_regression(2, 3)
+    kernel, biases = model.initial_weights.trainable
+    weights = ModelWeights([kernel, biases + np.array([bias, 0, 0], np.float32)], [])
+    trained = TrainedModel(model, weights)
+
+    def predict(x: Any) -> tf.Tensor:
+        scores = np.array(trained.predict(x))
+        change(scores)
+        return tf.constant(scores)
+
+    return check_file(trained, Task(("a", "b"), clients, clients, model), predict)
+
+
+def _nothing(scores: np.ndarray) -> None:
+    del scores
+
+
+def _put(value: float, where: Any = (0, 0)) -> Callable[[np.ndarray], None]:
+    def change(scores: np.ndarray) -> None:
+        scores[where] = value
+
+    return change
+
+
+def _line(check: FileCheck) -> str:
+    (line,) = saved_lines([SavedFile("model", "tflite", "none", "m.tflite", 7, {}, check)])
+    return line
+
+
+@pytest.mark.parametrize("bias", [0.0, -np.inf, np.inf, np.nan])
+def test_the_same_numbers_are_the_same_finite_or_not(bias):
+    check = _check(bias, _nothing)
+    assert check.is_same and check.largest_difference == 0.0
+    assert "predicts as the run's model does, by 0 at most on 6 test examples" in _line(check)
+
+
+@pytest.mark.parametrize(
+    ("bias", "found"),
+    [(0.0, np.nan), (0.0, np.inf), (np.inf, 0.0), (np.nan, 0.0), (np.inf, -np.inf)],
+)
+def test_what_is_finite_in_one_alone_differs(bias, found):
+    check = _check(bias, _put(found))
+    assert not check.is_same and check.largest_difference is None
+    assert "its predictions differ, some of them not finite, on" in _line(check)
+    json.dumps(dataclasses.asdict(check), allow_nan=False)
+
+
+def test_finite_differences_are_measured():
+    check = _check(0.0, lambda scores: _put(scores[0, 0] + 0.25)(scores))
+    assert not check.is_same
+    assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
+    assert "its predictions differ, by 0.25 at most" in _line(check)
+
+
+def test_measures_that_are_not_finite_are_null():
+    check = _check(0.0, _put(np.nan, np.s_[:]))
+    for of_domain in check.domains.values():
+        assert of_domain["loss"]["file"] is None and np.isfinite(of_domain["loss"]["run"])
+    json.dumps(dataclasses.asdict(check), allow_nan=False)
+
+
+# --- What a run leaves for Keras: every model that Keras can hold, and why not the others
+
+
+def _task(model: Model) -> Task:
+    none = InMemoryClients({})
+    return Task(("a", "b"), none, none, model)
+
+
+def _changed(weights: ModelWeights, by: float) -> ModelWeights:
+    return ModelWeights([w + np.float32(by) for w in weights.trainable], weights.non_trainable)
+
+
+def _loaded(path: Path) -> list[np.ndarray]:
+    return tf.keras.models.load_model(path, compile=False).get_weights()
+
+
+def _refused() -> Model:
+    kind = KINDS["tied_embedding"]
+    spec = {"x": kind.x_spec, "y": kind.y_spec}
+    return model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
+
+
+def test_what_keras_cannot_hold_is_left_out_and_told(tmp_path):
+    model = _refused()
+    files = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights})
+    assert files.saved == [] and list(tmp_path.iterdir()) == []
+    (reason,) = files.left_out.values()
+    assert list(files.left_out) == ["model"]
+    assert reason.startswith("Keras cannot save and load this model (")
+    assert "\n" not in reason and not reason.startswith("--")
+
+
+def test_the_predictors_of_an_ensemble_are_files_of_their_own(tmp_path):
+    model = logistic_regression(2, 3)
+    predictors = [_changed(model.initial_weights, by) for by in (1.0, 2.0)]
+    mixed = ensemble(model, predictors, names=("young", "runs/old"))
+    files = save_for_keras(tmp_path, _task(mixed), {"model": mixed.initial_weights})
+    assert list(files.left_out) == ["model"]
+    paths = [file.path for file in files.saved]
+    assert paths == ["predictor_young.keras", "predictor_runs%2Fold.keras"]
+    for path, weights in zip(paths, predictors):
+        for found, expected in zip(_loaded(tmp_path / path), weights.trainable):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_equal_models_have_equal_bytes_whenever_they_are_saved(tmp_path):
+    """Layers of this package are made anew for each file, and Keras numbers what has no name."""
+    model = text_classifier(
+        TextNetwork("mean", 4), num_classes=3, vocabulary_size=6, sequence_length=5
+    )
+    contents = []
+    for name in ("first", "second"):
+        files = save_for_keras(tmp_path, _task(model), {name: model.initial_weights})
+        (file,) = files.saved
+        contents.append((tmp_path / file.path).read_bytes())
+        # Keras counts on.
+        tf.keras.Model(x := tf.keras.Input([3]), tf.where(x > 0, x, 0.0))
+    assert contents[0] == contents[1]
+    save_for_keras(tmp_path, _task(model), {"third": _changed(model.initial_weights, 0.1)})
+    assert (tmp_path / "third.keras").read_bytes() != contents[0]

@@ -1,15 +1,28 @@
 """Every task in the registry, and how one is loaded by name."""
 
 import dataclasses
+import sqlite3
+from pathlib import Path
+from typing import Any, Callable
 
+import numpy as np
 import pytest
 
 from tests import golden
+from tests.data.stores import image, sentence, tff_store, write_store
+from tests.run.harness import make_task
+from tff_agnostic.errors import UserError
 from tff_agnostic.run.options import RunConfig, settings_of_runs
 from tff_agnostic.run.spec import resolve
 from tff_agnostic.settings import flag_of
-from tff_agnostic.tasks.registry import TASKS, load_task
-from tff_agnostic.tasks.task import TaskContext
+from tff_agnostic.tasks.registry import (
+    TASKS,
+    check_heldout,
+    heldout_options,
+    load_task,
+    what_decides_the_split,
+)
+from tff_agnostic.tasks.task import TaskContext, Use
 
 
 @pytest.mark.parametrize("name", list(TASKS))
@@ -46,3 +59,156 @@ def test_what_does_not_fit_is_refused(tmp_path, case):
     (tmp_path / "here").mkdir()
     context = TaskContext(seed=0, data_dir=None if data_dir is None else tmp_path / data_dir)
     return golden.refusal(load_task, name, options, context)
+
+
+# --- Settings are chosen by clients who neither train nor belong to the test
+
+
+@pytest.mark.parametrize("name", [name for name, spec in TASKS.items() if spec.data is not Use.NO])
+def test_tasks_on_stores_have_a_held_out_split(name):
+    assert heldout_options(name, {}) == {"test_split": "heldout"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("digits", {}, {"heldout_share": 0.25}),
+        ("digits", {"heldout_share": 0.1, "keep": ""}, {"heldout_share": 0.1, "keep": ""}),
+        ("adult", {"ridge": 0.5}, {"heldout_share": 0.2, "ridge": 0.5}),
+        ("emnist", {"test_split": "heldout"}, {"test_split": "heldout"}),
+    ],
+)
+def test_what_is_given_stays(name, given, expected):
+    assert heldout_options(name, given) == expected
+    assert set(expected) - {"keep", "ridge"} <= what_decides_the_split(name)
+
+
+@golden.values
+def test_the_test_split_is_refused(case):
+    name, given = case
+    return golden.refusal(heldout_options, name, given)
+
+
+def test_a_task_that_evaluates_on_others_is_refused():
+    task = make_task("ab")
+    check_heldout(dataclasses.replace(task, test_split="heldout"), "mine")
+    for split in ("test", "train_clients"):
+        with pytest.raises(UserError, match=f"by the heldout split, found {split}"):
+            check_heldout(dataclasses.replace(task, test_split=split), "mine")
+
+
+# --- Tasks on client stores: the fingerprint changes with any example of the store
+
+
+_SMALL: dict[str, Any] = {"embedding": 2, "units": 2, "sequence_length": 3}
+_OPTIONS: dict[str, Any] = {
+    "emnist": {},
+    "fashion_mnist": {},
+    "stackoverflow": _SMALL,
+    "two_domain_lm": _SMALL,
+    "spanish_keyboard": {"projection": 2, "units": 2, "sequence_length": 3},
+    "custom": {},
+}
+_MODEL = """
+import tensorflow as tf
+import parts
+
+def build_model(data):
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    layers = [tf.keras.layers.Flatten(), tf.keras.layers.Dense(parts.units(data))]
+    return tf.keras.Sequential([tf.keras.Input(data.x_shape), *layers]), loss
+"""
+_PARTS = "def units(data):\n    return data.num_classes\n"
+
+
+def _images(path: Path, ink: float) -> Path:
+    rows = [
+        (split, image("a", domain, label, ink=ink if split == "train" else 0.5))
+        for split in ("train", "test")
+        for label, domain in ((0, "census"), (2, "high_school"))
+    ]
+    return write_store(path, rows, "features")
+
+
+def _texts(path: Path, last: str) -> Path:
+    rows = [
+        (split, sentence("a", domain, f"so {last}"))
+        for split in ("train", "test")
+        for domain in ("answer", "question")
+    ]
+    return write_store(path, rows, "text", vocabulary={"so": 2})
+
+
+def _images_of_tff(path: Path, ink: float) -> Path:
+    pixels = np.full([784], ink, np.float32)
+    return tff_store(
+        path, [(s, "f2103_04", {"pixels": pixels, "label": 1}) for s in ("train", "test")]
+    )
+
+
+def _texts_of_tff(path: Path, last: str) -> Path:
+    row = {"tokens": f"so {last}", "type": "answer"}
+    return tff_store(path, [(s, "a", row) for s in ("train", "test")])
+
+
+_STORES = [
+    ("emnist", _images, (0.25, 0.75)),
+    ("emnist", _images_of_tff, (0.25, 0.75)),
+    ("fashion_mnist", _images, (0.25, 0.75)),
+    ("custom", _images, (0.25, 0.75)),
+    ("stackoverflow", _texts, ("a", "b")),
+    ("stackoverflow", _texts_of_tff, ("a", "b")),
+    ("two_domain_lm", _texts, ("a", "b")),
+    ("spanish_keyboard", _texts, ("a", "b")),
+]
+
+
+def _fingerprint(task: str, folder: Path, store: Path) -> dict[str, str]:
+    (folder / "words.txt").write_text("so 2\n")
+    (folder / "model.py").write_text(_MODEL)
+    if not (folder / "parts.py").exists():
+        (folder / "parts.py").write_text(_PARTS)
+    options = dict(_OPTIONS[task])
+    if task == "custom":
+        options["model"] = str(folder / "model.py")
+    elif "sequence_length" in options:
+        options["vocabulary"] = str(folder / "words.txt")
+    return dict(load_task(task, options, TaskContext(0, data=store)).fingerprint)
+
+
+@pytest.mark.parametrize(("task", "write", "contents"), _STORES)
+def test_a_store_with_another_example_is_another_one(
+    tmp_path, task: str, write: Callable[[Path, Any], Path], contents: Any
+):
+    first, other = contents
+    stores = {
+        name: write(tmp_path / f"{name}.sqlite", content)
+        for name, content in (("first", first), ("same", first), ("other", other))
+    }
+    found = {name: _fingerprint(task, tmp_path, store) for name, store in stores.items()}
+    assert found["first"] == found["same"]
+    assert found["first"]["data"] != found["other"]["data"]
+    assert len(found["first"]["data"]) == 16
+    # A change that has a name of its own is told by that: the first that differs is told.
+    assert list(found["first"])[-1] == "data"
+    assert {**found["other"], "data": ""} == {**found["first"], "data": ""}
+
+
+def test_a_store_that_was_changed_in_its_place_is_another_one(tmp_path):
+    path = _images(tmp_path / "s.sqlite", 0.25)
+    first = _fingerprint("emnist", tmp_path, path)
+    with sqlite3.connect(path) as store:
+        store.execute("UPDATE examples SET client_id = 'b' WHERE split_name = 'test'")
+    store.close()
+    assert _fingerprint("emnist", tmp_path, path)["data"] != first["data"]
+
+
+def test_modules_beside_the_model_are_a_part_of_it(tmp_path):
+    path = _images(tmp_path / "s.sqlite", 0.25)
+    first = _fingerprint("custom", tmp_path, path)
+    (tmp_path / "parts.py").write_text(_PARTS.replace("classes", "classes + 1"))
+    (tmp_path / "unused.py").write_text("")
+    second = _fingerprint("custom", tmp_path, path)
+    key = "files that the model imports"
+    assert second[key] != first[key]
+    assert {**second, key: ""} == {**first, key: ""}

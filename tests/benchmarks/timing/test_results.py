@@ -1,15 +1,22 @@
 """Numbers and tables from known timings."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.timing.machine import Machine
+from benchmarks.timing.own_side import MODELS
+from benchmarks.timing.page import BEGIN, END, Page
+from benchmarks.timing.products import Product, round_products, total_flops
+from benchmarks.timing.products_side import operands
 from benchmarks.timing.report import Report
 from benchmarks.timing.results import SideResult, WorkloadResult
 from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult
-from benchmarks.timing.workloads import logistic
+from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
 from tests.benchmarks.timing.harness import TINY
+from tff_agnostic.errors import UserError
 
 
 def side(title, *repetitions, failure=None, peak=(100_000_000, 200_000_000)):
@@ -129,3 +136,121 @@ def test_this_machine_has_a_description():
 
 def test_workloads_survive_the_command_line():
     assert type(TINY).from_json(TINY.to_json()) == TINY
+
+
+# --- Pages with a section that a command writes
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "page.md"
+
+
+def test_only_the_section_changes_however_often(path):
+    path.write_text(f"# Före\n\n{BEGIN}\nold\n\nolder\n{END}\n\nafter\n")
+    for text in ("one\n", "    two\n\nthree\n"):
+        Page(path).replace_section(text)
+        expected = f"# Före\n\n{BEGIN}\n\n{text}\n{END}\n\nafter\n"
+        assert path.read_text() == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "text\n", f"{BEGIN}\n", f"{END}\n", f"{END}\n{BEGIN}\n", f"a {BEGIN} b {END}\n"]
+)
+def test_a_page_without_a_section_is_refused_and_left(path, text):
+    path.write_text(text)
+    for use in (Page(path).check, lambda: Page(path).replace_section("new")):
+        with pytest.raises(
+            UserError, match=r"^--page: expected the line .* found .*page\.md without"
+        ):
+            use()
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "No such file or directory"), (b"\xff", "it is not UTF-8 text")]
+)
+def test_what_cannot_be_read_is_refused(path, content, reason):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=f"^--page: expected a page, found .*: {reason}$"):
+        Page(path).check()
+
+
+def test_the_documentation_has_a_section():
+    Page(ROOT / "docs" / "benchmarks.md").check()
+
+
+# --- The sizes of the workloads, their data, and the operations that they cost
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_our_model_fits_the_workload(name):
+    workload = WORKLOADS[name]
+    model = MODELS[workload.model](workload)
+    assert model.num_parameters == workload.parameters
+    assert tuple(model.example_spec["x"].shape[1:]) == workload.features
+    assert tuple(model.example_spec["y"].shape[1:]) == workload.labels
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_clients_have_the_workloads_shape(name):
+    workload = WORKLOADS[name]
+    clients = make_clients(workload)
+    assert len(clients) == workload.clients
+    for client in clients[:3]:
+        assert client["x"].shape == (workload.examples, *workload.features)
+        assert client["y"].shape == (workload.examples, *workload.labels)
+        assert client["domain_id"].shape == (workload.examples,)
+        assert client["x"].dtype == (np.int32 if workload.tokens else np.float32)
+        assert client["y"].dtype == client["domain_id"].dtype == np.int32
+        assert 0 <= client["y"].min() <= client["y"].max() < workload.classes
+        assert set(client["domain_id"]) <= set(range(workload.domains))
+        if workload.tokens:
+            assert client["x"].min() > 0 and client["x"].max() < workload.classes
+
+
+def test_clients_depend_on_the_seed_only():
+    first, again, other = make_clients(TINY), make_clients(TINY), make_clients(TINY, seed=1)
+    np.testing.assert_equal(first, again)
+    assert not np.array_equal(first[0]["x"], other[0]["x"])
+
+
+def test_a_batch_divides_a_client():
+    for workload in WORKLOADS.values():
+        assert workload.steps * workload.batch_size == workload.examples
+
+
+def test_products_of_softmax_regression():
+    workload = logistic(clients=7)
+    # The domain pass, and of each step the scores and the gradient of the matrix.
+    assert round_products(workload) == [
+        Product(m=40, k=60, n=10, count=1, batch=7),
+        Product(m=10, k=60, n=10, count=4, batch=7),
+        Product(m=60, k=10, n=10, count=4, batch=7),
+    ]
+    assert total_flops(round_products(workload)) == 3 * 2 * 7 * 40 * 60 * 10
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_step_costs_three_times_its_forward_pass(name):
+    # Less the gradient of the input of a first layer; the domain pass is one more forward pass.
+    workload = WORKLOADS[name]
+    examples = workload.clients * workload.examples
+    forward = {
+        "emnist_cnn": 676 * 9 * 32 + 576 * 288 * 64 + 9216 * 128 + 128 * 62,
+        "stackoverflow_lstm": 20 * (96 * 2680 + 670 * 2680 + 670 * 96 + 96 * 10_004),
+        "logistic": 60 * 10,
+    }[name]
+    first = {"emnist_cnn": 676 * 9 * 32, "stackoverflow_lstm": 0, "logistic": 600}[name]
+    assert total_flops(round_products(workload)) == 2 * examples * (4 * forward - first)
+
+
+def test_operands_have_the_products_shape():
+    left, right = operands(Product(m=2, k=3, n=4, count=1, batch=5))
+    assert (left.shape, right.shape) == ((5, 2, 3), (5, 3, 4))
+    left, right = operands(Product(m=2, k=3, n=4, count=9))
+    assert (left.shape, right.shape) == ((2, 3), (3, 4))

@@ -1,11 +1,16 @@
 """Sides in turn: who runs when, what is counted, and what a failure takes with it."""
 
+import subprocess
+
 import pytest
 
-from benchmarks.timing import schedule
+from benchmarks.timing import environments, schedule, sides
+from benchmarks.timing.environments import BENCHMARKS, python_of
 from benchmarks.timing.process import SideError
+from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Contestant, measure
-from tests.benchmarks.timing.harness import TINY, fake, protocol
+from tests.benchmarks.timing.harness import TINY, command, fake, protocol
+from tests.selection import exhaustive
 
 
 def test_rounds_are_counted_without_the_first_ones(tmp_path):
@@ -71,3 +76,93 @@ def test_sides_take_turns(tmp_path, monkeypatch):
     start, turns, memory = order[:3], order[3:-3], order[-3:]
     assert start == memory == names
     assert turns == [*names, "01", "02", "00", "02", "00", "01"]
+
+
+# --- How rounds grow: comparisons with the base, and the memory of a long run
+
+
+PLAN = ScalePlan(cohorts=(TINY, TINY, TINY), long_run=TINY, long_rounds=6, look_every=2)
+
+
+class Fake:
+    """Stands in for a `SideSpec`."""
+
+    def __init__(self, behaviour):
+        self._behaviour = behaviour
+
+    def command(self, workload):
+        assert workload == TINY
+        return command(self._behaviour)
+
+
+def test_cohorts_are_compared_with_the_second(tmp_path):
+    result = measure_scale(Fake("sleepy"), PLAN, protocol(tmp_path, rounds=2, repeats=1))
+    assert result.failures() == []
+    assert [len(cohort.side.rounds) for cohort in result.cohorts] == [2, 2, 2]
+    base = result.cohorts[1]
+    assert (base.linear, base.extra_bytes) == (1.0, 0)
+    for cohort in result.cohorts:
+        assert cohort.linear == pytest.approx(cohort.side.median / base.side.median)
+        assert cohort.extra_bytes == cohort.side.peak_bytes[0] - base.side.peak_bytes[0]
+
+
+def test_growth_is_between_the_first_and_the_last_look(tmp_path):
+    long_run = measure_scale(Fake("grows"), PLAN, protocol(tmp_path, rounds=1, repeats=1)).long_run
+    assert list(long_run.memory_bytes) == [2, 4, 6]
+    # Four rounds of 20 MB.
+    assert 75e6 < long_run.growth_bytes < 110e6
+
+
+def test_a_failure_is_told(tmp_path):
+    result = measure_scale(Fake("raises"), PLAN, protocol(tmp_path, rounds=2, repeats=1))
+    assert len(result.failures()) == 4
+    assert result.failures()[-1].startswith("the long run, scale: ended with status 1: IndexError")
+    assert all(cohort.linear is None for cohort in result.cohorts)
+    assert result.long_run.growth_bytes is None
+
+
+# --- Environments of peers: made once, and a failure is one line
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder of benchmarks whose only peer has no requirements yet."""
+    (tmp_path / "peers" / "requirements").mkdir(parents=True)
+    monkeypatch.setattr(environments, "BENCHMARKS", tmp_path)
+    return tmp_path
+
+
+@exhaustive
+def test_an_environment_is_made_once_and_again_when_its_requirements_change(checkout, capfd):
+    requirements = checkout / "peers" / "requirements" / "small.txt"
+    requirements.write_text("./no_such_folder\n")
+    with pytest.raises(SideError, match=r"^cannot be installed: \S") as caught:
+        python_of("small")
+    assert "\n" not in str(caught.value)
+
+    requirements.write_text("# nothing\n")
+    capfd.readouterr()
+    python = python_of("small")
+    assert python.is_relative_to(checkout / ".venvs" / "small")
+    assert "(once; needs the package index)" in capfd.readouterr().err
+    made = python.lstat().st_ctime_ns
+    assert python_of("small") == python
+    assert capfd.readouterr().err == ""
+    assert python.lstat().st_ctime_ns == made
+    prefix = [python, "-c", "import sys; print(sys.prefix != sys.base_prefix)"]
+    assert subprocess.run(prefix, capture_output=True, check=True).stdout == b"True\n"
+
+    requirements.write_text("# something else\n")
+    python_of("small")
+    assert "(once; needs the package index)" in capfd.readouterr().err
+
+
+def test_every_peer_has_its_script_and_pinned_requirements():
+    for peer in sides.PEERS.values():
+        assert (BENCHMARKS / "peers" / peer.script).is_file()
+        if peer.environment:
+            path = BENCHMARKS / "peers" / "requirements" / f"{peer.environment}.txt"
+            lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+            assert lines
+            assert all("==" in line or "<" in line for line in lines), path
+            assert "://" not in path.read_text()

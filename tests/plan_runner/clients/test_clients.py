@@ -1,12 +1,24 @@
 """Clients' files: examples as the manifest has them, or one line that says which is not."""
 
+import struct
+
+import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.lite.python.convert import register_custom_opdefs
+from tensorflow.python.framework import op_def_registry
 
+from plan_runner import kernel, plan_pb2
 from plan_runner.client import Client, clients_in
 from plan_runner.errors import PlanError
-from plan_runner.export import TensorType
+from plan_runner.export import TensorType, open_export
+from plan_runner.graph_session import read_checkpoint, write_checkpoint
+from plan_runner.kernel import kernel_problem, token_of
+from plan_runner.rounds import run_rounds
+from plan_runner.tflite import TfLiteClient
+from plan_runner.verify import conformance_clients
 from tests.plan_runner.exports import encoded, example, write_client
+from tests.plan_runner.graphs.converted import converted, restored, saved
 
 FLOATS = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 2.0]))
 INTS = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
@@ -135,3 +147,143 @@ def test_folders(tmp_path):
     for name in ("b", "a", "c"):
         write_client(tmp_path / f"{name}.tfrecord", [])
     assert list(clients_in(tmp_path, {})) == ["a", "b", "c"]
+
+
+# --- The kernel of ExternalDataset, and what happens without one
+
+
+_DEFINITION = """
+name: "ExternalDataset"
+input_arg { name: "token" type: DT_STRING }
+input_arg { name: "selector" type: DT_STRING }
+output_arg { name: "handle" type: DT_VARIANT }
+is_stateful: true
+"""
+
+
+@pytest.fixture(scope="module")
+def read_of_kernel():
+    """Returns the examples that a graph gets for a token."""
+    if op_def_registry.get("ExternalDataset") is None:
+        # As an exporter in the same process does, whose empty kernel must not be the one that runs.
+        register_custom_opdefs([_DEFINITION])
+    if kernel_problem():
+        pytest.skip(kernel_problem())
+    with tf.Graph().as_default() as graph:
+        token = tf.compat.v1.placeholder(tf.string, [])
+        node = graph.create_op("ExternalDataset", [token, tf.constant(b"selector")], [tf.variant])
+        dataset = tf.data.experimental.from_variant(
+            node.outputs[0], structure=tf.TensorSpec([], tf.string)
+        )
+        empty = tf.zeros([0], tf.string)
+        examples = dataset.reduce(empty, lambda all_, one: tf.concat([all_, [one]], 0))
+    session = tf.compat.v1.Session(graph=graph)
+    yield lambda content: session.run(examples, {token: content}).tolist()
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "examples", [[], [b""], [b"a", b"", b"\0\0", bytes(range(256)), b"x" * 100_000]]
+)
+def test_a_token_holds_examples(read_of_kernel, examples):
+    assert read_of_kernel(token_of(examples)) == examples
+    # As it gets through NumPy's strings, on the way to TFLite.
+    assert read_of_kernel(np.array(token_of(examples), np.bytes_).item()) == examples
+
+
+_HUGE = b"plan_runner examples:" + struct.pack("<Q", 2**63) + b"x."
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (b"", "expected a token with examples"),
+        (b"/etc/passwd", "expected a token with examples"),
+        (token_of([b"abc"])[:-1], "expected a token with examples"),
+        (token_of([b"abc"])[:-2] + b".", "ends within an example"),
+        (b"plan_runner examples:abc.", "ends within a size"),
+        (_HUGE, "ends within an example"),
+    ],
+)
+def test_other_tokens(read_of_kernel, token, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        read_of_kernel(token)
+
+
+@pytest.mark.parametrize("profile", ["daf", "secure"])
+def test_without_a_kernel_a_stand_in_leads_to_the_same(exports, profile, monkeypatch):
+    export = open_export(exports[profile])
+    (usual,) = run_rounds(export, [conformance_clients(export)])
+    monkeypatch.setattr(kernel, "kernel_problem", lambda: "no compiler")
+    (other,) = run_rounds(export, [conformance_clients(export)])
+    assert _bits(other) == _bits(usual)
+
+
+def _bits(result):
+    return {name: value.tobytes() for name, value in result.tensors.items()}
+
+
+def _problem_with(monkeypatch, programs, cache):
+    """What is said of the kernel with other programs and another cache."""
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv(kernel.CACHE_VARIABLE, str(cache))
+    return kernel_problem.__wrapped__()
+
+
+def test_without_a_compiler(monkeypatch, tmp_path):
+    said = _problem_with(monkeypatch, tmp_path, tmp_path)
+    assert said == "no C++ compiler was found (g++ or clang++)"
+
+
+def test_a_compiler_that_fails(monkeypatch, tmp_path):
+    compiler, cache = tmp_path / "g++", tmp_path / "cache"
+    compiler.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    assert _problem_with(monkeypatch, tmp_path, cache) == (
+        f"{compiler} cannot build external_dataset.cc (no such header)"
+    )
+    # Nothing is left that would be taken for the library.
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be(monkeypatch, tmp_path):
+    (tmp_path / "g++").touch(mode=0o755)
+    (tmp_path / "file").touch()
+    said = _problem_with(monkeypatch, tmp_path, tmp_path / "file")
+    assert said == f"{tmp_path / 'file'}: cannot write (File exists)"
+
+
+# --- A client's TFLite graph by itself: what it is fed
+
+
+def _scaled(path, output, token, scale):
+    unchanged = 0.0 * tf.cast(tf.strings.length(token), tf.float32)
+    return [saved(output, restored(path) * tf.strings.to_number(scale) + unchanged)]
+
+
+def _phase(scale):
+    phase = plan_pb2.ClientPhase()
+    phase.tensorflow_spec.dataset_token_tensor_name = "token:0"
+    phase.federated_compute.input_filepath_tensor_name = "in:0"
+    phase.federated_compute.output_filepath_tensor_name = "out:0"
+    constant = tf.make_tensor_proto(scale).SerializeToString()
+    phase.tensorflow_spec.constant_inputs["scale:0"] = constant
+    return phase
+
+
+@pytest.fixture(scope="module")
+def content():
+    return converted(_scaled, ("in", "out", "token", "scale"))
+
+
+@pytest.mark.parametrize("scale", [7, 7.0, b"7"])
+def test_constants_of_the_plan_are_fed_as_text(content, tmp_path, scale):
+    """As the platform's client does; a name that TensorFlow has not was asked for once."""
+    write_checkpoint(tmp_path / "in", {"a": np.array([1.0, 2.0], np.float32)})
+    TfLiteClient(content, _phase(scale)).run("ann", [], tmp_path / "in", tmp_path / "out")
+    assert read_checkpoint(tmp_path / "out", "out")["b"].tolist() == [7.0, 14.0]
+
+
+def test_a_constant_is_one_value(content):
+    with pytest.raises(PlanError, match=r"constant_inputs: scale:0: expected one value, found \(2"):
+        TfLiteClient(content, _phase([1, 2]))

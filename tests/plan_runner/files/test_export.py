@@ -1,15 +1,20 @@
 """Folders that are not exports, or not as their manifest says."""
 
+import io
 import json
 import os
 import shutil
+import zipfile
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from plan_runner.errors import PlanError
-from plan_runner.export import open_export
+from plan_runner.export import Limits, check_frames, open_export, read_arrays
+from plan_runner.graph_messages import check_bounds, tensor_bytes
 from tests import golden
-from tests.plan_runner.exports import rehash
+from tests.plan_runner.exports import rehash, write_client
 
 
 @pytest.fixture
@@ -158,3 +163,133 @@ def test_manifests_with_missing_parts(folder, part):
 def test_manifests_that_are_none(folder, content):
     (folder / "manifest.json").write_bytes(content)
     assert refused(folder).startswith("manifest.json: expected ")
+
+
+# --- Files that claim more than they hold, at the limits of what may be read
+
+
+def test_arrays_are_what_numpy_saved(tmp_path):
+    half = tf.bfloat16.as_numpy_dtype
+    arrays = {
+        "server/0": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "text": np.array([b"ab", b"c"]),
+        "empty": np.zeros([0, 5], np.int64),
+        "scalar": np.float64(0.5),
+        "in_columns": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "half": np.array([1.5, 2.5], half),
+    }
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "file.npz", **arrays)
+        found = read_arrays(tmp_path / "file.npz", 1.0)
+        with np.load(tmp_path / "file.npz") as expected:
+            assert set(found) == set(expected)
+            for name in expected:
+                assert found[name].dtype == expected[name].dtype
+                np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_all_members_count_together(tmp_path):
+    np.savez_compressed(tmp_path / "file.npz", a=np.zeros(50_000), b=np.zeros(50_000))
+    assert len(read_arrays(tmp_path / "file.npz", 0.81)) == 2
+    with pytest.raises(PlanError, match=r"expected at most 0.79 MB when unpacked .*, found 0.8 MB"):
+        read_arrays(tmp_path / "file.npz", 0.79)
+
+
+def test_a_member_that_holds_more_than_it_says(tmp_path):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(1_000_000))
+    content = bytearray(file.getvalue())
+    entry = content.rindex(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = (64).to_bytes(4, "little")
+    (tmp_path / "file.npz").write_bytes(content)
+    with pytest.raises(PlanError, match=r"expected an .npz file, cannot read it"):
+        read_arrays(tmp_path / "file.npz", 0.5)
+
+
+@pytest.mark.parametrize("records", [[], [b""], [b"a"], [b"", b"abc", b"x" * 1000]])
+def test_frames_that_fill_a_file(tmp_path, records):
+    path = tmp_path / "file"
+    write_client(path, records)
+    check_frames(path, max(1, len(records)))
+    content = path.read_bytes()
+    for length in range(1, len(content)):
+        path.write_bytes(content[:length])
+        # Cut between two records, it is a file of fewer.
+        ends = [sum(16 + len(r) for r in records[:n]) for n in range(len(records) + 1)]
+        if length in ends:
+            check_frames(path, len(records))
+        else:
+            with pytest.raises(PlanError, match="expected a TFRecord file, cannot read it"):
+                check_frames(path, len(records))
+
+
+def test_as_many_records_as_there_may_be(tmp_path):
+    write_client(tmp_path / "file", [b""] * 5)
+    check_frames(tmp_path / "file", 5)
+    with pytest.raises(
+        PlanError, match=r"expected at most 4 records \(--max_records\), found more"
+    ):
+        check_frames(tmp_path / "file", 4)
+
+
+def test_sizes_of_tensors():
+    assert tensor_bytes(tf.make_tensor_proto(np.zeros([3, 5], np.float64))) == 120
+    assert tensor_bytes(tf.make_tensor_proto(1.0, shape=[7])) == 28
+    assert tensor_bytes(tf.make_tensor_proto("text")) == 1
+    assert tensor_bytes(tf.make_tensor_proto(np.zeros([0, 1 << 40], np.int8))) == 0
+
+
+def _graph(**calls):
+    graph = tf.compat.v1.GraphDef()
+    for name, called in calls.items():
+        function = graph.library.function.add()
+        function.signature.name = name
+        for number, other in enumerate(called):
+            node = function.node_def.add(name=f"n{number}", op=other if number % 2 else "If")
+            if not number % 2:
+                node.attr["then_branch"].func.name = other
+    return graph
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {"a": "b", "b": "c", "c": ""},
+        {"a": "bb", "b": "cc", "c": "d", "d": ""},
+        {"a": "bc", "b": "d", "c": "d", "d": ""},
+        # Deeper than Python's stack.
+        {str(n): (str(n + 1),) for n in range(5000)},
+    ],
+)
+def test_functions_that_call_others(calls):
+    check_bounds(_graph(**calls), "graph")
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [{"a": "a"}, {"a": "xb", "b": "xa"}, {"a": "b", "b": "cd", "c": "", "d": "eb", "e": ""}],
+)
+def test_functions_that_lead_back_to_themselves(calls):
+    with pytest.raises(PlanError, match=r"^graph: function [ab]: expected one that ends, it calls"):
+        check_bounds(_graph(**calls), "graph")
+
+
+def test_constants_count_together():
+    graph = tf.compat.v1.GraphDef()
+    for number in range(4):
+        node = graph.node.add(name=f"n{number}", op="Const")
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(1.0))
+        node.attr["value"].tensor.tensor_shape.dim.add(size=1 << 26)
+    check_bounds(graph, "graph")
+    more = graph.node.add(name="more", op="Const")
+    more.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(1.0))
+    with pytest.raises(PlanError, match=r"^graph: more: expected constants of at most 1 GiB in a"):
+        check_bounds(graph, "graph")
+
+
+def test_a_limit_of_manifests():
+    limits = Limits(max_manifest_mb=0.5)
+    limits.check_manifest(500_000, "here")
+    with pytest.raises(PlanError, match=r"^here: expected at most 0.5 MB \(--max_manifest_mb\)"):
+        limits.check_manifest(500_001, "here")

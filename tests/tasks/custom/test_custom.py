@@ -217,3 +217,147 @@ def test_options_that_cannot_be(tmp_path, store, options, message):
     found = error_of(model_file(tmp_path, CLASSIFIER), data, **options)
     assert found.startswith(message.format(data=data))
     assert "\n" not in found
+
+
+# --- Categories of a client store, as entries of a vector or as ids
+
+
+_OF_CATEGORY_IDS = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert data.x_shape == {"x": (2,), "job": (), "town": ()}, data.x_shape
+        inputs = {
+            name: tf.keras.Input(shape, dtype=data.x_dtype[name])
+            for name, shape in data.x_shape.items()
+        }
+        vectors = [
+            tf.keras.layers.Embedding(len(data.categories[name]) + 1, 2)(inputs[name])
+            for name in ("job", "town")
+        ]
+        joined = tf.keras.layers.Concatenate()([inputs["x"], *vectors])
+        loss = tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="none")
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(joined)), loss
+"""
+
+
+def test_categories_are_entries_of_the_vector(tmp_path):
+    task = load(model_file(tmp_path, CLASSIFIER), people(tmp_path / "s.sqlite"))
+    # x, then Rome, then baker and cook; what is missing or not known is none of them.
+    x = task.train.read("a")["x"]
+    np.testing.assert_array_equal(x, [[1, 5, 1, 0, 1], [0, 5, 1, 0, 0], [1, 5, 0, 1, 0]])
+    assert x.dtype == np.float32
+    np.testing.assert_array_equal(task.test.read("a")["x"], [[0, 5, 1, 0, 0]])
+
+
+def test_categories_beside_several_inputs_are_an_input(tmp_path):
+    data = people(tmp_path / "s.sqlite", place=np.array([1, 2], np.float32))
+    model = model_file(tmp_path, "def build_model(data):\n    raise TypeError(data.x_shape)")
+    assert "TypeError: {'place': (2,), 'x': (2,), 'categories': (3,)}" in error_of(model, data)
+
+
+def test_categories_as_ids(tmp_path):
+    data = people(tmp_path / "s.sqlite")
+    task = load(model_file(tmp_path, _OF_CATEGORY_IDS), data, categories="ids")
+    examples = task.train.read("a")
+    assert examples["x"]["job"].tolist() == [2, 0, 1]
+    assert examples["x"]["town"].tolist() == [1, 1, 0]
+    assert examples["x"]["job"].dtype == np.int32
+    assert [metric.name for metric in task.model.metrics] == ["accuracy"]
+    assert task.test.read("a")["x"]["job"].tolist() == [0]
+
+
+def test_the_fingerprint_holds_the_categories_and_they_may_be_those_of_another_store(tmp_path):
+    model = model_file(tmp_path, CLASSIFIER)
+    first = people(tmp_path / "s.sqlite")
+    other = people(tmp_path / "o.sqlite", jobs=("baker", "clerk"))
+    of_first, of_other = load(model, first).fingerprint, load(model, other)
+    assert of_first["categories"] != of_other.fingerprint["categories"]
+    with_those_of_first = load(model, other, vocabulary=str(first))
+    assert with_those_of_first.fingerprint["categories"] == of_first["categories"]
+    np.testing.assert_array_equal(of_other.test.read("a")["x"][:, 3:], [[0, 1]])
+    np.testing.assert_array_equal(with_those_of_first.test.read("a")["x"][:, 3:], [[0, 0]])
+    numbers = points(tmp_path / "p.sqlite")
+    assert error_of(model, other, vocabulary=str(numbers)) == (
+        "--custom_vocabulary: expected a store with the categories of town, found those of no "
+        f"column in {numbers}"
+    )
+    missing = tmp_path / "none.sqlite"
+    assert error_of(model, other, vocabulary=str(missing)) == (
+        f"--custom_vocabulary: expected a client store, found no file at {missing}"
+    )
+
+
+# --- A user's own model file on texts, of words or of labels
+
+
+_TEXT_CLASSIFIER = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert not data.predicts_next_words
+        assert (data.num_classes, data.sequence_length, data.num_ids) == (3, 4, 7)
+        x = tf.keras.Input(data.x_shape, dtype=data.x_dtype)
+        vectors = tf.keras.layers.Embedding(data.num_ids, 2, mask_zero=True)(x)
+        state = tf.keras.layers.GRU(2)(vectors)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return tf.keras.Model(x, tf.keras.layers.Dense(data.num_classes)(state)), loss
+"""
+
+
+def test_texts(tmp_path):
+    data = text_store(tmp_path / "s.sqlite")
+    task = load(model_file(tmp_path, NEXT_WORD), data, sequence_length=4, vocabulary_size=2)
+    assert task.domain_names == ("answer", "question")
+    # the, cat are 1 and 2, other words 3, begin 4, end 5.
+    np.testing.assert_array_equal(
+        task.train.read("b")["x"], [[4, 1, 2, 5], [4, 3, 5, 0], [4, 1, 1, 3]]
+    )
+    assert task.model.initial_weights.trainable[0].shape == (2 + 4, 2)
+    assert "perplexity" in [metric.name for metric in task.model.metrics]
+
+
+def test_texts_with_labels(tmp_path):
+    data = reviews(tmp_path / "s.sqlite", class_names=["bad", "good", "odd"])
+    task = load(model_file(tmp_path, _TEXT_CLASSIFIER), data, sequence_length=4)
+    examples = task.train.read("a")
+    # the, cat, sat are 1 to 3, other words 4; padding 0 after them, neither begin nor end.
+    np.testing.assert_array_equal(examples["x"], [[1, 2, 0, 0], [3, 0, 0, 0], [4, 1, 1, 2]])
+    assert examples["y"].tolist() == [0, 2, 1]
+    assert {column.dtype for column in examples.values()} == {np.dtype(np.int32)}
+    assert [metric.name for metric in task.model.metrics] == ["accuracy"]
+    assert list(task.fingerprint) == ["model", "vocabulary", "classes", "data"]
+    assert [remark.kind for remark in task.remarks()] == ["words_cut"]
+
+
+def test_the_next_word_of_texts_with_labels(tmp_path):
+    data = reviews(tmp_path / "s.sqlite")
+    options = {"sequence_length": 4, "predict": "next_word"}
+    task = load(model_file(tmp_path, NEXT_WORD), data, **options)
+    np.testing.assert_array_equal(task.train.read("a")["y"][1], [3, 6, 0, 0])
+    assert "perplexity" in [metric.name for metric in task.model.metrics]
+
+
+def test_texts_with_labels_that_are_numbers(tmp_path):
+    data = reviews(tmp_path / "s.sqlite", labels=(0.5, 4.0, 3.0))
+    model = """
+    import tensorflow as tf
+
+    def build_model(data):
+        assert data.label_range == (0.5, 4.0)
+        x = tf.keras.Input(data.x_shape)
+        vectors = tf.keras.layers.Embedding(data.num_ids, 1)(x)
+        score = tf.keras.layers.Dense(1)(tf.keras.layers.Flatten()(vectors))
+        return tf.keras.Model(x, score), tf.keras.losses.MeanAbsoluteError(reduction="none")
+    """
+    task = load(model_file(tmp_path, model), data, sequence_length=2)
+    assert task.train.read("a")["y"].dtype == np.float32
+    names = [metric.name for metric in task.model.metrics]
+    assert names == ["mean_absolute_error", "root_mean_squared_error"]
+
+
+@pytest.mark.parametrize("option", ["vocabulary_size", "sequence_length"])
+def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, option):
+    data = text_store(tmp_path / "s.sqlite")
+    message = error_of(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
+    assert message == f"--custom_{option}: expected at least 1, found 0"

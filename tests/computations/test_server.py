@@ -1,0 +1,262 @@
+"""What the server does with a sum, with every server optimizer."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.computations.harness import (
+    EagerTraining,
+    assert_all_close,
+    assert_identical,
+    make_client,
+    random_client,
+    run_rounds,
+    to_tensors,
+)
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions, Problem
+from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
+from tff_agnostic.algorithms.fed_avg import fed_avg
+from tff_agnostic.computations import PlainSum
+from tff_agnostic.computations.server_optimizers import SERVER_OPTIMIZERS
+from tff_agnostic.models import Metric, logistic_regression
+
+
+def _options(server_optimizer: str) -> AgnosticFedAvgOptions:
+    return AgnosticFedAvgOptions(
+        batch_size=4, server_optimizer=server_optimizer, server_learning_rate=0.1
+    )
+
+
+def _algorithm(server_optimizer: str, model=None):
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3) if model is None else model, 2)
+    return agnostic_fed_avg(problem, _options(server_optimizer))
+
+
+def _cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
+    rng = np.random.default_rng(0)
+    return [[random_client(rng, n, range(2)) for n in (5, 8)] for _ in range(num)]
+
+
+@pytest.fixture(params=list(SERVER_OPTIMIZERS))
+def optimizer(request) -> str:
+    return request.param
+
+
+def test_the_average_delta_is_the_gradient(optimizer):
+    """One round is one step of the optimizer on w minus the average of the clients' weights."""
+    training = EagerTraining(_algorithm(optimizer))
+    (cohort,) = _cohorts(1)
+    state = training.initialize()
+    summed = training.sum_cohort(state, cohort)
+    next_state, metrics = training.finish(state, (summed,))
+
+    gradient = [delta / summed.beta for delta in summed.weighted_delta]
+    specs = [tf.TensorSpec(g.shape, g.dtype) for g in gradient]
+    by_itself = _options(optimizer).build_server_optimizer()
+    optimizer_state, expected = by_itself.next(
+        by_itself.initialize(specs), state.algorithm.weights.trainable, gradient
+    )
+    after = next_state.algorithm
+    assert_all_close(list(after.weights.trainable), expected, rtol=1e-6)
+    for value, expected_value in zip(
+        tf.nest.flatten(after.optimizer_state), tf.nest.flatten(optimizer_state)
+    ):
+        np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+    moved = np.concatenate([np.ravel(w) for w in after.weights.trainable])
+    np.testing.assert_allclose(
+        metrics["finalizer"]["update_norm"], np.linalg.norm(moved), rtol=1e-5
+    )
+
+
+def test_a_round_without_weight_leaves_the_optimizer_as_it_was(optimizer):
+    """Momentum must not go on pushing the model while no client contributes."""
+    training = EagerTraining(_algorithm(optimizer))
+    state, _ = run_rounds(training, _cohorts(2))
+    next_state, _ = training.next(state, [make_client(np.zeros([0, 4]), [])])
+    assert_identical(next_state._replace(round_num=state.round_num), state)
+
+
+# One that counts its steps, and one that does not.
+@pytest.mark.parametrize("optimizer", ["adam", "nesterov"], indirect=True)
+def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
+    algorithm = _algorithm(optimizer)
+    cohorts = _cohorts(3)
+    state, metrics = run_rounds(tff_runtime.training(algorithm, PlainSum()), cohorts)
+    expected, expected_metrics = run_rounds(EagerTraining(algorithm), cohorts)
+    assert_all_close(state, expected, rtol=1e-4, atol=1e-5)
+    for actual_round, expected_round in zip(metrics, expected_metrics):
+        # What a runtime adds to the report.
+        assert (actual_round.pop("aggregator"), actual_round.pop("skipped")) == ({}, 0)
+        assert_all_close(actual_round, expected_round, rtol=1e-4, atol=1e-5)
+
+
+def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
+    training = EagerTraining(_algorithm("sgd"))
+    cohort = [make_client(np.ones([3, 4]), [0, 0, 0], y=[0, 1, 2])]
+    _, metrics = training.next(training.initialize(), cohort)
+    train = metrics["client_work"]["train"]
+    # Weights of zero give every class the same score, and the first class is predicted.
+    np.testing.assert_allclose(train["loss"], [np.log(3), 0], rtol=1e-6)
+    np.testing.assert_allclose(train["accuracy"], [1 / 3, 0], rtol=1e-6)
+    np.testing.assert_array_equal(train["num_examples"], [3, 0])
+
+
+def test_rounds_report_the_values_of_metrics_not_their_ratios():
+    model = logistic_regression(4, 3)
+    error = Metric("error", _error_of_guess, max_numerator=2.0, transform=tf.exp)
+    model = dataclasses.replace(model, metrics=(*model.metrics, error))
+    training = EagerTraining(_algorithm("sgd", model))
+    client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[2, 1, 0, 0])
+    _, (metrics,) = run_rounds(training, [[client]])
+    np.testing.assert_allclose(
+        metrics["client_work"]["train"]["error"], np.exp([1.5, 0.0]), rtol=1e-6
+    )
+
+
+def _error_of_guess(labels, scores):
+    error = tf.cast(labels - tf.argmax(scores, axis=-1, output_type=labels.dtype), tf.float32)
+    return error, tf.ones_like(error)
+
+
+# --- Server optimizers beside TFF's, and Nesterov momentum beside Keras', which has it too
+
+
+class _Keras:
+    """Keras' SGD on variables of its own.
+
+    Args:
+        weights: Their first values.
+    """
+
+    def __init__(self, weights, learning_rate, momentum):
+        self._variables = [tf.Variable(w) for w in weights]
+        self._sgd = tf.keras.optimizers.SGD(learning_rate, momentum=momentum, nesterov=True)
+
+    def step(self, gradients):
+        self._sgd.apply_gradients(zip(map(tf.constant, gradients), self._variables))
+        return [v.numpy() for v in self._variables]
+
+
+def _specs(weights):
+    return [tf.TensorSpec(w.shape, w.dtype) for w in weights]
+
+
+@pytest.mark.parametrize(("learning_rate", "momentum"), [(0.1, 0.9), (1.0, 0.5), (0.3, 0.0)])
+def test_steps_are_those_of_keras(learning_rate, momentum):
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
+    keras = _Keras(weights, learning_rate, momentum)
+    optimizer = SERVER_OPTIMIZERS["nesterov"](learning_rate, momentum, 0.0)
+    state = optimizer.initialize(_specs(weights))
+    for _ in range(6):
+        gradients = [np.asarray(rng.normal(size=w.shape), np.float32) for w in weights]
+        state, weights = optimizer.next(state, weights, gradients)
+        assert_all_close(list(weights), keras.step(gradients), rtol=1e-5, atol=1e-6)
+
+
+_OF_TFF = {
+    "sgd": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate),
+    "momentum": lambda rate, momentum, epsilon: tff.learning.optimizers.build_sgdm(rate, momentum),
+    "adagrad": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adagrad(
+        rate, epsilon=epsilon
+    ),
+    "adam": lambda rate, momentum, epsilon: tff.learning.optimizers.build_adam(
+        rate, beta_1=momentum, epsilon=epsilon
+    ),
+    "yogi": lambda rate, momentum, epsilon: tff.learning.optimizers.build_yogi(
+        rate, beta_1=momentum, epsilon=epsilon
+    ),
+}
+
+
+def test_every_optimizer_is_held_to_another_ones():
+    assert {*_OF_TFF, "nesterov"} == set(SERVER_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", _OF_TFF)
+@pytest.mark.parametrize("numbers", [(0.1, 0.9, 1e-3), (1.0, 0.5, 1e-7), (0.01, 0.0, 0.1)])
+def test_steps_and_states_are_those_of_tff(name, numbers):
+    """To the last bit, traced as in a run, with the same keys in the same order."""
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
+    gradients = [[rng.normal(size=w.shape).astype(np.float32) for w in weights] for _ in range(6)]
+
+    def run(optimizer):
+        step = tf.function(optimizer.next, autograph=False)
+        state, now = to_tensors((optimizer.initialize(_specs(weights)), weights))
+        states = [state]
+        for gradient in gradients:
+            state, now = step(state, now, to_tensors(gradient))
+            states.append(state)
+        return now, states
+
+    found, found_states = run(SERVER_OPTIMIZERS[name](*numbers))
+    expected, expected_states = run(_OF_TFF[name](*numbers))
+    assert_identical(found, expected)
+    for state, expected_state in zip(found_states, expected_states):
+        assert list(state) == list(expected_state)
+        assert_identical(dict(state), dict(expected_state))
+
+
+def test_a_step_by_hand():
+    # v = 0.5 v - 0.1 g: -1, then -0.5 - 2 = -2.5.  w += 0.5 v - 0.1 g: -0.5 - 1, -1.25 - 2.
+    optimizer = SERVER_OPTIMIZERS["nesterov"](0.1, 0.5, 0.0)
+    state = optimizer.initialize([tf.TensorSpec([], tf.float32)])
+    state, weights = optimizer.next(state, [tf.constant(8.0)], [tf.constant(10.0)])
+    np.testing.assert_allclose(weights[0], 6.5)
+    state, weights = optimizer.next(state, weights, [tf.constant(20.0)])
+    np.testing.assert_allclose(weights[0], 3.25)
+    np.testing.assert_allclose(state["velocity"][0], -2.5)
+
+
+def test_other_types_of_numbers():
+    optimizer = SERVER_OPTIMIZERS["nesterov"](0.1, 0.9, 0.0)
+    weights = [tf.constant([1.0], tf.float64)]
+    state, (stepped,) = optimizer.next(
+        optimizer.initialize([tf.TensorSpec([1], tf.float64)]), weights, weights
+    )
+    assert stepped.dtype == state["velocity"][0].dtype == tf.float64
+    np.testing.assert_allclose(stepped, [1 - 0.9 * 0.1 - 0.1], rtol=1e-7)
+
+
+def _cohorts_of_optimizers():
+    rng = np.random.default_rng(1)
+    return [[random_client(rng, n, range(2)) for n in (5, 8)] for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def runs(tff_runtime):
+    """States of the server after each of three rounds in TFF: with plain SGD, and with Nesterov."""
+    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 2)
+
+    def states(name):
+        options = FedAvgOptions(server_optimizer=name, server_learning_rate=0.7)
+        training = tff_runtime.training(fed_avg(problem, options), PlainSum())
+        cohorts = _cohorts_of_optimizers()
+        return [run_rounds(training, cohorts[: t + 1])[0].algorithm for t in range(len(cohorts))]
+
+    return {"sgd": states("sgd"), "nesterov": states("nesterov")}
+
+
+def test_rounds_in_tff_are_steps_of_keras(runs):
+    first, *_ = runs["sgd"]
+    zeros = [np.zeros_like(w) for w in first.weights.trainable]
+    # The first round's gradient is the same whatever is done with it.
+    gradient = [-np.asarray(w) / 0.7 for w in first.weights.trainable]
+    keras = _Keras(zeros, 0.7, 0.9)
+    assert_all_close(
+        list(runs["nesterov"][0].weights.trainable), keras.step(gradient), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_velocity_outlives_the_round(runs):
+    for before, after in zip(runs["nesterov"], runs["nesterov"][1:]):
+        velocities = [s.optimizer_state["velocity"] for s in (before, after)]
+        for v, w_0, w, next_v in zip(
+            velocities[0], before.weights.trainable, after.weights.trainable, velocities[1]
+        ):
+            # w - w_0 = 0.9 next_v - 0.7 g and next_v = 0.9 v - 0.7 g.
+            np.testing.assert_allclose(w - w_0, 1.9 * next_v - 0.9 * v, rtol=1e-4, atol=1e-5)

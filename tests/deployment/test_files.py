@@ -1,0 +1,304 @@
+"""What leaves a client, read from the files of exports and from nothing else."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
+
+from plan_runner import plan_pb2
+from plan_runner.errors import PlanError
+from plan_runner.export import open_export
+from plan_runner.graph_session import CheckpointOp, GraphSession, read_checkpoint
+from plan_runner.rounds import run_rounds
+from plan_runner.verify import conformance_clients
+from tests.binaries.harness import tree
+from tests.deployment.kinds import NUM_DOMAINS, USUAL_ALGORITHMS
+from tests.selection import usually
+from tff_agnostic.algorithms import ALGORITHMS
+from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
+from tff_agnostic.deployment.graphs import write_checkpoint
+from tff_agnostic.errors import UserError
+from tff_agnostic.folders import new_folder, tensorflow_writes
+
+# By which values could leave a graph, other than as a tensor that is fetched.
+_WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")
+
+
+def _plan(folder):
+    return plan_pb2.Plan.FromString((folder / "plan.pb").read_bytes())
+
+
+def _graph(packed):
+    graph_def = tf.compat.v1.GraphDef()
+    assert packed.Unpack(graph_def)
+    return graph_def
+
+
+def _nodes(graph_def):
+    return list(itertools.chain(graph_def.node, *(f.node_def for f in graph_def.library.function)))
+
+
+def _saved_names(graph_def, save_node):
+    [node] = [node for node in graph_def.node if node.name == save_node]
+    by_name = {n.name: n for n in graph_def.node}
+    names = tf.make_ndarray(by_name[node.input[1]].attr["value"].tensor)
+    return {name.decode() for name in names}
+
+
+def _spec_name(serialized):
+    return TensorSpecProto.FromString(serialized).name
+
+
+def _of_algorithms(profile):
+    usual = [algorithm for algorithm, of_profile in USUAL_ALGORITHMS if of_profile == profile]
+    return pytest.mark.parametrize("algorithm", usually(usual, ALGORITHMS))
+
+
+@_of_algorithms("daf")
+def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
+    plan = _plan(exported("daf", algorithm=algorithm))
+    [phase] = plan.phase
+    assert not phase.HasField("server_phase")
+    sums = phase.server_phase_v2.aggregations
+    assert {aggregation.intrinsic_uri for aggregation in sums} == {"federated_sum"}
+    assert not any(aggregation.inner_aggregations for aggregation in sums)
+
+    # What a client writes is what is summed: all of it, once.
+    spec = phase.client_phase.tensorflow_spec
+    assert not spec.output_tensor_specs
+    assert spec.example_selector.collection_uri == "app:/examples"
+    graph_def = _graph(plan.client_graph_bytes)
+    [save_node] = spec.target_node_names
+    assert [n.name for n in _nodes(graph_def) if _WAYS_OUT.search(n.op)] == [save_node]
+    summed = [_spec_name(arg.input_tensor) for a in sums for arg in a.intrinsic_args]
+    assert sorted(summed) == sorted(_saved_names(graph_def, save_node))
+
+
+@_of_algorithms("secure")
+def test_a_secure_plan_sends_nothing_outside_secure_sums(exported, algorithm):
+    plan = _plan(exported("secure", algorithm=algorithm))
+    [phase] = plan.phase
+    assert not phase.HasField("server_phase_v2")
+    client = phase.client_phase
+    # A client has no file to write to, and no op that could write to one.
+    assert client.federated_compute.output_filepath_tensor_name == ""
+    assert not client.tensorflow_spec.target_node_names
+    nodes = _nodes(_graph(plan.client_graph_bytes))
+    assert [node.name for node in nodes if _WAYS_OUT.search(node.op)] == []
+    # What it returns is summed securely, and the server reads nothing else.
+    returned = {_spec_name(spec) for spec in client.tensorflow_spec.output_tensor_specs}
+    configs = client.federated_compute.aggregations
+    assert {name for name in configs if configs[name].HasField("secure_aggregation")} == returned
+    assert set(configs) == returned
+    server = phase.server_phase
+    assert not server.HasField("read_update")
+    assert server.aggregate_into_accumulators_op == ""
+    channels = server.read_aggregated_update.side_channel_tensors
+    assert set(channels) == returned
+    assert {channel.WhichOneof("type") for channel in channels.values()} == {"secure_aggregand"}
+
+
+@pytest.mark.parametrize("kind", usually(["logistic"], ["logistic", "lstm"]))
+def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
+    folder = exported("secure", kind=kind)
+    channels = _plan(folder).phase[0].server_phase.read_aggregated_update.side_channel_tensors
+    privacy = json.loads((folder / "manifest.json").read_text())["privacy"]
+    moduli = {entry["tensor"]: entry["modulus"] for entry in privacy["secure_sums"]}
+    assert moduli == {
+        name: channel.secure_aggregand.fixed_modulus.modulus for name, channel in channels.items()
+    }
+    for entry in privacy["secure_sums"]:
+        # What a full round adds up to at most, and no power of 2 more than that needs.
+        most = privacy["maximum_clients_per_round"] * (2 ** entry["bits"] - 1)
+        assert most < entry["modulus"] <= 2 * most
+        levels = (entry["to"] - entry["from"]) / entry["step"]
+        assert levels < 2 ** entry["bits"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "client_graph"), [("daf", "tflite"), ("daf", "both"), ("secure", "tflite")]
+)
+def test_both_plans_have_the_same_client(exported, profile, client_graph):
+    folder = exported(profile, client_graph=client_graph)
+    plan = _plan(folder)
+    content = (folder / "client_only_plan.pb").read_bytes()
+    client_only = plan_pb2.ClientOnlyPlan.FromString(content)
+    graph = plan.client_graph_bytes.value
+    assert client_only.graph == (graph if client_graph == "both" else b"")
+    assert client_only.phase == plan.phase[0].client_phase
+    assert client_only.tflite_graph == plan.client_tflite_graph_bytes != b""
+    # Reserved by the platform since.
+    assert {field.name for field, _ in client_only.phase.ListFields()} == {
+        "tensorflow_spec",
+        "federated_compute",
+    }
+    counts = json.loads((folder / "manifest.json").read_text())["bytes_per_client_and_round"]
+    assert counts["plan"]["bytes"] == len(content)
+
+
+# --- Folders that are there whole, or not at all
+
+
+@pytest.mark.parametrize("name", ["new", "new/in/new", "empty"])
+def test_what_is_written_is_there_at_the_end(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with new_folder(tmp_path / name, "--flag") as path:
+        (path / "file").write_text("whole")
+        assert not (tmp_path / name / "file").exists()
+    assert (tmp_path / name / "file").read_text() == "whole"
+    assert not [name for name in tree(tmp_path) if ".tmp" in name]
+
+
+@pytest.mark.parametrize("name", ["new", "new/in/new", "empty"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, UserError])
+def test_nothing_is_left_of_what_failed(tmp_path, name, error):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error), new_folder(tmp_path / name, "--flag") as path:
+        (path / "file").write_text("half")
+        raise error("stop")
+    assert tree(tmp_path) == {"empty": None}
+
+
+@pytest.mark.parametrize("name", ["full", "full/file"])
+def test_other_content_stays(tmp_path, name):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    message = r"^--flag: expected a new or empty folder, found "
+    with pytest.raises(UserError, match=message), new_folder(tmp_path / name, "--flag"):
+        raise AssertionError("nothing should be written")
+    assert tree(tmp_path) == {"full": None, "full/file": b"mine"}
+
+
+def test_an_error_of_tensorflow_is_one_of_writing(tmp_path):
+    for write in (
+        lambda path: write_checkpoint(path, {"a": tf.zeros([])}),
+        lambda path: tf.io.TFRecordWriter(str(path)).close(),
+    ):
+        with (
+            pytest.raises(UserError, match=r"/new: cannot write: No such file or directory$"),
+            new_folder(tmp_path / "new", "--flag") as path,
+            tensorflow_writes(),
+        ):
+            write(path / "missing" / "file")
+    assert tree(tmp_path) == {}
+
+
+# --- Variables of a server's graph go to checkpoints and come back
+
+
+_SPECS = [tf.TensorSpec([2], tf.float32, "server/a"), tf.TensorSpec([], tf.int64, "server/b")]
+_METRICS = [tf.TensorSpec([], tf.float32, "metrics/m")]
+
+
+@pytest.fixture
+def session():
+    """A session whose state is [1, 2] and 3, and its metric 0.5."""
+    with tf.Graph().as_default() as graph:
+        state, metrics = Variables(_SPECS), Variables(_METRICS)
+        message = checkpoint_op("savepoint", state, also_saved=metrics)
+        message.before_restore_op = tf.group(
+            *state.initialize(), *metrics.initialize(), name="init"
+        ).name
+        values = [tf.constant([1.0, 2.0]), tf.constant(3, tf.int64)]
+        tf.group(*state.assign(values), *metrics.assign([tf.constant(0.5)]), name="set")
+        a, b = state.read()
+        # Each from the other, as they were before.
+        tf.group(
+            *state.assign([a[::-1] + tf.cast(b, tf.float32), b + tf.cast(a[0], b.dtype)]),
+            name="swap",
+        )
+        tf.group(*state.add([tf.ones([2]), tf.constant(10, tf.int64)]), name="increase")
+        for name, value in zip(("a", "b", "m"), [*state.read(), *metrics.read()]):
+            tf.identity(value, name)
+    for name in checkpoint_op_names(message):
+        graph.as_graph_element(name)
+    with GraphSession(graph, "here") as session:
+        session.run(["init"], {})
+        session.run(["set"], {})
+        yield session, CheckpointOp(message, "here: savepoint")
+
+
+def _values(session):
+    return [np.asarray(value).tolist() for value in session.run(["a:0", "b:0", "m:0"], {})]
+
+
+def test_what_is_saved_is_restored_and_what_is_only_saved_is_not(session, tmp_path):
+    session, savepoint = session
+    savepoint.save(session, tmp_path / "checkpoint")
+    found = read_checkpoint(tmp_path / "checkpoint", "here")
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "server/a": [1.0, 2.0],
+        "server/b": 3,
+        "metrics/m": 0.5,
+    }
+    session.run(["increase"], {})
+    assert _values(session) == [[2.0, 3.0], 13, 0.5]
+    savepoint.restore(session, tmp_path / "checkpoint")
+    assert _values(session) == [[1.0, 2.0], 3, 0.0]
+
+
+def test_a_checkpoint_without_the_variables(session, tmp_path):
+    session, savepoint = session
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveSlices(
+            filename=str(tmp_path / "other"),
+            tensor_names=["server/a"],
+            shapes_and_slices=[""],
+            data=[tf.zeros([2])],
+        )
+    with pytest.raises(
+        PlanError, match=r"^here: savepoint: the graph failed \(NotFoundError: .*server/b"
+    ):
+        savepoint.restore(session, tmp_path / "other")
+
+
+def test_no_variable_is_set_before_all_values_are_computed(session):
+    session, _ = session
+    for _ in range(20):
+        session.run(["set"], {})
+        session.run(["swap"], {})
+        assert _values(session)[:2] == [[5.0, 4.0], 4]
+
+
+# --- The bytes that a manifest foretells are those of the checkpoints that travel
+
+
+def _counts(folder):
+    return json.loads((folder / "manifest.json").read_text())["bytes_per_client_and_round"]
+
+
+def _measured(folder):
+    export = open_export(folder)
+    [result] = run_rounds(export, [conformance_clients(export)])
+    return result
+
+
+@pytest.mark.parametrize(
+    "kind", usually(["logistic", "convolutional"], ["logistic", "convolutional", "lstm"])
+)
+def test_checkpoints_have_the_size_foretold(exported, kind):
+    folder = exported("daf", kind=kind)
+    counts, measured = _counts(folder), _measured(folder)
+    assert measured.bytes_down == pytest.approx(counts["down"]["checkpoint_bytes"], rel=0.02)
+    assert measured.bytes_up == pytest.approx(counts["up"]["checkpoint_bytes"], rel=0.02)
+
+
+def test_secure_values_have_the_size_foretold(exported):
+    folder = exported("secure")
+    counts, measured = _counts(folder), _measured(folder)
+    assert measured.bytes_down == pytest.approx(counts["down"]["checkpoint_bytes"], rel=0.02)
+    assert measured.bytes_up == pytest.approx(counts["up"]["payload_bytes"], rel=0.02)
+
+
+def test_values_beside_the_papers(exported):
+    """Down: w, alpha and a seed of 2. Up: the delta, beta, L, N, accuracy and what became of it."""
+    counts = _counts(exported("daf"))
+    num_weights = 4 * 3 + 3
+    assert counts["down"]["values"] == num_weights + NUM_DOMAINS + 2
+    assert counts["up"]["values"] == num_weights + 1 + 2 * NUM_DOMAINS + 2 * NUM_DOMAINS + 4
+    assert counts["paper"]["values"] == 2 * num_weights + 4 * NUM_DOMAINS
+    assert counts["up"]["payload_bytes"] == 4 * counts["up"]["values"] + 4 * (NUM_DOMAINS + 4)

@@ -1,0 +1,396 @@
+"""NumPy files: columns, splits of their own, images, and what is refused."""
+
+import gzip
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import golden
+from tests.importing.harness import REAL, needs, read, refused
+from tff_agnostic.errors import UserError
+from tff_agnostic.importing import npz
+from tff_agnostic.importing.formats import FORMATS
+from tff_agnostic.importing.npz import NpzColumns
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import ReadLog
+
+_COLUMNS = {"client_column": "who", "domain_column": "where"}
+
+
+def _arrays(count: int = 5, suffix: str = "", **other: Any) -> dict[str, np.ndarray]:
+    arrays = {
+        "x": np.arange(2 * count, dtype=np.float64).reshape(count, 2),
+        "y": np.arange(count, dtype=np.uint8) % 3,
+        "who": np.arange(count, dtype=np.uint16) // 2,
+        "where": np.array(["a", "b"])[np.arange(count) % 2],
+        **other,
+    }
+    return {name + suffix: array for name, array in arrays.items()}
+
+
+def _file(folder: Path, **arrays: np.ndarray) -> Path:
+    path = folder / "data.npz"
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+def test_rows_become_examples(tmp_path):
+    examples, log = read("npz", _file(tmp_path, **_arrays()), **_COLUMNS)
+    assert log.num_records == len(examples) == 5
+    third = examples[2]
+    assert (third.record.client, third.record.domain, third.record.split) == ("1", "a", None)
+    assert third.place == "data.npz row 2"
+    assert third.record.features["label"] == 2
+    np.testing.assert_array_equal(third.record.features["x"], np.array([4, 5], np.float32))
+    assert third.record.features["x"].dtype == np.float32
+
+
+def test_a_file_that_says_what_is_for_testing(tmp_path):
+    path = _file(tmp_path, **_arrays(3, "_train"), **_arrays(2, "_test"), note=np.zeros(1))
+    examples, _ = read("npz", path, **_COLUMNS)
+    assert [e.record.split for e in examples] == ["train"] * 3 + ["test"] * 2
+    assert examples[3].place == "data.npz_test row 0"
+
+
+def test_bytes_of_images_become_pixels_with_ink_as_one(tmp_path):
+    images = np.zeros([5, 4, 3], np.uint8)
+    images[1, 2, 1], images[1, 3, 2] = 255, 51
+    (_, second, *_), _ = read("npz", _file(tmp_path, **_arrays(x=images)), **_COLUMNS)
+    pixels = second.record.features["pixels"]
+    assert (pixels.dtype, pixels.shape) == (np.float32, (4, 3))
+    assert pixels[2, 1] == 1
+    assert pixels[3, 2] == np.float32(0.2)
+    assert pixels.sum() == pytest.approx(1.2)
+
+
+def test_blocks_make_no_difference(tmp_path, monkeypatch):
+    path = _file(tmp_path, **_arrays(23))
+    whole = [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]]
+    monkeypatch.setattr(npz, "_BLOCK_ROWS", 4)
+    assert [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]] == whole
+
+
+def test_names_of_one_domain_and_of_features(tmp_path):
+    options = {"client_column": "who", "domain_name": "all", "feature_name": "f"}
+    examples, _ = read("npz", _file(tmp_path, **_arrays()), **options)
+    assert {e.record.domain for e in examples} == {"all"}
+    assert set(examples[0].record.features) == {"f", "label"}
+
+
+@golden.values
+def test_rows_that_cannot_be(tmp_path, case):
+    return refused("npz", _file(tmp_path, **_arrays(**case)), **_COLUMNS)
+
+
+def test_class_names_bound_the_labels(tmp_path):
+    path = _file(tmp_path, **_arrays())
+    message = refused("npz", path, class_names=("no", "yes"), **_COLUMNS)
+    assert message == "data.npz row 2: expected a label from 0 to 1, found 2"
+
+
+def test_labels_that_are_numbers(tmp_path):
+    path = _file(tmp_path, **_arrays(y=np.float32([0.5, -1, 2, 0, 1e3])))
+    examples, _ = read("npz", path, label_kind="number", **_COLUMNS)
+    assert [e.record.features["label"] for e in examples] == [0.5, -1, 2, 0, 1e3]
+
+
+def test_bad_rows_may_be_skipped(tmp_path):
+    path = _file(tmp_path, **_arrays(y=np.array([0, -1, 0, -1, 1])))
+    examples, log = read("npz", path, skip_bad=True, **_COLUMNS)
+    assert len(examples) == 3
+    assert log.skipped == {"label out of range": 2}
+
+
+def test_a_missing_array_is_named(tmp_path):
+    path = _file(tmp_path, **_arrays())
+    assert refused("npz", path, client_column="user", domain_column="where") == (
+        f"{path}: expected an array user (or with _train and _test), found x, y, who, where"
+    )
+    path = _file(tmp_path, **{**_arrays(3, "_train"), "x_test": np.zeros([1, 2])})
+    assert f"{path}: expected an array y_test" in refused("npz", path, **_COLUMNS)
+
+
+def test_damaged_files(tmp_path):
+    path = _file(tmp_path, **_arrays(1000))
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"no zip at all", whole[:60] + b"\0\1" + whole[62:]):
+        path.write_bytes(content)
+        message = refused("npz", path, **_COLUMNS)
+        assert message.startswith(f"{path}: expected an .npz file of plain arrays, found a damaged")
+
+
+@golden.values
+def test_options_that_are_missing_or_too_many(tmp_path, case):
+    return refused("npz", tmp_path, **case)
+
+
+def test_columns_may_be_read_in_any_order(tmp_path):
+    path = _file(tmp_path, **_arrays(7))
+    with NpzColumns(path, ImportOptions()) as columns:
+        (_, first), *_ = columns.blocks(["who", "x"], 3)
+        with pytest.raises(UserError, match="There is no item named"):
+            list(columns.blocks(["nothing"], 3))
+    assert first["who"].tolist() == [0, 0, 1]
+    assert first["x"][2].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("other", [{"y": np.zeros(4, int)}, {"x": np.array([{}] * 5)}])
+def test_a_file_that_is_refused_is_closed(tmp_path, other):
+    """While the error lives: its traceback keeps what was open when it was raised."""
+    path = _file(tmp_path, **_arrays(**other))
+    with pytest.raises(UserError) as error, NpzColumns(path, ImportOptions()) as columns:
+        next(columns.blocks(["y", "x"], 3))
+    assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir()), error
+
+
+@needs("mnist_by_writer")
+def test_the_real_writers():
+    path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"
+    chosen = ImportOptions(format="npz", client_column="writer", domain_column="hsf")
+    counts: Counter[tuple[str, str]] = Counter()
+    writers: dict[tuple[str, str], set[str]] = {}
+    for example in FORMATS["npz"].read(chosen, [path], ReadLog()):
+        key = (str(example.record.split), example.record.domain)
+        counts[key] += 1
+        writers.setdefault(key, set()).add(example.record.client)
+    assert sum(counts.values()) == 70_000
+    assert {key: len(clients) for key, clients in writers.items()} == {
+        ("train", "0"): 289,
+        ("train", "4"): 250,
+        ("test", "0"): 48,
+        ("test", "4"): 249,
+    }
+
+
+# --- IDX files: images, labels, dealing to clients, and what is refused
+
+
+def _write(path: Path, array: np.ndarray) -> Path:
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    content = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def _pair(folder: Path, labels: list[int], name: str = "train", suffix: str = "") -> Path:
+    images = np.arange(len(labels) * 6).reshape(len(labels), 2, 3)
+    _write(folder / f"{name}-labels-idx1-ubyte{suffix}", np.array(labels))
+    return _write(folder / f"{name}-images-idx3-ubyte{suffix}", images)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_images_and_labels(tmp_path, suffix):
+    path = _pair(tmp_path, [3, 1, 3], suffix=suffix)
+    for given in (tmp_path, path):
+        examples, _ = read("idx", given, num_clients=3)
+        assert [e.record.domain for e in examples] == ["3", "1", "3"]
+        assert [e.record.features["label"] for e in examples] == [3, 1, 3]
+        assert {e.record.split for e in examples} == {"train"}
+        pixels = examples[1].record.features["pixels"]
+        assert pixels.dtype == np.float32
+        np.testing.assert_allclose(pixels, np.arange(6, 12).reshape(2, 3) / 255)
+    assert {e.record.client for e in examples} == {"train_0", "train_1", "train_2"}
+
+
+def test_files_for_testing(tmp_path):
+    _pair(tmp_path, [0] * 4)
+    _pair(tmp_path, [1] * 2, "t10k")
+    examples, _ = read("idx", tmp_path, num_clients=2)
+    assert Counter(e.record.split for e in examples) == {"train": 4, "test": 2}
+    assert {e.record.client for e in examples} == {"train_0", "train_1", "test_0", "test_1"}
+
+
+def test_every_client_gets_as_many(tmp_path):
+    _pair(tmp_path, list(range(10)) * 5)
+    dealt = [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=1)[0]]
+    assert set(Counter(dealt).values()) == {4, 5}
+    assert dealt == [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=1)[0]]
+    assert dealt != [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=2)[0]]
+
+
+def test_some_classes_with_names(tmp_path):
+    _pair(tmp_path, [0, 1, 2, 6, 2, 9])
+    examples, log = read(
+        "idx", tmp_path, classes=(6, 0, 2), class_names=("shirt", "top", "pullover"), num_clients=1
+    )
+    assert [(e.record.features["label"], e.record.domain) for e in examples] == [
+        (1, "top"),
+        (2, "pullover"),
+        (0, "shirt"),
+        (2, "pullover"),
+    ]
+    assert log.skipped == {"class that is not in --classes": 2}
+    examples, _ = read("idx", tmp_path, classes=(6,), domain_name="all", num_clients=1)
+    assert {e.record.domain for e in examples} == {"all"}
+
+
+def test_labels_beyond_the_names(tmp_path):
+    _pair(tmp_path, [0, 2])
+    message = refused("idx", tmp_path, class_names=("a", "b"))
+    assert message == "train-images-idx3-ubyte image 1: expected a label from 0 to 1, found 2"
+
+
+def test_what_is_refused(tmp_path):
+    assert "expected files -ubyte or -ubyte.gz or" in refused("idx", tmp_path)
+    images = _pair(tmp_path, [0, 1, 2])
+    labels = tmp_path / "train-labels-idx1-ubyte"
+    assert "expected files such as train-images-idx3-ubyte" in refused("idx", labels)
+
+    whole = images.read_bytes()
+    images.write_bytes(whole[:-1])
+    assert refused("idx", tmp_path) == (
+        f"{images}: expected 18 more bytes, found 17: it is truncated"
+    )
+    images.write_bytes(whole[:10])
+    assert refused("idx", tmp_path) == f"{images}: expected 12 more bytes, found 6: it is truncated"
+    images.write_bytes(b"GIF89a" + whole)
+    assert refused("idx", tmp_path) == (
+        f"{images}: expected an IDX file of bytes with 3 dimensions, found one that starts with "
+        "47 49 46 38"
+    )
+    images.write_bytes(whole)
+    _write(labels, np.array([0, 1]))
+    assert refused("idx", tmp_path) == (
+        f"{labels}: expected 3 labels, as there are images, found 2"
+    )
+    labels.unlink()
+    assert refused("idx", tmp_path) == (
+        f"{images}: expected labels in train-labels-idx1-ubyte next to it, found none"
+    )
+
+
+def test_a_packed_file_that_is_cut_off(tmp_path):
+    path = _pair(tmp_path, [0] * 300, suffix=".gz")
+    path.write_bytes(path.read_bytes()[:-20])
+    assert refused("idx", tmp_path).startswith(f"{path}: expected a whole .gz file, found a trunc")
+
+
+@golden.values
+def test_options_that_contradict(tmp_path, case):
+    return refused("idx", tmp_path, **case)
+
+
+# --- LEAF's JSON: users with vectors or text, and what is refused
+
+
+_VECTORS = {
+    "users": ["u1", "u2"],
+    "num_samples": [2, 1],
+    "user_data": {
+        "u1": {"x": [[0.5, 1], [2, 3]], "y": [0, 1]},
+        "u2": {"x": [[4, 5]], "y": [2]},
+    },
+}
+_ALL = {"domain_name": "all"}
+
+
+def _file_of_leaf(folder: Path, content: Any, name: str = "data.json") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def _user(x: Any, y: Any) -> dict[str, Any]:
+    return {"users": ["u"], "user_data": {"u": {"x": x, "y": y}}}
+
+
+def test_users_are_clients(tmp_path):
+    examples, log = read("leaf", _file_of_leaf(tmp_path, _VECTORS), **_ALL)
+    assert [(e.record.client, e.record.domain, e.record.split) for e in examples] == [
+        ("u1", "all", None),
+        ("u1", "all", None),
+        ("u2", "all", None),
+    ]
+    assert [e.record.features["x"].tolist() for e in examples] == [[0.5, 1], [2, 3], [4, 5]]
+    assert [e.record.features["label"] for e in examples] == [0, 1, 2]
+    assert examples[1].place == "data.json user u1 example 1"
+    assert log.num_records == 3
+
+
+def test_images_get_a_name_and_a_shape(tmp_path):
+    path = _file_of_leaf(tmp_path, _user([[1, 2, 3, 4]], [7]))
+    (example,), _ = read("leaf", path, feature_name="pixels", feature_shape=(2, 2), **_ALL)
+    assert example.record.features["pixels"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_text_without_classes(tmp_path):
+    path = _file_of_leaf(tmp_path, _user(["To be, or", "..."], ["n", "x"]))
+    examples, log = read("leaf", path, case="upper", **_ALL)
+    assert [e.record.features for e in examples] == [{"tokens": "TO BE , OR"}]
+    assert log.skipped == {"text without words": 1}
+
+
+def test_text_in_lists_with_classes(tmp_path):
+    path = _file_of_leaf(tmp_path, _user([["1", "Mon", "so sad"], ["2", "Tue", "yay!"]], [0, 1]))
+    examples, _ = read("leaf", path, text_column="2", **_ALL)
+    assert [e.record.features for e in examples] == [
+        {"tokens": "so sad", "label": 0},
+        {"tokens": "yay !", "label": 1},
+    ]
+
+
+def test_labels_that_are_numbers_of_leaf(tmp_path):
+    path = _file_of_leaf(tmp_path, _user([[1], [2]], [-0.5, 3]))
+    examples, _ = read("leaf", path, label_kind="number", **_ALL)
+    assert [e.record.features["label"] for e in examples] == [-0.5, 3.0]
+    texts = _file_of_leaf(tmp_path, _user(["so sad"], ["to be"]))
+    message = refused("leaf", texts, label_kind="number", **_ALL)
+    assert message == "data.json user u example 0: expected a number as label, found 'to be'"
+
+
+def test_folders_that_say_what_is_for_testing(tmp_path):
+    for name in ("data/train/a.json", "data/test/a.json", "data/b.json"):
+        _file_of_leaf(tmp_path, _VECTORS, name)
+    examples, _ = read("leaf", tmp_path, **_ALL)
+    assert [e.record.split for e in examples] == [None] * 3 + ["test"] * 3 + ["train"] * 3
+
+
+def test_domains_of_clients(tmp_path):
+    domains = _file_of_leaf(tmp_path, "u2,north\n\nu1,south\n", "domains.csv")
+    path = _file_of_leaf(tmp_path, _VECTORS)
+    examples, _ = read("leaf", path, domains_file=str(domains))
+    assert [e.record.domain for e in examples] == ["south", "south", "north"]
+    domains.write_text("u1,south\n")
+    message = f"data.json user u2: expected a line in {domains}, found none"
+    assert refused("leaf", path, domains_file=str(domains)) == message
+    examples, log = read("leaf", path, skip_bad=True, domains_file=str(domains))
+    assert (len(examples), log.skipped) == (2, {"unknown domain": 1})
+
+
+@pytest.mark.parametrize("content", ["u1\n", "u1,a,b\n", "u1,\n", "u1,a\nu1,b\n"])
+def test_domains_that_are_none(tmp_path, content):
+    domains = _file_of_leaf(tmp_path, content, "domains.csv")
+    message = refused("leaf", _file_of_leaf(tmp_path, _VECTORS), domains_file=str(domains))
+    assert message.startswith(f"{domains}:")
+    assert "expected CLIENT,DOMAIN, each client once, found" in message
+
+
+def test_users_without_examples_are_counted(tmp_path):
+    data = {"user_data": {"u": {"x": [], "y": []}, **_VECTORS["user_data"]}}
+    examples, log = read("leaf", _file_of_leaf(tmp_path, data), **_ALL)
+    assert log.skipped == {"user without examples": 1}
+    for example in examples:
+        log.keep(example.record.client)
+    assert log.clients_without_examples() == 1
+
+
+@golden.values
+def test_what_is_refused_of_leaf(tmp_path, case):
+    return refused("leaf", _file_of_leaf(tmp_path, case), **_ALL)
+
+
+def test_another_encoding(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_bytes('{"user_data": {"é": {"x": ["a"], "y": ["b"]}}}'.encode("latin-1"))
+    assert refused("leaf", path, **_ALL).startswith(f"{path}: expected JSON, found: ")
+
+
+@golden.values
+def test_options_that_are_missing_or_too_many_of_leaf(tmp_path, case):
+    return refused("leaf", tmp_path, **case)

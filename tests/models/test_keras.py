@@ -1,0 +1,451 @@
+"""Functional models against Keras itself: outputs, losses and gradients."""
+
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.models.keras_zoo import KINDS, Kind, classification
+from tests.selection import usually
+from tff_agnostic.models import Model, model_from_keras
+from tff_agnostic.models.model import ModelWeights
+
+_SEED = np.array([3, 4], np.int32)
+
+
+def make(kind: Kind, seed: int = 0) -> Model:
+    return model_from_keras(
+        kind.build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec}, seed=seed
+    )
+
+
+def examples(kind: Kind, n: int = 7) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {"x": kind.x(rng, n), "y": kind.y(rng, n)}
+
+
+def _keras_twin(kind: Kind, seed: int = 0) -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(seed)
+    return kind.build()
+
+
+def _moved(weights: ModelWeights) -> ModelWeights:
+    """Weights other than those that the Keras model inside holds."""
+    rng = np.random.default_rng(1)
+    return ModelWeights(
+        [w + rng.normal(size=w.shape).astype(np.float32) * 0.3 for w in weights.trainable],
+        [w + rng.random(w.shape).astype(np.float32) for w in weights.non_trainable],
+    )
+
+
+def _set(keras_model: tf.keras.Model, weights: ModelWeights) -> None:
+    for variables, values in zip(
+        (keras_model.trainable_weights, keras_model.non_trainable_weights), weights
+    ):
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+
+
+# What takes long to trace has a shorter twin.
+_USUAL = [name for name in KINDS if name != "lstm_with_masking"]
+
+
+@pytest.fixture(params=usually(_USUAL, KINDS))
+def kind(request) -> Kind:
+    return KINDS[request.param]
+
+
+def test_initial_weights_are_those_of_keras_after_seeding(kind):
+    model, twin = make(kind, seed=5), _keras_twin(kind, seed=5)
+    assert len(model.initial_weights.trainable) == len(twin.trainable_weights)
+    for value, variable in zip(model.initial_weights.trainable, twin.trainable_weights):
+        np.testing.assert_array_equal(value, variable.numpy())
+    assert model.num_parameters == sum(int(tf.size(v)) for v in twin.trainable_weights)
+
+
+def test_losses_and_gradients_at_other_weights_are_those_of_keras(kind):
+    model, twin, batch = make(kind), _keras_twin(kind), examples(kind)
+    weights = _moved(model.initial_weights)
+    _set(twin, weights)
+
+    @tf.function
+    def functional(trainable: Any, non_trainable: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(trainable)
+            losses, predictions = model.example_losses(
+                ModelWeights(trainable, non_trainable), batch, False, _SEED
+            )
+            objective = tf.reduce_mean(losses)
+        return predictions, losses, tape.gradient(objective, trainable)
+
+    predictions, losses, gradients = functional(*tf.nest.map_structure(tf.constant, tuple(weights)))
+
+    with tf.GradientTape() as tape:
+        expected_predictions = twin(batch["x"], training=False)
+        penalty = tf.add_n([*twin.losses, 0.0])
+        expected_losses = kind.loss(batch["y"], expected_predictions) + penalty
+        objective = tf.reduce_mean(expected_losses)
+    expected_gradients = tape.gradient(objective, twin.trainable_weights)
+
+    assert losses.shape == [7]
+    np.testing.assert_allclose(predictions, expected_predictions, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)
+    for gradient, expected in zip(gradients, expected_gradients):
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected), rtol=1e-4, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", ["dense_with_dropout", "weights_in_lists", "lstm_with_dropout"])
+def test_calls_leave_the_model_as_it_was(name):
+    """Tensors of one call must not stay behind in the Keras model for the next one."""
+    kind = KINDS[name]
+    model, batch = make(kind), examples(kind)
+
+    def losses(weights: ModelWeights, training: bool) -> np.ndarray:
+        call = tf.function(lambda w: model.example_losses(ModelWeights(*w), batch, training, _SEED))
+        return call(tf.nest.map_structure(tf.constant, tuple(weights)))[0].numpy()
+
+    first = losses(model.initial_weights, training=False)
+    losses(_moved(model.initial_weights), training=True)
+    np.testing.assert_array_equal(losses(model.initial_weights, training=False), first)
+
+
+def test_a_failing_call_leaves_the_model_as_it_was():
+    kind = KINDS["dense"]
+    model, batch = make(kind), examples(kind)
+    before = model.predict(model.initial_weights, batch["x"], False, _SEED)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        model.predict(_moved(model.initial_weights), np.zeros([2, 9], np.float32), False, _SEED)
+    after = model.predict(model.initial_weights, batch["x"], False, _SEED)
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    "name",
+    usually(
+        ["tied_variable", "two_inputs"],
+        [
+            "dense",
+            "convolutional",
+            "lstm_with_masking",
+            "weights_in_lists",
+            "tied_variable",
+            "two_inputs",
+        ],
+    ),
+)
+def test_it_runs_in_a_tff_computation(tff_runtime, name):
+    kind = KINDS[name]
+    model, batch = make(kind), examples(kind)
+    weights = _moved(model.initial_weights)
+
+    def gradients_of(trainable: Any, non_trainable: Any, data: Any) -> Any:
+        trainable = list(trainable)
+        with tf.GradientTape() as tape:
+            tape.watch(trainable)
+            losses, _ = model.example_losses(
+                ModelWeights(trainable, list(non_trainable)), data, True, _SEED
+            )
+            objective = tf.reduce_mean(losses)
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(objective, trainable)]
+        return losses, gradients
+
+    arguments = ([*weights.trainable], [*weights.non_trainable], batch)
+    specs = tf.nest.map_structure(
+        lambda value: tff.TensorType(value.dtype, [None, *value.shape[1:]]), batch
+    )
+    types = [tff.to_type([tff.TensorType(w.dtype, w.shape) for w in ws]) for ws in arguments[:2]]
+    computation = tff.tensorflow.computation(gradients_of, [*types, tff.to_type(specs)])
+    losses, gradients = computation(*arguments)
+    expected_losses, expected_gradients = tf.function(gradients_of)(
+        *tf.nest.map_structure(tf.constant, arguments)
+    )
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)
+    for gradient, expected in zip(gradients, expected_gradients):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+# --- Dropout and other random layers draw from the seed of a call, and from nothing else
+
+
+layers = tf.keras.layers
+
+_RANDOM_LAYERS = {
+    "dropout": lambda: layers.Dropout(0.5),
+    "alpha_dropout": lambda: layers.AlphaDropout(0.5),
+    "gaussian_dropout": lambda: layers.GaussianDropout(0.5),
+    "gaussian_noise": lambda: layers.GaussianNoise(0.5),
+    "spatial_dropout": lambda: layers.SpatialDropout2D(0.5),
+    "random_flip": lambda: layers.RandomFlip(),
+    "random_rotation": lambda: layers.RandomRotation(0.2),
+    "random_contrast": lambda: layers.RandomContrast(0.5),
+}
+_X = np.random.default_rng(0).random([5, 4, 4, 6]).astype(np.float32)
+
+
+def _unchanged(channels: int) -> tf.keras.layers.Layer:
+    """A model has weights to train; these leave what they are applied to as it is."""
+    return layers.Dense(channels, kernel_initializer="identity")
+
+
+def _model(*random_layers: Any) -> Model:
+    def build() -> tf.keras.Model:
+        drawn = [make() for make in random_layers]
+        return tf.keras.Sequential([tf.keras.Input([4, 4, 6]), *drawn, _unchanged(6)])
+
+    kind = classification(build, [4, 4, 6])
+    return model_from_keras(
+        build,
+        loss=lambda labels, predictions: tf.reduce_sum(predictions, axis=[1, 2, 3]),
+        example_spec={"x": kind.x_spec, "y": kind.y_spec},
+    )
+
+
+def _outputs(model: Model, seed: tuple[int, int], training: bool = True) -> np.ndarray:
+    call = tf.function(lambda s: model.predict(model.initial_weights, _X, training, s))
+    return call(tf.constant(seed)).numpy()
+
+
+@pytest.mark.parametrize("make_layer", _RANDOM_LAYERS.values(), ids=_RANDOM_LAYERS)
+def test_a_random_layer_is_a_function_of_the_seed(make_layer):
+    model = _model(make_layer)
+    first = _outputs(model, (1, 2))
+    np.testing.assert_array_equal(_outputs(model, (1, 2)), first)
+    assert not np.array_equal(_outputs(model, (1, 3)), first)
+    assert not np.array_equal(_outputs(model, (2, 2)), first)
+
+
+@pytest.mark.parametrize("make_layer", _RANDOM_LAYERS.values(), ids=_RANDOM_LAYERS)
+def test_without_training_the_seed_is_ignored(make_layer):
+    model = _model(make_layer)
+    np.testing.assert_allclose(_outputs(model, (1, 2), training=False), _X, rtol=1e-6)
+    np.testing.assert_allclose(_outputs(model, (9, 9), training=False), _X, rtol=1e-6)
+
+
+def test_the_global_seed_does_not_matter():
+    outputs = []
+    for seed in (0, 1):
+        model = _model(_RANDOM_LAYERS["dropout"])
+        tf.keras.utils.set_random_seed(seed)
+        outputs.append(_outputs(model, (1, 2)))
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+
+
+def test_two_layers_and_two_calls_of_one_layer_draw_differently():
+    def build() -> tf.keras.Model:
+        inputs = tf.keras.Input([4, 4, 6])
+        first, second = layers.Dropout(0.5), layers.Dropout(0.5)
+        drawn = layers.Concatenate()([first(inputs), first(inputs), second(inputs)])
+        return tf.keras.Model(inputs, _unchanged(18)(drawn))
+
+    kind = classification(build, [4, 4, 6])
+    model = model_from_keras(
+        build,
+        loss=lambda labels, predictions: tf.reduce_sum(predictions, axis=[1, 2, 3]),
+        example_spec={"x": kind.x_spec, "y": kind.y_spec},
+    )
+    masks = [part == 0 for part in np.split(_outputs(model, (1, 2)), 3, axis=-1)]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert not np.array_equal(masks[a], masks[b])
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
+def test_dropout_drops_its_rate_and_scales_the_rest(rate):
+    model = _model(lambda: layers.Dropout(rate))
+    outputs = np.stack([_outputs(model, (0, i)) for i in range(20)])
+    kept = outputs != 0
+    # 9600 draws: four standard deviations are less than 0.02.
+    assert abs(kept.mean() - (1 - rate)) < 0.02
+    scaled = np.broadcast_to(_X / (1 - rate), outputs.shape)
+    np.testing.assert_allclose(outputs[kept], scaled[kept], rtol=1e-5)
+
+
+def test_dropout_inside_an_lstm_is_a_function_of_the_seed():
+    kind = KINDS["lstm_with_dropout"]
+    spec = {"x": kind.x_spec, "y": kind.y_spec}
+    model = model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
+    x = kind.x(np.random.default_rng(0), 6)
+    weights = tf.nest.map_structure(tf.constant, tuple(model.initial_weights))
+    call = tf.function(lambda s: model.predict(ModelWeights(*weights), x, True, s))
+    first = call(tf.constant([1, 2])).numpy()
+    np.testing.assert_array_equal(call(tf.constant([1, 2])).numpy(), first)
+    assert not np.array_equal(call(tf.constant([1, 3])).numpy(), first)
+
+
+# --- Models that no pure function of weights can stand for are refused, and the message says why
+
+
+def _model_of_refusals(*stack: Callable[[], Any], loss: Any = None, features: Any = 4) -> Model:
+    def build() -> tf.keras.Model:
+        shape = [features] if isinstance(features, int) else features
+        return tf.keras.Sequential([tf.keras.Input(shape), *[layer() for layer in stack]])
+
+    kind = classification(build, features)
+    return model_from_keras(
+        build, loss=loss or kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec}
+    )
+
+
+class _Square(layers.Layer):
+    """Multiplies by one weight, which subclasses keep in odd places."""
+
+    def build(self, input_shape: Any) -> None:
+        del input_shape
+        self.keep(self.add_weight(name="hidden", shape=[4, 4]))
+
+    def keep(self, weight: tf.Variable) -> None:
+        self.weight = weight
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs @ self.weight
+
+
+class _InMapping(_Square):
+    def keep(self, weight: tf.Variable) -> None:
+        self.held = {"weight": weight}
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs @ self.held["weight"]
+
+
+class _InNestedList(_Square):
+    def keep(self, weight: tf.Variable) -> None:
+        self.held = [[weight]]
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs @ self.held[0][0]
+
+
+class _InAttributeAndMapping(_Square):
+    def keep(self, weight: tf.Variable) -> None:
+        self.weight = weight
+        self.held = {"weight": weight}
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs @ self.held["weight"]
+
+
+class _InClosure(_Square):
+    def keep(self, weight: tf.Variable) -> None:
+        self.weight = weight
+        self.multiply = lambda inputs: inputs @ weight
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return self.multiply(inputs)
+
+
+class _Counting(layers.Layer):
+    def build(self, input_shape: Any) -> None:
+        del input_shape
+        self.calls = self.add_weight(name="calls", shape=[], trainable=False)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        self.calls.assign_add(1.0)
+        return inputs
+
+
+class _AddsLoss(layers.Layer):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        self.add_loss(tf.reduce_mean(inputs))
+        return inputs
+
+
+def test_the_layer_of_these_tests_is_fine_in_itself():
+    assert _model_of_refusals(_Square).num_parameters == 16
+
+
+@pytest.mark.parametrize("layer", [_InMapping, _InNestedList])
+def test_weights_that_no_attribute_holds(layer):
+    with pytest.raises(ValueError, match=r"must be an attribute of a layer.*hidden"):
+        _model_of_refusals(layer)
+
+
+@pytest.mark.parametrize("layer", [_InAttributeAndMapping, _InClosure])
+def test_weights_that_the_call_reaches_in_another_way(layer):
+    """They would keep their first value in every round."""
+    with pytest.raises(ValueError, match=r"attributes of layers only.*hidden"):
+        _model_of_refusals(layer)
+
+
+def test_batch_normalization():
+    with pytest.raises(ValueError, match=r"updates moving averages.*GroupNormalization"):
+        _model_of_refusals(layers.BatchNormalization)
+
+
+def test_batch_normalization_inside_another_layer():
+    with pytest.raises(ValueError, match="updates moving averages"):
+        _model_of_refusals(
+            lambda: layers.Reshape([2, 2]),
+            lambda: layers.TimeDistributed(layers.BatchNormalization()),
+        )
+
+
+def test_recurrent_state_that_outlives_a_call():
+    def build() -> tf.keras.Model:
+        return tf.keras.Sequential(
+            [tf.keras.Input(batch_shape=[2, 3, 4]), layers.SimpleRNN(3, stateful=True)]
+        )
+
+    kind = classification(build, [3, 4])
+    with pytest.raises(ValueError, match="no other state"):
+        model_from_keras(build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec})
+
+
+def test_a_weight_that_the_call_assigns_to():
+    with pytest.raises(ValueError, match=r"not a pure function of its weights.*_counting"):
+        _model_of_refusals(_Counting)
+
+
+def test_activity_regularizers():
+    with pytest.raises(ValueError, match="activity regularizer"):
+        _model_of_refusals(lambda: layers.Dense(3, activity_regularizer="l2"))
+
+
+def test_losses_added_in_a_call():
+    with pytest.raises(ValueError, match="adds a loss in its call"):
+        _model_of_refusals(_AddsLoss)
+
+
+def test_losses_added_to_a_model_that_are_no_regularizers():
+    def build() -> tf.keras.Model:
+        inputs = tf.keras.Input([4])
+        model = tf.keras.Model(inputs, layers.Dense(3)(inputs))
+        model.add_loss(lambda: tf.constant(1.0))
+        return model
+
+    kind = classification(build, 4)
+    with pytest.raises(ValueError, match="not a regularizer of one trainable weight"):
+        model_from_keras(build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec})
+
+
+def test_a_loss_that_is_already_averaged():
+    averaged = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with pytest.raises(
+        ValueError, match=r'one number per example.*found shape \(\).*reduction="none"'
+    ):
+        _model_of_refusals(lambda: layers.Dense(3), loss=averaged)
+
+
+def test_a_loss_for_each_token():
+    per_token = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    def build() -> tf.keras.Model:
+        return tf.keras.Sequential([tf.keras.Input([6]), layers.Embedding(5, 3)])
+
+    sentences = tf.TensorSpec([None, 6], tf.int32)
+    with pytest.raises(
+        ValueError, match=r"expected one number per example.*found shape \(None, 6\)"
+    ):
+        model_from_keras(build, loss=per_token, example_spec={"x": sentences, "y": sentences})
+
+
+def test_a_model_that_was_not_built():
+    with pytest.raises(ValueError, match=r"Weights for model .* have not yet been created"):
+        model_from_keras(
+            lambda: tf.keras.Sequential([layers.Dense(3)]),
+            loss=tf.keras.losses.MeanSquaredError(reduction="none"),
+            example_spec={"x": tf.TensorSpec([None, 4]), "y": tf.TensorSpec([None, 3])},
+        )

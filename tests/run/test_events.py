@@ -1,0 +1,267 @@
+"""What is said where no client's numbers are finite."""
+
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.run.harness import make_task
+from tff_agnostic.data.clients import FirstExamples, InMemoryClients
+from tff_agnostic.data.data_warnings import Remark
+from tff_agnostic.errors import UserError
+from tff_agnostic.models import Metric
+from tff_agnostic.run.build import data_remarks
+from tff_agnostic.run.evaluation import diverged, skipped_rounds
+from tff_agnostic.run.options import RunConfig
+from tff_agnostic.run.spec import (
+    CHANGEABLE,
+    RunSpec,
+    changes_of_settings,
+    differences,
+    inheriting,
+    resolve,
+)
+from tff_agnostic.tasks.task import Task
+
+_TASK = make_task(("a", "b"), clients=3)
+_CLIENTS = [_TASK.train.read(client_id) for client_id in _TASK.train.client_ids]
+_NOTHING = {key: values[:0] for key, values in _CLIENTS[0].items()}
+
+
+def _message(clients=_CLIENTS, **changed) -> str:
+    model = dataclasses.replace(_TASK.model, **changed)
+    return str(diverged(3, 4, 5, model, clients))
+
+
+def _mean(predictions: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(predictions, axis=-1)
+
+
+def test_a_model_that_was_finite_before_training_has_diverged():
+    assert _message() == (
+        "round 3: the model has diverged: no client returned finite numbers (4 of 5 did not); "
+        "lower --client_learning_rate or --server_learning_rate"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"loss": lambda y, p: tf.math.log(0.0 * _mean(p))}, "the loss"),
+        ({"loss": lambda y, p: _mean(p) / tf.cast(0 * y, tf.float32)}, "the loss"),
+        ({"regularizer": lambda weights: tf.constant(np.inf)}, "the loss"),
+        # Finite, and its derivative at 0 is not.
+        ({"loss": lambda y, p: tf.sqrt(0.0 * _mean(p))}, "the gradient of the loss"),
+        (
+            {
+                "metrics": (
+                    Metric("ratio", lambda y, p: (_mean(p) * np.nan, tf.ones_like(_mean(p)))),
+                )
+            },
+            "the metric ratio",
+        ),
+    ],
+)
+def test_what_was_never_finite_is_named_and_no_learning_rate(changed, what):
+    assert _message(**changed) == (
+        "round 3: no client returned finite numbers (4 of 5 did not): with the weights before any "
+        f"training, {what} is not finite either; look at the model, its loss and the data: no "
+        "learning rate mends it"
+    )
+
+
+def test_one_client_whose_numbers_were_finite_is_enough():
+    # The examples of all others have infinite values.
+    broken = [{**client, "x": client["x"] * np.float32(np.inf)} for client in _CLIENTS]
+    assert "the loss is not finite either" in _message(broken)
+    assert "the model has diverged" in _message([*broken, _CLIENTS[0]])
+    # One without examples has none.
+    assert "the loss is not finite either" in _message([*broken, _NOTHING])
+    assert "the model has diverged" in _message([_NOTHING])
+
+
+def test_rounds_that_were_skipped_name_the_learning_rates_that_a_run_has():
+    message = skipped_rounds(["rounds", "client_learning_rate", "domain_learning_rate", "window"])
+    assert message.startswith("skipped, as if no client had taken part: ")
+    assert message.endswith("; lower --client_learning_rate or --domain_learning_rate")
+    assert skipped_rounds(["rounds"]).endswith("was not")
+
+
+# --- What a run takes over from an earlier one, and which differences make it another
+
+
+_EARLIER = resolve(
+    "digits",
+    {"seed": 3, "window": 4, "rounds": 7, "aggregation": "secure", "secure_max_examples": 50},
+    {"num_clients": 9},
+)
+
+
+def _inheriting(given: dict[str, Any], options: Optional[dict[str, Any]] = None) -> RunSpec:
+    return inheriting(_EARLIER, given, options or {}, None, None)
+
+
+def test_what_is_not_given_is_as_it_was():
+    assert _inheriting({}) == _EARLIER
+    longer = _inheriting({"rounds": 9, "runtime": "tff"})
+    expected = {**_EARLIER.flags(), "rounds": 9, "runtime": "tff"}
+    assert longer.flags() == expected
+    assert longer.given == {"rounds", "runtime"}
+
+
+def test_paths_are_as_they_were_unless_they_are_given(tmp_path):
+    options = {"model": str(tmp_path / "model.py")}
+    earlier = resolve("custom", {}, options, data=tmp_path / "s.sqlite")
+    assert inheriting(earlier, {}, {}, None, None) == earlier
+    moved = inheriting(
+        earlier, {}, {"model": tmp_path / "new.py"}, None, tmp_path / "new" / "s.sqlite"
+    )
+    assert moved.data == str(tmp_path / "new" / "s.sqlite")
+    both = [
+        f"--data is {earlier.data} there and {moved.data} here",
+        f"--model is {options['model']} there and {tmp_path / 'new.py'} here",
+    ]
+    assert differences(earlier, moved, {}) == both
+    # Whoever reads them compares what is in them with what the fingerprint knows.
+    assert differences(earlier, moved, {"data": "1", "vocabulary": "2"}) == both[1:]
+    assert differences(earlier, moved, {"data": "1", "model": "3"}) == []
+
+
+def test_all_that_may_not_be_otherwise_is_told():
+    other = _inheriting(
+        {"window": 5, "seed": 4, "rounds": 8, "secure_max_examples": 60}, {"num_clients": 10}
+    )
+    assert differences(_EARLIER, other, {}) == [
+        "--digits_num_clients is 9 there and 10 here",
+        "--secure_max_examples is 50 there and 60 here",
+        "--seed is 3 there and 4 here",
+        "--window is 4 there and 5 here",
+    ]
+
+
+def test_of_another_algorithm_or_task_only_what_was_given_is_told():
+    other = resolve("digits", {"algorithm": "fed_avg", "seed": 5}, {})
+    assert differences(_EARLIER, other, {}) == [
+        "--aggregation is secure there and plain here",
+        "--algorithm is agnostic_fed_avg there and fed_avg here",
+        "--seed is 3 there and 5 here",
+    ]
+    toy = resolve("toy_regression", {"aggregation": "secure", "window": 5}, {})
+    assert differences(_EARLIER, toy, {}) == [
+        "--task is digits there and toy_regression here",
+        "--window is 4 there and 5 here",
+    ]
+
+
+_OTHER: dict[str, Any] = {
+    "runtime": "tff",
+    "rounds": 9,
+    "evaluate_every": 3,
+    "evaluation_clients": 5,
+    "worst_min_examples": 20,
+    "client_percentiles": (25.0, 75.0),
+    "checkpoint_every": 2,
+    "keep_checkpoints": 7,
+}
+
+
+@pytest.mark.parametrize("flag", list(CHANGEABLE))
+def test_what_may_change_may_and_is_told_where_rows_stay_as_they_are(flag):
+    assert set(_OTHER) == set(CHANGEABLE)
+    other = _inheriting({flag: _OTHER[flag]})
+    assert other != _EARLIER
+    assert differences(_EARLIER, other, {}) == []
+    lines = changes_of_settings(_EARLIER, other)
+    assert len(lines) == (flag not in ("rounds", "checkpoint_every", "keep_checkpoints"))
+    assert all(line.startswith(f"--{flag} was ") for line in lines)
+    assert changes_of_settings(_EARLIER, _EARLIER) == []
+
+
+def test_a_change_is_told_in_words():
+    assert changes_of_settings(_EARLIER, _inheriting({"evaluation_clients": 5})) == [
+        "--evaluation_clients was not given until now and is 5: evaluations of earlier rounds stay "
+        "as they are"
+    ]
+
+
+def test_a_change_of_several_numbers_is_told_as_flags_have_them():
+    (line,) = changes_of_settings(_EARLIER, _inheriting({"client_percentiles": (25.0, 75.0)}))
+    assert line.startswith(
+        "--client_percentiles was 10.0,50.0,90.0,95.0 until now and is 25.0,75.0: columns of "
+    )
+
+
+def test_what_has_no_effect_on_the_earlier_run_is_refused():
+    with pytest.raises(UserError, match=r"^--q has no effect with --algorithm=agnostic_fed_avg"):
+        _inheriting({"q": 2.0})
+
+
+# --- What a run says of its data before the first round
+
+
+def _clients(**domain_ids):
+    return InMemoryClients({k: {"domain_id": np.array(v, np.int32)} for k, v in domain_ids.items()})
+
+
+def _task(train, test, **more):
+    return Task(("x", "y", "z"), train, test, model=None, **more)  # type: ignore[arg-type]
+
+
+def test_remarks_of_a_run():
+    own = Remark("words_cut", "of the task", {})
+    train = _clients(a=[0] * 150, b=[1] * 120)
+    task = _task(FirstExamples(train, 100), _clients(t=[0] * 100 + [1] * 3), remarks=lambda: [own])
+    found = data_remarks(task, RunConfig(max_examples=100))
+    assert [remark.kind for remark in found] == [
+        "words_cut",
+        "examples_beyond",
+        "domains_without_examples",
+        "domains_without_examples",
+        "small_domains",
+    ]
+    _, beyond, train_without, test_without, small = found
+    # Of all that clients have, not of what --max_examples leaves.
+    assert (beyond.figures["examples"], beyond.figures["examples_left_out"]) == (270, 70)
+    assert train_without.figures == {"split": "train", "domains": ["z"]}
+    assert test_without.figures == {"split": "test", "domains": ["z"]}
+    assert small.figures["domains"] == {"y": 3}
+
+
+def test_nothing_to_say():
+    clients = _clients(a=[0, 1, 2] * 100)
+    assert data_remarks(_task(clients, clients), RunConfig()) == []
+
+
+@pytest.mark.parametrize("count", [200, 201])
+def test_many_clients_are_not_read(count):
+    class Counted(InMemoryClients):
+        reads = 0
+
+        def read(self, client_id):
+            Counted.reads += 1
+            return super().read(client_id)
+
+    clients = Counted({str(k): {"domain_id": np.zeros(1, np.int32)} for k in range(count)})
+    task = _task(clients, _clients(t=[0, 1, 2] * 100))
+    found = data_remarks(task, RunConfig())
+    assert (Counted.reads, bool(found)) == ((200, True) if count == 200 else (0, False))
+
+
+def test_the_price_of_examples_that_are_kept_out_is_said():
+    train = _clients(a=[0, 1] * 50, b=[1] * 20, c=[2], d=[])
+    task = _task(train, _clients(t=[0, 1, 2] * 100))
+    assert "examples_kept_out" not in [remark.kind for remark in data_remarks(task, RunConfig())]
+    (found,) = [
+        remark
+        for remark in data_remarks(task, RunConfig(), kept_out=0.2)
+        if remark.kind == "examples_kept_out"
+    ]
+    assert found.text == (
+        "about 19.8% of the examples of train (24 of 121) are not trained on: losses are measured "
+        "on them, by --domain_loss_share=0.2. 1 of 4 clients have a single example, train on it "
+        "and measure nothing."
+    )
+    beside, *_ = data_remarks(task, RunConfig(max_examples=10), kept_out=0.5)[1:]
+    assert beside.figures["examples_kept_out"] == 10

@@ -1,0 +1,265 @@
+"""Tables, figures and importances of trials with a known objective."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tests.run.harness import is_png, make_evaluation, measures
+from tff_agnostic.errors import UserError
+from tff_agnostic.reports.figures import save
+from tff_agnostic.run.process import StopRequest
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import RuntimeOptions
+from tff_agnostic.studies.comparison import LoadedTasks
+from tff_agnostic.studies.optuna_studies import (
+    ENDED,
+    SAME_AS,
+    SECONDS,
+    Budget,
+    Claim,
+    Method,
+    Studies,
+)
+from tff_agnostic.studies.search import Pruned, TrialRunner, Watch, best, described
+from tff_agnostic.studies.search_space import dimension, parse_objective, parse_search, searchable
+from tff_agnostic.studies.searched_method import SearchedArm
+from tff_agnostic.studies.tuning_report import importance_figure, importances, slices, table, to_csv
+from tff_agnostic.tasks.registry import heldout_options
+
+_SETTINGS = searchable("digits")
+_DIMENSIONS = {
+    flag: dimension(_SETTINGS[flag], text)
+    for flag, text in {
+        "client_learning_rate": "log:0.01..1",
+        "window": "5..20",
+        "server_optimizer": "choice:sgd,adam",
+        "q": "0..1/0.25",
+    }.items()
+}
+_OBJECTIVE = parse_objective("worst", measures("loss", "accuracy"))
+
+
+@pytest.fixture(scope="module")
+def study() -> optuna.Study:
+    """Accuracy is that of the window alone; one trial ended early, another failed."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    found = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.RandomSampler(0), study_name="mine"
+    )
+    for k in range(16):
+        trial = found.ask()
+        for of in _DIMENSIONS.values():
+            of.draw(trial)
+        trial.report(0.5, 10)
+        trial.set_user_attr(SECONDS, 1.25)
+        if k == 3:
+            trial.set_user_attr(ENDED, "diverged: round 11: no client returned finite numbers")
+            found.tell(trial, state=TrialState.PRUNED)
+        else:
+            found.tell(trial, trial.params["window"] / 40)
+    return found
+
+
+def test_importance_is_that_of_the_setting_that_matters(study):
+    shares = importances(study)
+    assert next(iter(shares)) == "window" and shares["window"] > 0.9
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_without_differences_there_is_no_importance():
+    found = optuna.create_study(direction="maximize")
+    for value in (0.5, 0.5):
+        assert importances(found) is None
+        trial = found.ask()
+        trial.suggest_float("q", 0, 1)
+        found.tell(trial, value)
+    assert importances(found) is None
+
+
+def test_the_table_marks_the_best(study):
+    text = table("mine", study.trials, _OBJECTIVE)
+    found = best(study.trials, _OBJECTIVE)
+    assert found.value == max(t.value for t in study.trials if t.number != 3)
+    (row,) = [line for line in text.splitlines() if "(best)" in line]
+    assert row.split()[0] == str(found.number) and f"{100 * found.value:.2f}" in row.split()
+    assert "worst:accuracy, %" in text.splitlines()[0]
+    assert text.count("pruned") == 1
+
+
+def test_of_equal_trials_the_first_is_the_best_and_losses_are_small():
+    found = optuna.create_study(direction="minimize")
+    for value in (0.7, 0.5, 0.5):
+        found.tell(found.ask(), value)
+    objective = parse_objective("overall:loss", measures("loss", "accuracy"))
+    assert best(found.trials, objective).number == 1
+    assert best([], objective) is None
+
+
+def test_how_a_trial_ended_in_words(study):
+    assert described(study.trials[3], _OBJECTIVE).startswith("diverged: round 11")
+    value = study.trials[0].value
+    assert described(study.trials[0], _OBJECTIVE) == f"worst:accuracy {100 * value:.2f}%"
+    again = optuna.trial.create_trial(value=0.5, user_attrs={SAME_AS: 7})
+    assert described(again, _OBJECTIVE) == "worst:accuracy 50.00%, as trial 7"
+
+
+def test_csv_has_every_trial_with_its_exact_values(study):
+    rows = list(csv.DictReader(io.StringIO(to_csv({"mine": study.trials}, _OBJECTIVE))))
+    assert [row["trial"] for row in rows] == [str(k) for k in range(16)]
+    for row, trial in zip(rows, study.trials):
+        assert float(row["client_learning_rate"]) == trial.params["client_learning_rate"]
+        assert float(row["worst:accuracy"]) == trial.value
+        assert (row["server_optimizer"], row["seconds"]) == (
+            trial.params["server_optimizer"],
+            "1.2",
+        )
+    assert rows[3]["state"] == "pruned" and rows[3]["ended"].startswith("diverged")
+
+
+def test_figures_are_images(study, tmp_path):
+    figures = {
+        "slices": slices("A $name", _DIMENSIONS, study.trials, _OBJECTIVE),
+        # Nothing but one that ended early.
+        "early": slices("early", _DIMENSIONS, study.trials[3:4], _OBJECTIVE),
+        "none": slices("none", {"window": _DIMENSIONS["window"]}, [], _OBJECTIVE),
+        "importance": importance_figure("A $name", importances(study)),
+    }
+    for name, figure in figures.items():
+        save(figure, tmp_path / f"{name}.png")
+        assert is_png((tmp_path / f"{name}.png").read_bytes())
+    shown = [axes.get_xlabel() for axes in figures["slices"].axes]
+    assert shown[:4] == list(_DIMENSIONS)
+    assert figures["slices"].axes[0].get_xscale() == "log"
+
+
+# --- What a search is told between rounds, and which trials it ends
+
+
+_OBJECTIVE_OF_TRIALS = parse_objective("overall:loss", measures("loss", "accuracy"))
+_SPACES = {"mine": (dimension(searchable("digits")["q"], "0.1..5"),)}
+
+
+@pytest.fixture
+def studies(tmp_path) -> Studies:
+    found = Studies(tmp_path, Method(False, seed=0, sampler="random", pruner="median", warm_up=4))
+    found.add("mine", {})
+    return found
+
+
+def _next(studies: Studies) -> Claim:
+    claim = studies.taken(_SPACES, Budget(20, None))
+    assert claim is not None
+    return claim
+
+
+def _watch(claim: Claim, runs: int = 1) -> Watch:
+    return Watch(claim, _OBJECTIVE_OF_TRIALS, rounds=8, num_runs=runs)
+
+
+def _evaluation(loss: float):
+    return make_evaluation({"a": loss, "b": loss})
+
+
+def test_later_runs_of_a_trial_report_the_mean_with_the_earlier_ones(studies):
+    claim = _next(studies)
+    watch = _watch(claim, runs=2)
+    watch(4, _evaluation(3.0))
+    watch(8, _evaluation(1.0))
+    watch.end_run(_evaluation(1.0), "heldout")
+    watch(4, _evaluation(2.0))
+    watch(8, _evaluation(0.5))
+    watch.end_run(_evaluation(0.5), "heldout")
+    assert claim.reported() == {4: 3.0, 8: 1.0, 12: 1.5, 16: 0.75}
+    assert watch.mean() == 0.75
+    # A run that goes on evaluates some rounds again.
+    again = _watch(claim, runs=2)
+    again(8, _evaluation(1.0))
+    assert len(claim.reported()) == 4
+    assert claim.trial.user_attrs[SECONDS] >= 0
+
+
+def test_the_median_of_the_others_ends_a_trial_from_the_warm_up_on(studies):
+    for k in range(5):
+        claim = _next(studies)
+        watch = _watch(claim)
+        for round_num in (2, 4, 8):
+            watch(round_num, _evaluation(1.0 + k))
+        studies.tell(claim, TrialState.COMPLETE, 1.0 + k)
+        claim.held.close()
+    worse, better, last = (_next(studies) for _ in range(3))
+    _watch(worse)(2, _evaluation(9.0))
+    with pytest.raises(Pruned, match="after round 4 of 8"):
+        _watch(worse)(4, _evaluation(3.5))
+    _watch(better)(4, _evaluation(2.5))
+    # After the last round there is nothing to be saved.
+    _watch(last)(8, _evaluation(9.0))
+    studies.tell(worse, TrialState.PRUNED)
+    assert studies.trials("mine", (TrialState.PRUNED,))[0].value == 3.5
+
+
+def test_what_is_undefined_between_rounds_is_left_out_and_refused_at_the_end(studies):
+    claim = _next(studies)
+    watch = _watch(claim)
+    watch(4, _evaluation(math.inf))
+    assert claim.reported() == {}
+    with pytest.raises(Pruned, match="diverged"):
+        watch.end_run(_evaluation(math.inf), "heldout")
+    worst = Watch(claim, parse_objective("worst", measures("loss", "accuracy")), 8, 1)
+    with pytest.raises(UserError, match="none: of the heldout clients' domains a, b have fewer"):
+        worst.end_run(dataclasses.replace(_evaluation(1.0), worst_min_examples=5), "heldout")
+    absent = parse_objective("domain(b):loss+overall:loss", measures("loss"), ("a", "b"))
+    with pytest.raises(UserError, match=r"no examples of b$"):
+        Watch(claim, absent, 8, 1).end_run(make_evaluation({"a": 1.0, "b": math.nan}), "heldout")
+
+
+def _arm(search: str, algorithm: str, **given) -> SearchedArm:
+    dimensions = parse_search(search, searchable("digits"), [algorithm]).shared
+    shared = {"rounds": 1, "clients_per_round": 3, **given}
+    options = heldout_options("digits", {"num_clients": 4})
+    return SearchedArm(
+        algorithm,
+        algorithm,
+        "digits",
+        {"algorithm": algorithm},
+        shared,
+        options,
+        dimensions=dimensions,
+    )
+
+
+def _outcome(arm: SearchedArm, folder, first):
+    """Of a trial with these values, up to its first round, which is not reached."""
+    studies = Studies(folder, Method(False, seed=0, sampler="random", pruner="none", warm_up=1))
+    studies.add(arm.name, first)
+    claim = studies.taken({arm.name: tuple(arm.dimensions.values())}, Budget(20, None))
+    runner = TrialRunner(_OBJECTIVE_OF_TRIALS, (0,), CohortRuntime(RuntimeOptions()), LoadedTasks())
+    with claim.held, StopRequest() as stop:
+        return runner(arm, claim, stop)
+
+
+def test_values_that_do_not_go_together_end_their_trial(tmp_path):
+    arm = _arm("clients_per_round=2..4;secure_min_clients=2..3", "fed_avg", aggregation="secure")
+    arm.check(0, LoadedTasks()(arm.spec({}, 0)))
+    outcome = _outcome(arm, tmp_path, {"clients_per_round": 2, "secure_min_clients": 3})
+    assert outcome.state is TrialState.PRUNED
+    assert outcome.text.startswith("refused: --clients_per_round: expected at least --secure_min_")
+
+
+def test_a_file_that_is_gone_ends_the_search(tmp_path):
+    """It is no fault of the values: every later trial would be refused as well."""
+    mixtures = tmp_path / "mixtures.json"
+    even = {str(k): 0.1 for k in range(10)}
+    odd = {str(k): 0.2 * (k % 2) for k in range(10)}
+    mixtures.write_text(json.dumps({"even": even, "odd": odd}))
+    given = {"lambda_set": "hull", "mixtures": str(mixtures)}
+    arm = _arm("client_learning_rate=0.1..1", "agnostic_fed_avg", **given)
+    arm.check(0, LoadedTasks()(arm.spec({}, 0)))
+    mixtures.unlink()
+    with pytest.raises(UserError, match=r"--mixtures=.*mixtures.json"):
+        _outcome(arm, tmp_path, {"client_learning_rate": 0.5})

@@ -1,0 +1,233 @@
+"""The digits task: real images, classes as domains, two of them rare."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tests import golden
+from tff_agnostic.data.clients import checked_examples, domain_counts
+from tff_agnostic.errors import UserError
+from tff_agnostic.models.keras import computing_in
+from tff_agnostic.tasks.image_classes import parse_keep
+from tff_agnostic.tasks.registry import load_task
+from tff_agnostic.tasks.task import Task, TaskContext
+
+
+def _load(seed: int = 0, **options: Any) -> Task:
+    return load_task("digits", options, TaskContext(seed))
+
+
+def _counts(task: Task, side: str) -> np.ndarray:
+    return domain_counts(getattr(task, side), task.num_domains)
+
+
+def _images(clients: Any) -> list[bytes]:
+    return sorted(x.tobytes() for k in clients.client_ids for x in clients.read(k)["x"])
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return _load()
+
+
+def test_every_class_is_a_domain(task):
+    assert task.domain_names == tuple("0123456789")
+    for clients in (task.train, task.test):
+        for client_id in clients.client_ids:
+            examples = clients.read(client_id)
+            np.testing.assert_array_equal(examples["y"], examples["domain_id"])
+
+
+def test_clients_fit_the_model(task):
+    spec = task.model.client_data_spec()
+    for clients in (task.train, task.test):
+        for client_id in clients.client_ids:
+            examples = checked_examples(clients.read(client_id), spec, 10, client_id)
+            assert len(examples["y"]) > 0
+            assert (examples["x"].min(), examples["x"].max() <= 1) == (0, True)
+
+
+def test_rare_classes_keep_their_share_of_the_training_examples():
+    everything, thinned = _counts(_load(keep=""), "train"), _counts(_load(), "train")
+    np.testing.assert_array_equal(thinned[:8], everything[:8])
+    assert thinned[8] == round(0.15 * everything[8])
+    assert thinned[9] == round(0.3 * everything[9])
+
+
+def test_the_test_examples_are_the_same_whatever_is_thinned():
+    assert (
+        _images(_load(keep="").test) == _images(_load(keep="0:0.01").test) == _images(_load().test)
+    )
+
+
+def test_without_thinning_every_image_is_in_one_client():
+    task = _load(keep="")
+    pixels, labels = load_digits(return_X_y=True)
+    expected = sorted((x / 16).astype(np.float32).tobytes() for x in pixels)
+    assert sorted(_images(task.train) + _images(task.test)) == expected
+    np.testing.assert_array_equal(
+        _counts(task, "train") + _counts(task, "test"), np.bincount(labels)
+    )
+
+
+def test_the_test_share_is_taken_from_every_class():
+    counts = _counts(_load(test_share=0.5), "test")
+    totals = np.bincount(load_digits(return_X_y=True)[1])
+    assert np.all(np.abs(counts - totals / 2) <= 1)
+
+
+def test_clients_have_skewed_mixtures():
+    def largest_share(concentration: float) -> float:
+        clients = _load(concentration=concentration).train
+        mixtures = [np.bincount(clients.read(k)["y"], minlength=10) for k in clients.client_ids]
+        return float(np.mean([m.max() / m.sum() for m in mixtures]))
+
+    assert largest_share(0.05) > largest_share(0.5) > largest_share(50.0)
+
+
+def test_the_seed_decides_the_split_and_the_clients():
+    def fingerprint(seed: int) -> tuple[list[bytes], list[int]]:
+        task = _load(seed)
+        return _images(task.test), [len(task.train.read(k)["y"]) for k in task.train.client_ids]
+
+    assert fingerprint(3) == fingerprint(3)
+    assert fingerprint(3)[0] != fingerprint(4)[0]
+    assert fingerprint(3)[1] != fingerprint(4)[1]
+
+
+def test_numbers_of_clients():
+    task = _load(num_clients=7, num_test_clients=3)
+    assert (len(task.train.client_ids), len(task.test.client_ids)) == (7, 3)
+
+
+def test_parse_keep():
+    assert parse_keep("8:0.15,9:0.3") == {8: 0.15, 9: 0.3}
+    assert parse_keep("") == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["8", "8:", "8:a", "a:0.5", "8=0.5", "10:0.5", "-1:0.5", "8:0", "8:1.5", "8:nan"]
+)
+def test_a_malformed_keep_is_refused(text):
+    with pytest.raises(UserError, match=rf"^--digits_keep: expected CLASS:SHARE .*found '{text}'"):
+        parse_keep(text)
+
+
+def test_a_class_given_twice_is_refused():
+    with pytest.raises(UserError, match=r"each once.*found '8:0.2' in '8:0.1,8:0.2'"):
+        parse_keep("8:0.1,8:0.2")
+
+
+@golden.values
+def test_an_option_out_of_range_is_refused(case):
+    return golden.refusal(_load, **case)
+
+
+def test_held_out_images_are_training_images_that_are_not_trained_on(task):
+    held_out = _load(heldout_share=0.25, keep="")
+    assert (task.test_split, held_out.test_split) == ("test", "heldout")
+    everything = _load(keep="")
+    test, evaluated, trained = map(_images, (everything.test, held_out.test, held_out.train))
+    assert sorted(evaluated + trained) == _images(everything.train)
+    # Some images of the data are there twice.
+    assert len(set(evaluated) & set(test)) <= 1
+    np.testing.assert_allclose(
+        _counts(held_out, "test"), 0.25 * _counts(everything, "train"), atol=1
+    )
+
+
+def test_rare_classes_are_whole_among_the_held_out_images():
+    thinned, whole = _load(heldout_share=0.25), _load(heldout_share=0.25, keep="")
+    assert _images(thinned.test) == _images(whole.test)
+    assert _counts(thinned, "train")[8] == round(0.15 * _counts(whole, "train")[8])
+
+
+# --- The toy problem of the paper's appendix B, whose answer is known
+
+
+def _load_of_toy(seed: int = 0, **options: Any) -> Task:
+    return load_task("toy_regression", options, TaskContext(seed))
+
+
+def _points(task: Task) -> list[np.ndarray]:
+    """The points of each domain."""
+    clients = [task.train.read(k) for k in task.train.client_ids]
+    y = np.concatenate([c["y"] for c in clients]).astype(np.float64)
+    domain_id = np.concatenate([c["domain_id"] for c in clients])
+    return [y[domain_id == i] for i in range(task.num_domains)]
+
+
+def test_five_domains_over_fifty_clients():
+    task = _load_of_toy()
+    assert task.num_domains == 5
+    assert len(task.train.client_ids) == 50
+    spec = task.model.client_data_spec()
+    for client_id in task.train.client_ids:
+        examples = checked_examples(task.train.read(client_id), spec, 5, client_id)
+        assert len(np.unique(examples["domain_id"])) > 1
+
+
+def test_domains_have_equal_variances_and_their_own_sizes():
+    points = _points(_load_of_toy(spread=0.25))
+    np.testing.assert_allclose([p.std() for p in points], 0.25, rtol=1e-5)
+    sizes = [len(p) for p in points]
+    assert len(set(sizes)) == 5
+    np.testing.assert_array_equal(domain_counts(_load_of_toy().train, 5), sizes)
+
+
+def _largest_mean_loss(points: list[np.ndarray], w: float) -> float:
+    return max(float(np.mean((p - w) ** 2)) for p in points)
+
+
+def test_the_minimiser_of_the_worst_domain_is_zero():
+    points = _points(_load_of_toy())
+    at_zero = _largest_mean_loss(points, 0.0)
+    assert all(_largest_mean_loss(points, w) > at_zero for w in (-0.5, -0.01, 0.01, 0.5))
+
+
+def test_the_mean_of_all_points_is_another():
+    assert np.concatenate(_points(_load_of_toy())).mean() > 0.2
+
+
+def test_losses_are_squared_distances():
+    task = _load_of_toy()
+    examples = task.train.read(task.train.client_ids[0])
+    losses, _ = task.model.example_losses(task.model.initial_weights, examples, False, [0, 0])
+    w = np.ravel(task.model.initial_weights.trainable[0])[0]
+    np.testing.assert_allclose(losses, (examples["y"] - w) ** 2, rtol=1e-6)
+
+
+def test_trials_have_one_model_so_that_it_is_traced_once():
+    model = _load_of_toy(seed=1).model
+    assert _load_of_toy(seed=2, num_clients=7).model is model
+    with computing_in("mixed_bfloat16"):
+        assert _load_of_toy(seed=1).model != model
+
+
+def test_the_learned_value_is_tracked():
+    assert _load_of_toy().tracked_weights == {"learned value": (0, 0)}
+
+
+def test_the_seed_decides_the_points():
+    def fingerprint(seed: int) -> bytes:
+        return np.concatenate(_points(_load_of_toy(seed))).tobytes()
+
+    assert fingerprint(1) == fingerprint(1)
+    assert fingerprint(1) != fingerprint(2)
+
+
+def test_the_figure_has_the_learned_value_and_the_domain_weights():
+    task = _load_of_toy()
+    columns = {"round": np.arange(1.0, 4.0), "learned value": np.array([2.0, 1.0, 0.5])}
+    columns.update((f"lambda/{name}", np.full([3], 0.2)) for name in task.domain_names)
+    (draw,) = task.figures.values()
+    value_axes, weight_axes = draw(task, columns).axes
+    np.testing.assert_array_equal(value_axes.lines[0].get_ydata(), [2.0, 1.0, 0.5])
+    assert [line.get_label() for line in weight_axes.lines] == list(task.domain_names)
+
+
+@golden.values
+def test_an_option_out_of_range_is_refused_of_toy(case):
+    return golden.refusal(_load_of_toy, **case)
