@@ -1,4 +1,4 @@
-"""Tables of the messages that tests find: `./run test --golden TESTS` writes them anew.
+"""Messages and pages that tests find: `./run test --golden TESTS` writes them anew.
 
 `tests/F/test_T.py` has the table `tests/golden/F/T.txt`, with a section for each test and a row for
 each case: `CASE => MESSAGE`. A test returns the message of a case; the table says what it has to
@@ -53,6 +53,22 @@ def cases(named: Mapping[str, Any] | Iterable[str]) -> Callable[[Test], Test]:
     return decorated
 
 
+def text(test: Test) -> Test:
+    """Compares the text that a test returns with a file of its own, `tests/golden/F/T/TEST.txt`."""
+    name = f"{test.__name__.removeprefix('test_')}.txt"
+    path = _path(test).with_suffix("") / name
+
+    @functools.wraps(test)
+    def compared(**given: Any) -> None:
+        found = f"{_without_folders(test(**given), given)}\n"
+        if writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(found, encoding="utf-8")
+        assert found == path.read_text(encoding="utf-8")
+
+    return compared
+
+
 def refusal(function: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
     """Returns the message, one line, of a call that a user's mistake ends."""
     with pytest.raises(UserError) as error:
@@ -65,10 +81,7 @@ def _with_cases(test: Test, name: str, texts: Iterable[str], value: Callable[[st
     @functools.wraps(test)
     def compared(**given: Any) -> None:
         case = given[name]
-        found = test(**{**given, name: value(case)})
-        for fixture in given.values():
-            if isinstance(fixture, Path):
-                found = found.replace(str(fixture), "DIR")
+        found = _without_folders(test(**{**given, name: value(case)}), given)
         if writes:
             _write(test, list(texts), case, found)
         expected = _section(test)
@@ -77,6 +90,13 @@ def _with_cases(test: Test, name: str, texts: Iterable[str], value: Callable[[st
 
     assert texts, f"{test.__name__} has no cases in {_path(test)}"
     return pytest.mark.parametrize(name, list(texts))(compared)
+
+
+def _without_folders(found: str, given: Mapping[str, Any]) -> str:
+    for fixture in given.values():
+        if isinstance(fixture, Path):
+            found = found.replace(str(fixture), "DIR")
+    return found
 
 
 def _begins(row: str, found: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import golden
 from tests.run.harness import MEASURES
 from tff_agnostic.experiments import EXPERIMENTS
 from tff_agnostic.experiments import page as pages
@@ -100,22 +101,12 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_ours_and_the_papers_numbers_stand_side_by_side(comparison):
-    header, _, *rows = map(
-        _cells, pages.table(_EXPERIMENT, comparison, "accuracy", "github").splitlines()
-    )
-    # All first, then what was planned, then what the data has beside it, then the difference.
-    assert header == [
-        *("", "all", "paper", "phone", "paper", "watch", "paper", "tablet", "paper"),
-        *("difference", "paper"),
-    ]
-    assert rows == [
-        [
-            *("FedAvg", "72.5 (3.5)", "-", "55.0 (7.1)", "61.5 (0.2)", "-", "-"),
-            *("90.0 (0.0)", "-", "35.0 (7.1)", "8.5"),
-        ],
-        ["Agnostic", "75.0", "-", "70.0", "-", "-", "-", "80.0", "-", "10.0", "-"],
-    ]
+@golden.text
+def test_pages(comparison):
+    """All first, then what was planned, then what the data has beside it, then the difference."""
+    changed = ["`window` is 3; the task's default is 1."]
+    short = _page(comparison, scale=0.25, differences=changed, cores=1)
+    return f"{_page(comparison)}\n\n{short.partition('## ')[0]}"
 
 
 def test_statistics_of_the_clients_may_be_columns(comparison):
@@ -135,33 +126,6 @@ def test_statistics_of_the_clients_may_be_columns(comparison):
     assert first[-2:] == ["30.0 (7.1)", "12.3 (0.1)"]
     # Trials of before such statistics were reported.
     assert second[-2:] == ["-", "-"]
-
-
-def test_what_is_no_share_is_not_in_percent(comparison):
-    text = pages.table(_EXPERIMENT, comparison, "perplexity", "github")
-    assert _cells(text.splitlines()[3])[:4] == ["Agnostic", "75.0", "-", "70.0"]
-    page = _page(comparison)
-    assert "## accuracy, % (higher is better)\n" in page
-    assert "## perplexity (lower is better)\n" in page
-
-
-def test_the_page_says_how_the_numbers_came_about(comparison):
-    page = _page(comparison)
-    assert page.startswith("# Toys\n")
-    assert "\n./run reproduce --experiment=toys\n" in page
-    assert "2 trials with seeds of their own; 2024-05-17; " in page
-    assert "took 13 minutes on 4 processor cores." in page
-    assert "took 13 minutes on 1 processor core." in _page(comparison, cores=1)
-    assert "\n- train: 3 clients.\n" in page
-    assert "Paper: Nobody 2020, table 7." in page
-    assert "](images/toys.png)" in page
-    assert "Shortened" not in page
-
-
-def test_the_page_says_what_was_shortened_and_changed(comparison):
-    page = _page(comparison, scale=0.25, differences=["`window` is 3; the task's default is 1."])
-    assert "\n- Shortened: 0.25 times the task's rounds.\n" in page
-    assert "\n- `window` is 3; the task's default is 1.\n" in page
 
 
 def test_settings_that_differ_are_told_once():

@@ -190,19 +190,9 @@ def test_a_role_is_found():
 # --- Names in figures, and bars of domains
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain", "plain"),
-        ("日本語 العربية", "日本語 العربية"),
-        ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u200c\u062e"),
-        ("a\nb\x1b[2J", "a\\nb\\x1b[2J"),
-        ("\u202egnp.exe", "\\u202egnp.exe"),
-        ("\ud800", "\\ud800"),
-    ],
-)
-def test_what_cannot_be_seen_is_written_out(text, shown):
-    assert printable(text) == shown
+@golden.values
+def test_what_cannot_be_seen_is_written_out(case):
+    return printable(case)
 
 
 def test_long_names_stay_different_and_short():

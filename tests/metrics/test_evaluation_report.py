@@ -5,11 +5,11 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import golden
 from tff_agnostic.computations.domain_losses import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import (
     ClientDistribution,
@@ -117,79 +117,24 @@ def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
     assert report.worst("accuracy") == 0.25
 
 
-def test_json_has_null_for_what_is_undefined(report):
-    found: Any = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert list(found) == [
-        "split",
-        "percentiles",
-        "superquantile_share",
-        "interval_level",
-        "domains",
-        "overall",
-        "worst_domain",
-        "worst",
-        "difference",
-        "worst_min_examples",
-        "not_counted",
-        "clients",
-        "client_values",
-    ]
-    assert (found["split"], found["percentiles"]) == ("test", "interpolated")
-    assert found["superquantile_share"] == 0.1
-    assert (found["worst_min_examples"], found["not_counted"]) == (1, ["watch"])
-    assert list(found["domains"]) == list(_NAMES)
-    phone = found["domains"]["phone"]
-    assert {k: v for k, v in phone.items() if k not in ("over_clients", "intervals")} == {
-        "num_examples": 4,
-        "loss": 0.5,
-        "accuracy": 0.75,
-    }
-    statistics = ["num_clients", "mean", "p10", "p50", "p90", "p95", "superquantile"]
-    assert list(phone["over_clients"]["loss"]) == statistics
-    watch = found["domains"]["watch"]
-    assert (watch["num_examples"], watch["loss"], watch["accuracy"]) == (0, None, None)
-    assert watch["over_clients"]["loss"] == {**dict.fromkeys(statistics), "num_clients": 0}
-    assert found["worst_domain"] == "tablet"
-    assert found["worst"] == {
-        "loss": {"domain": "tablet", "value": 1.5},
-        "accuracy": {"domain": "tablet", "value": 0.25},
-    }
-    assert found["difference"] == {"loss": 1.0, "accuracy": 0.5}
-    assert found["clients"] == {"evaluated": 2, "empty": 1, "non_finite": 0}
-    assert found["client_values"]["accuracy"] == {
-        "histogram": {"value": [0.25, 1.0], "clients": [1, 1]},
-        "by_size": {"examples": [2, 8], "clients": [1, 1], "mean": [1.0, 0.25]},
-    }
-
-
-def test_the_table_has_a_row_per_domain(report):
-    text = evaluation_table(report, {"phone": 0.1, "tablet": 0.7, "watch": 0.2}, "pull")
-    # Of both measures together it would be too wide.
-    lines, of_accuracy = (table.splitlines() for table in text.split("\n\n"))
-    assert lines[0].split()[-1] == "pull"
-    assert "test examples" in lines[0]
-    assert lines[2].split()[:3] == ["phone", "4", "0.5000"]
-    assert lines[3].split()[:3] == ["tablet", "(worst)", "6"]
-    assert lines[3].split()[-1] == "0.700"
-    # Nobody has a watch: there is no number, and no NaN.
-    assert lines[4].split() == ["watch", "0", "-", "-", "-", "0.200"]
-    assert lines[6].split()[:2] == ["all", "10"]
-    assert len(lines) == 7
-    assert of_accuracy[7:] == [
-        "mean (p10, p50, p90, p95): of the clients' values; percentiles are interpolated",
-        "superquantile: mean of the worst tenth of the clients' values",
-        "not counted in worst and difference, having less than --worst_min_examples=1 test "
-        "examples: watch",
-    ]
-    assert "pull" not in evaluation_table(report)
-
-
-def test_shares_are_in_percent(report):
-    of_loss, lines = (table.splitlines() for table in evaluation_table(report).split("\n\n"))
-    assert "accuracy, %" in lines[0] and "loss, %" not in of_loss[0]
-    assert lines[2].split()[2:] == ["75.00", "75.0", "(55.0,", "75.0,", "95.0,", "97.5)", "50.0"]
-    assert of_loss[5].split() == ["difference", "1.0000"]
-    assert lines[5].split() == ["difference", "50.00"]
+@golden.text
+def test_tables_and_json(report):
+    """Numbers, null and - where there is none; then on another split, with what was clipped."""
+    weights = {"phone": 0.1, "tablet": 0.7, "watch": 0.2}
+    clipped = {"sums": 3, "clients": 0, "examples": 2}
+    heldout = dataclasses.replace(report, split="heldout", clipped=clipped)
+    nothing = dataclasses.replace(report, clipped={"sums": 0})
+    assert evaluation_table(nothing) == evaluation_table(report)
+    found = [json.dumps(of.to_json(), allow_nan=False) for of in (report, heldout)]
+    rounded = [json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}")) for text in found]
+    more = {name: of for name, of in rounded[1].items() if of != rounded[0].get(name)}
+    return "\n\n".join(
+        [
+            evaluation_table(report, weights, "pull"),
+            evaluation_table(heldout),
+            *(json.dumps(of, indent=1) for of in (rounded[0], more)),
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,24 +190,6 @@ def test_a_wide_table_is_one_for_each_measure(report):
         assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
     # Told once.
     assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
-
-
-def test_the_split_is_named(report):
-    heldout = dataclasses.replace(report, split="heldout")
-    assert heldout.to_json()["split"] == "heldout"
-    assert "test" not in evaluation_table(heldout)
-    assert "heldout examples" in evaluation_table(heldout).splitlines()[0]
-
-
-def test_what_was_clipped_is_told(report):
-    clipped = dataclasses.replace(report, clipped={"sums": 3, "clients": 0, "examples": 2})
-    assert clipped.to_json()["clipped"] == {"sums": 3, "clients": 0, "examples": 2}
-    assert evaluation_table(clipped).splitlines() == [
-        *evaluation_table(report).splitlines(),
-        "values beyond the bounds of secure sums, which were clipped: 3 of sums, 2 of examples",
-    ]
-    nothing = dataclasses.replace(report, clipped={"sums": 0})
-    assert evaluation_table(nothing) == evaluation_table(report)
 
 
 def test_a_single_domain_differs_from_none(report):

@@ -3,9 +3,10 @@
 import textwrap
 from pathlib import Path
 
+import pytest
 import tensorflow as tf
 
-from tests import golden
+from tff_agnostic.errors import UserError
 from tff_agnostic.models import ModelData, load_user_model
 
 INT = tf.TensorSpec([None], tf.int32)
@@ -50,7 +51,9 @@ def returning(tmp_path: Path, *values: str) -> Path:
 
 
 def error_of(path: Path, data: ModelData = FEATURES) -> str:
-    return golden.refusal(load_user_model, path, data)
+    with pytest.raises(UserError) as caught:
+        load_user_model(path, data)
+    return str(caught.value)
 
 
 def error_lines(path: Path) -> list[str]:

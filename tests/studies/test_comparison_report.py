@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import golden
 from tests.run.harness import AWKWARD_NAMES, is_png, measures
 from tff_agnostic.metrics.evaluation_report import ClientValues
 from tff_agnostic.models import logistic_regression
@@ -55,20 +56,6 @@ def _cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_row_per_algorithm_and_a_column_per_domain():
-    assert _cells(table(_comparison(), "accuracy", "github")) == [
-        ["algorithm", "phone", "tablet", "worst", "overall", "difference"],
-        ["FedAvg (uniform)", *["**85.0 (7.1)**"] * 2, *["40.0 (14.1)"] * 2, "**40.0 (14.1)**"],
-        ["AgnosticFedAvg", *["60.0 (0.0)"] * 2, *["**60.0 (28.3)**"] * 2, "60.0 (28.3)"],
-    ]
-
-
-def test_of_losses_the_lowest_is_best_and_they_are_no_percentages():
-    cells = _cells(table(_comparison(), "loss", "github"))
-    assert cells[1][1:4] == ["1.700 (0.141)", "1.700 (0.141)", "**0.800 (0.283)**"]
-    assert cells[2][1:4] == ["**1.200 (0.000)**", "**1.200 (0.000)**", "1.200 (0.566)"]
-
-
 @pytest.mark.parametrize(
     ("unit", "cell", "title"),
     [
@@ -84,13 +71,6 @@ def test_shares_are_in_percent_and_factors_have_two_decimals(unit, cell, title):
     comparison = Comparison(("a",), {"hits_in_five": measure}, trials)
     assert _cells(table(comparison, "hits_in_five", "simple"))[1][0].split()[-1] == cell
     assert f"## {title} (higher is better)" in markdown(comparison, "title", "command")
-
-
-def test_with_many_domains_algorithms_are_the_columns():
-    names = [f"domain {i}" for i in range(8)]
-    cells = _cells(table(_comparison(names), "loss", "github"))
-    assert cells[0] == ["domain", "FedAvg (uniform)", "AgnosticFedAvg"]
-    assert [row[0] for row in cells[1:]] == [*names, "worst", "overall", "difference"]
 
 
 def test_nothing_is_bold_in_the_terminal():
@@ -122,19 +102,6 @@ def test_awkward_names_do_not_break_the_table():
     lines = table(_comparison(AWKWARD_NAMES), "loss", "github").splitlines()
     assert len(lines) == 2 + len(AWKWARD_NAMES) + len(SUMMARIES)
     assert {line.replace(r"\|", "").count("|") for line in lines} == {4}
-
-
-def test_the_markdown_page():
-    page = markdown(_comparison(), "Comparison on digits", "./run compare --task=digits")
-    lines = page.splitlines()
-    assert lines[0] == "# Comparison on digits"
-    assert "`./run compare --task=digits`" in lines
-    assert "Mean and standard deviation of 2 trials, on the test clients." in lines
-    assert "counted" not in page
-    assert "## Loss (lower is better)" in lines
-    assert "## Accuracy, percent (higher is better)" in lines
-    assert page.count("| AgnosticFedAvg") == 2
-    assert page.endswith("|\n")
 
 
 @pytest.mark.parametrize("names", [("phone", "tablet"), AWKWARD_NAMES])
@@ -180,25 +147,24 @@ def _over_clients() -> Comparison:
     )
 
 
-def test_the_distribution_over_clients_is_a_table_of_its_own():
-    text = table_over_clients(_over_clients(), "accuracy", "github")
-    assert text is not None
-    # Of what no trial reported there is no column.
-    assert _cells(text) == [
-        ["algorithm", "mean", "superquantile"],
-        ["FedAvg (uniform)", "**90.0 (0.0)**", "40.0 (14.1)"],
-        ["AgnosticFedAvg", "80.0 (0.0)", "**60.0 (0.0)**"],
-    ]
-    # Of losses the smallest are the best.
-    text = table_over_clients(_over_clients(), "loss", "github")
-    assert text is not None
-    assert _cells(text)[1:] == [
-        ["FedAvg (uniform)", "0.900 (0.000)", "**0.400 (0.141)**"],
-        ["AgnosticFedAvg", "**0.800 (0.000)**", "0.600 (0.000)"],
-    ]
-    page = markdown(_over_clients(), "title", "command")
-    assert page.count("Over the test clients, each counted once; percentiles, and the mean of") == 2
-    assert page.count("| superquantile") == 2
+@golden.text
+def test_pages():
+    """Domains or percentiles are the columns, or the rows where they are many."""
+    names = [f"domain {i}" for i in range(8)]
+    many = {f"p{k}": {"accuracy": np.array([0.5, 0.5])} for k in range(1, 10)}
+    rows = {
+        name: dataclasses.replace(trials, over_clients=many)
+        for name, trials in _over_clients().trials.items()
+    }
+    of_many = dataclasses.replace(_over_clients(), trials=rows)
+    return "\n\n".join(
+        [
+            markdown(_comparison(), "Comparison on digits", "./run compare --task=digits"),
+            table(_comparison(names), "loss", "github"),
+            markdown(_over_clients(), "Over clients", "./run compare"),
+            str(table_over_clients(of_many, "accuracy", "github")),
+        ]
+    )
 
 
 def test_a_row_without_the_clients_has_dashes_and_without_any_there_is_no_table():
@@ -213,16 +179,6 @@ def test_a_row_without_the_clients_has_dashes_and_without_any_there_is_no_table(
     assert "Over the" not in markdown(_comparison(), "title", "command")
     assert list(client_figures(mixed)) == ["accuracy"]
     assert client_figures(_comparison()) == {}
-
-
-def test_with_many_percentiles_algorithms_are_the_columns():
-    comparison = _over_clients()
-    many = {f"p{k}": {"accuracy": np.array([0.5, 0.5])} for k in range(1, 10)}
-    rows = {n: dataclasses.replace(t, over_clients=many) for n, t in comparison.trials.items()}
-    text = table_over_clients(dataclasses.replace(comparison, trials=rows), "accuracy", "github")
-    assert text is not None
-    assert _cells(text)[0] == ["clients", "FedAvg (uniform)", "AgnosticFedAvg"]
-    assert [row[0] for row in _cells(text)[1:]] == list(many)
 
 
 def test_the_figure_of_the_clients_has_both_panels_for_each_algorithm(tmp_path):

@@ -15,6 +15,7 @@ from benchmarks.timing.report import Report
 from benchmarks.timing.results import SideResult, WorkloadResult
 from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult
 from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
+from tests import golden
 from tests.benchmarks.timing.harness import TINY
 from tff_agnostic.errors import UserError
 
@@ -62,61 +63,10 @@ def report(workload):
     return Report("./run benchmark", "2026-01-01", machine, "Medians.", [workload], scale)
 
 
-def test_medians_and_ratios_are_over_all_repetitions(workload):
-    ours, slow, bad = workload.sides
-    assert ours.median == 2.0
-    assert slow.median == 5.0
-    assert workload.ratio(ours) == 1.0
-    assert workload.ratio(slow) == 2.5
-    assert workload.ratio(bad) is None
-    assert ours.summary() == {
-        "median_seconds": 2.0,
-        "min_seconds": 1.0,
-        "max_seconds": 4.0,
-        "first_round_seconds": 5.0,
-        "peak_bytes": 200_000_000,
-    }
-    assert bad.summary() == {}
-
-
-def test_matrix_products_are_compared_with_our_round(workload):
-    assert workload.products_share == 0.25
-    assert workload.gflops_per_second == 200.0
-
-
-def test_a_row_holds_what_was_measured(report):
-    rows = [[cell.strip() for cell in row.split("|")] for row in report.markdown().splitlines()]
-    assert ["", "Ours", "2", "1.00", "1 - 4", "5.0", "200", ""] in rows
-    assert ["", "Slow", "5", "2.50", "4 - 7", "5.0", "200", ""] in rows
-    assert ["", "Bad", "failed", "-", "-", "-", "-", ""] in rows
-    assert ["", "10,000 clients", "0.25", "25.0", "1.25", "500", "200", ""] in rows
-    assert ["", "100 clients", "failed", "-", "-", "-", "-", ""] in rows
-
-
-def test_a_page_says_where_it_comes_from(report):
-    page = report.markdown()
-    assert "    ./run benchmark\n" in page
-    assert "2026-01-01. A CPU, 2 cores, 16 GB, CPython 3.11.7. Medians." in page
-    assert "(100.0 GFLOP) take 0.5 s with TensorFlow, at 200 GFLOP/s: 25% of our round." in page
-    assert "300.0 MB after 100 rounds, 302.5 MB after 300: +2.5 MB." in page
-    assert "Ours 1.0" in page
-    assert "- Bad, tiny: ended with status 1: no" in page
-
-
-def test_json_holds_every_round(report):
-    read = json.loads(json.dumps(report.to_json()))
-    assert read["workloads"]["tiny"]["sides"]["Ours"]["seconds"] == [
-        [1.0, 4.0, 2.0],
-        [2.0, 3.0, 1.5],
-    ]
-    assert read["workloads"]["tiny"]["sides"]["Slow"]["ratio"] == 2.5
-    assert read["workloads"]["tiny"]["matrix_products"]["share_of_our_round"] == 0.25
-    assert read["scale"]["long_run"]["growth_bytes"] == 2_500_000
-    assert read["scale"]["cohorts"][2]["time_per_client_over_base"] == 1.25
-    assert read["failures"] == [
-        "Bad, tiny: ended with status 1: no",
-        "100 clients, scale: was ended",
-    ]
+@golden.text
+def test_page_and_json(report):
+    """Medians and ratios over all repetitions, and every round."""
+    return f"{report.markdown()}\n{json.dumps(report.to_json(), indent=1)}"
 
 
 def test_where_ours_failed_nothing_is_compared(report, workload):

@@ -47,110 +47,21 @@ def save(target):
     )
 
 
-def files(op, **arguments):
-    return lambda: getattr(raw, op)(**arguments, name="bad")
-
-
 @pytest.mark.parametrize(
-    ("op", "build"),
+    "op",
     [
-        ("ReadFile", files("ReadFile", filename="/etc/passwd")),
-        ("WriteFile", files("WriteFile", filename="/tmp/x", contents="x")),
-        ("MatchingFiles", files("MatchingFiles", pattern="/*")),
-        (
-            "TFRecordDataset",
-            files("TFRecordDataset", filenames=["x"], compression_type="", buffer_size=1),
-        ),
-        (
-            "TextLineDataset",
-            files("TextLineDataset", filenames=["x"], compression_type="", buffer_size=1),
-        ),
-        (
-            "LoadDataset",
-            lambda: raw.LoadDataset(
-                path="x",
-                reader_func_other_args=[],
-                output_types=[tf.int32],
-                output_shapes=[[]],
-                reader_func=tf.function(lambda x: x).get_concrete_function(tf.constant(1)),
-                name="bad",
-            ),
-        ),
-        ("PyFunc", files("PyFunc", input=[], token="x", Tout=[tf.int32])),
-        ("PyFuncStateless", files("PyFuncStateless", input=[], token="x", Tout=[tf.int32])),
-        (
-            "EagerPyFunc",
-            files("EagerPyFunc", input=[], token="x", Tout=[tf.int32], is_async=False),
-        ),
-        (
-            "ImmutableConst",
-            files("ImmutableConst", dtype=tf.uint8, shape=[9], memory_region_name="/etc/passwd"),
-        ),
-        ("PrintV2", files("PrintV2", input="x", output_stream="file:///tmp/x")),
-        (
-            "DebugIdentityV2",
-            files("DebugIdentityV2", input=1, debug_urls=["file:///tmp"]),
-        ),
-        (
-            "DecodeProtoV2",
-            files(
-                "DecodeProtoV2",
-                bytes=b"",
-                message_type="a",
-                field_names=[],
-                output_types=[],
-                descriptor_source="/etc/passwd",
-            ),
-        ),
-        (
-            "GenerateVocabRemapping",
-            files(
-                "GenerateVocabRemapping",
-                new_vocab_file="x",
-                old_vocab_file="y",
-                new_vocab_offset=0,
-                num_new_vocab=1,
-            ),
-        ),
-        (
-            "InitializeTableFromTextFileV2",
-            lambda: raw.InitializeTableFromTextFileV2(
-                table_handle=raw.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64),
-                filename="/etc/passwd",
-                key_index=-2,
-                value_index=-1,
-                name="bad",
-            ),
-        ),
-        (
-            "SaveV2",
-            files("SaveV2", prefix="x", tensor_names=["a"], shape_and_slices=[""], tensors=[1]),
-        ),
-        (
-            "MergeV2Checkpoints",
-            files("MergeV2Checkpoints", checkpoint_prefixes=["x"], destination_prefix="y"),
-        ),
-        (
-            "CacheDataset",
-            lambda: raw.CacheDataset(
-                input_dataset=raw.RangeDataset(
-                    start=tf.constant(0, tf.int64),
-                    stop=tf.constant(1, tf.int64),
-                    step=tf.constant(1, tf.int64),
-                    output_types=[tf.int64],
-                    output_shapes=[[]],
-                ),
-                filename="/tmp/x",
-                output_types=[tf.int64],
-                output_shapes=[[]],
-                name="bad",
-            ),
-        ),
-        ("DatasetFromGraph", files("DatasetFromGraph", graph_def=b"")),
+        *("ReadFile", "WriteFile", "MatchingFiles", "TFRecordDataset"),
+        *("TextLineDataset", "LoadDataset", "PyFunc", "PyFuncStateless"),
+        *("EagerPyFunc", "ImmutableConst", "PrintV2", "DebugIdentityV2"),
+        *("DecodeProtoV2", "GenerateVocabRemapping", "InitializeTableFromTextFileV2", "SaveV2"),
+        *("MergeV2Checkpoints", "CacheDataset", "DatasetFromGraph"),
     ],
 )
-def test_operations_that_reach_outside(op, build):
-    assert refused(build).startswith(f"graph: bad: {op} is refused: ")
+def test_operations_that_reach_outside(op):
+    """Whatever they are given."""
+    graph = tf.compat.v1.GraphDef()
+    graph.node.add(name="bad", op=op)
+    assert refused(graph).startswith(f"graph: bad: {op} is refused: ")
 
 
 def test_the_same_in_functions():

@@ -69,26 +69,10 @@ def test_what_lies_outside_is_not_drawn(flag, text, value):
     assert dimension(_SETTINGS[flag], text).sampled(value) is None
 
 
-@pytest.mark.parametrize(
-    ("flag", "text", "found"),
-    [
-        ("q", "5", "LOW..HIGH"),
-        ("q", "5..1", "LOW < HIGH"),
-        ("q", "1..inf", "both finite"),
-        ("q", "a..1", "a number"),
-        ("q", "log:0..1", "LOW > 0"),
-        ("q", "0..1/0.3", "STEP"),
-        ("q", "log:1..2/0.5", "STEP"),
-        ("window", "1.5..3", "a whole number"),
-        ("server_optimizer", "1..2", "choice:A,B"),
-        ("server_optimizer", "choice:sgd", "two or more different values"),
-        ("client_learning_rate", "choice:1,1.0", "two or more different values"),
-        ("initial_domain_weights", "choice:0.5,0.5", "two or more different values"),
-    ],
-)
-def test_a_range_of_another_form_is_refused(flag, text, found):
-    with pytest.raises(UserError, match=found):
-        dimension(_SETTINGS[flag], text)
+@golden.values
+def test_a_range_of_another_form_is_refused(case):
+    flag, text = case
+    return golden.refusal(dimension, _SETTINGS[flag], text)
 
 
 def test_settings_of_all_and_of_one():

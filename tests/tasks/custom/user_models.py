@@ -4,7 +4,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, Optional
 
-from tests import golden
+import pytest
+
+from tff_agnostic.errors import UserError
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
@@ -42,4 +44,6 @@ def load(model: Optional[Path], data: Path, **options: Any) -> Task:
 
 
 def error_of(model: Optional[Path], data: Path, client: str = "", **options: Any) -> str:
-    return golden.refusal(lambda: load(model, data, **options).train.read(client))
+    with pytest.raises(UserError) as error:
+        load(model, data, **options).train.read(client)
+    return str(error.value)
