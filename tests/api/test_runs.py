@@ -1,16 +1,21 @@
 """Training, comparing and saving from Python: what the commands do, byte for byte."""
 
 import contextlib
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 from binaries import compare as compare_binary
 from binaries import train as train_binary
 from tests import golden
 from tests.binaries.harness import TOY, Caller, draw_nothing
+from tests.tasks.custom.user_models import CLASSIFIER, model_file
 from tff_agnostic import api
+from tff_agnostic.data import tff_clients
 from tff_agnostic.errors import UserError
 from tff_agnostic.reports import run_figures
 from tff_agnostic.run import command_line
@@ -102,3 +107,44 @@ def test_comparisons_that_cannot_be(tmp_path, case):
     found = golden.refusal(api.compare, "toy_regression", **case)
     assert list(tmp_path.iterdir()) == []
     return found
+
+
+def _of_tff(name: str, num_clients: int) -> Any:
+    rng = np.random.default_rng(num_clients)
+    clients = {
+        f"{name}{k}": OrderedDict(
+            x=rng.normal(size=[6, 2]).astype(np.float32), y=rng.integers(2, size=6).astype(np.int32)
+        )
+        for k in range(num_clients)
+    }
+    return tff.simulation.datasets.TestClientData(clients)
+
+
+def test_train_takes_clients_of_tff(tmp_path):
+    def domain_of(client_id: str) -> str:
+        return "odd" if int(client_id[-1]) % 2 else "even"
+
+    settings: dict[str, Any] = {
+        "model": model_file(tmp_path, CLASSIFIER),
+        "rounds": 2,
+        "clients_per_round": 2,
+        "data": "clients.sqlite",
+    }
+    train, test = _of_tff("a", 4), _of_tff("b", 2)
+    of_tff = {"train_data": train, "test_data": test, "domain_of": domain_of}
+    run = api.train("custom", output_dir="mine", **settings, **of_tff)
+    tff_clients.to_store(Path("other.sqlite"), {"train": train, "test": test}, domain_of)
+    assert Path("clients.sqlite").read_bytes() == Path("other.sqlite").read_bytes()
+    assert run.result["domains"].keys() == {"even", "odd"}
+    # Goes on with the store that it wrote, whether its clients are given again or not.
+    longer = api.train(output_dir="mine", resume=True, rounds=3, data="clients.sqlite", **of_tff)
+    whole = api.train("custom", output_dir="whole", **{**settings, "rounds": 3})
+    _same(longer.path, whole.path, "metrics.csv", "result.json")
+    of_others = {**of_tff, "train_data": [train.create_tf_dataset_for_client("a0")]}
+    with pytest.raises(UserError, match=r"clients\.sqlite: expected no file, or a store of just"):
+        api.train("custom", **settings, **{**of_others, "domain_of": lambda client: "even"})
+    with pytest.raises(UserError, match=r"^data: expected a file to write the clients"):
+        api.train("custom", model=settings["model"], **of_tff)
+    with pytest.raises(UserError, match=r"^train_data: expected training clients"):
+        api.train("custom", test_data=test, **settings)
+    assert not list(tmp_path.glob(".*"))

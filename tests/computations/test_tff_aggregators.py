@@ -12,6 +12,7 @@ from tests.algorithms.cases import CASES, build, cohort
 from tests.computations.harness import assert_identical
 from tests.models import tff_models
 from tff_agnostic import aggregations
+from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import (
     ALGORITHMS,
     AgnosticFedAvgOptions,
@@ -25,6 +26,7 @@ from tff_agnostic.computations.tff_process import build_process
 from tff_agnostic.computations.verification import check_process
 from tff_agnostic.errors import UserError
 from tff_agnostic.saving.checkpoints import CheckpointFolder
+from tff_agnostic.settings import Settings
 
 _BATCH, _RATE, _ROUNDS, _DOMAINS = 4, 0.3, 5, 2
 _OPTIONS = FedAvgOptions(
@@ -98,6 +100,8 @@ def test_fed_avg_is_tffs_own(tff_runtime, name):
         model_aggregator=make and make(),
     )
     aggregation = aggregations.from_tff(make()) if make else PlainSum()
+    if name in UPDATE_AGGREGATORS:
+        aggregation = _named(name)
     ours = build_fed_avg(model, _DOMAINS, _OPTIONS, aggregation)
     expected = _weights(theirs, lambda cohort: _twice(_datasets(cohort)))
     _assert_equal(_weights(ours, lambda cohort: cohort), expected, model.initial_weights[0])
@@ -116,14 +120,19 @@ def test_models_of_variables_train_as_in_tff(tff_runtime, build):
     _assert_equal(_weights(ours, lambda cohort: cohort), expected, start)
 
 
-# Few clients: the divisor of the DP aggregator is a number that is stated.
+def _named(name: str) -> Any:
+    """As runs of four clients have it."""
+    spec = UPDATE_AGGREGATORS[name]
+    own = {"noise_multiplier": 0.001} if name == "dp" else {}
+    return spec.build(spec.options(**own), Settings(), 4.0)
+
+
 _FOUR = {
     "robust": tff.learning.robust_aggregator,
     "compressed": tff.learning.compression_aggregator,
     "dp": lambda: tff.learning.dp_aggregator(0.001, 4.0),
     "secure": tff.learning.secure_aggregator,
 }
-_MEAN_BETA = 0.25  # of a cohort of four, as beta^k is the client's share of the round
 
 
 def _agnostic(aggregation: Any = PlainSum()) -> Any:
@@ -157,7 +166,7 @@ def plain(tff_runtime):
 
 @pytest.mark.parametrize("name", _FOUR)
 def test_agnostic_fed_avg_goes_the_same_way_under_tffs_aggregators(plain, name):
-    process = _agnostic(aggregations.from_tff(_FOUR[name](), mean_weight=_MEAN_BETA))
+    process = _agnostic(_named(name))
     moved, state, reports = _moved(process.learning_process)
     # They clip: the step is no longer, and hardly of another direction; DP begins small.
     cosine = moved @ plain[0] / np.linalg.norm(moved) / np.linalg.norm(plain[0])
@@ -215,9 +224,11 @@ def test_losses_and_counts_are_in_secure_sums_beside_any_factory(tff_runtime):
 
 @pytest.mark.parametrize("name", [n for n in sorted(CASES) if len(build(n).steps) == 1])
 def test_every_algorithm_of_one_step_takes_models_and_aggregators(tff_runtime, name):
-    if "boost" in name:
-        pytest.skip("learns the weights of an ensemble, no model")
     aggregation = aggregations.from_tff(tff.aggregators.MeanFactory())
+    if "boost" in name:
+        with pytest.raises(UserError, match="clients send one, found none"):
+            build_learning_process(build(name, _softmax()), aggregation)
+        return
     sums = [build_learning_process(build(name, _softmax()), a) for a in (PlainSum(), aggregation)]
     states = [process.next(process.initialize(), cohort()).state for process in sums]
     expected, found = (p.get_model_weights(s).trainable for p, s in zip(sums, states))

@@ -62,11 +62,19 @@ def test_a_client_without_examples_has_empty_columns():
 
 def test_a_round_takes_what_is_read_of_them(tff_runtime):
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
-    clients = tff_clients.from_tff(_client_data())
-    cohort = [clients.read(name) for name in ("b", "a")]
+    cohort = tff_clients.cohort(_client_data(), ("b", "a"))
     found = process.next(process.initialize(), cohort).state
     expected = process.next(process.initialize(), [_columns(0), _columns(1)]).state
     assert_identical(found, expected)
+
+
+def test_a_cohort_is_all_clients_or_those_of_some_ids():
+    every = tff_clients.cohort([_pairs(0), _pairs(1)], domain_of=int)
+    for k, client in enumerate(every):
+        np.testing.assert_array_equal(client["x"], _columns(k)["x"])
+        np.testing.assert_array_equal(client["domain_id"], np.full(3 + k, k, np.int32))
+    with pytest.raises(UserError, match="expected ids of clients that there are, found 'z'"):
+        tff_clients.cohort(_client_data(), ("a", "z"))
 
 
 def test_a_store_is_made_of_client_data_and_given_back_as_it(tmp_path):

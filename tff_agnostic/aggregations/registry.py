@@ -1,11 +1,12 @@
-"""Every aggregation and every kind of differential privacy by name."""
+"""Every aggregation, every kind of differential privacy and TFF's aggregators by name."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Callable, NamedTuple, Optional
 
-from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientLimits, PlainSum
 from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.noise import Noise, TreeResidual, gaussian
 from tff_agnostic.aggregations.privacy_options import (
@@ -15,6 +16,7 @@ from tff_agnostic.aggregations.privacy_options import (
 )
 from tff_agnostic.aggregations.private_sum import CentralDpSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.aggregations.tff_factories import NoisyUpdateOptions, named
 from tff_agnostic.registry import Registry
 from tff_agnostic.settings import Settings
 
@@ -37,6 +39,33 @@ AGGREGATIONS: Registry[AggregationSpec] = Registry(
     {
         "plain": AggregationSpec(Settings, lambda options: PlainSum()),
         "secure": AggregationSpec(SecureSumOptions, SecureSum),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateAggregatorSpec:
+    """A registry entry: who averages the updates of a run, beside an aggregation for all else.
+
+    Attributes:
+        options: A frozen dataclass of settings, which become flags.
+        build: From an instance of it, the settings of the run's aggregation, and the number of
+            clients that a round is expected to have, to the aggregation of training; None where the
+            run's aggregation sums updates too.
+    """
+
+    options: type
+    build: Optional[Callable[[Any, Any, float], Aggregation]]
+
+
+UPDATE_AGGREGATORS: Registry[UpdateAggregatorSpec] = Registry(
+    "update aggregator",
+    {
+        "none": UpdateAggregatorSpec(Settings, None),
+        "robust": UpdateAggregatorSpec(ClientLimits, functools.partial(named, "robust")),
+        "compressed": UpdateAggregatorSpec(ClientLimits, functools.partial(named, "compressed")),
+        "dp": UpdateAggregatorSpec(NoisyUpdateOptions, functools.partial(named, "dp")),
+        "secure": UpdateAggregatorSpec(ClientLimits, functools.partial(named, "secure")),
     },
 )
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 if TYPE_CHECKING:
     from tff_agnostic.importing.report import ImportReport
@@ -39,6 +40,10 @@ def train(
     output_dir: Optional[PathName] = None,
     resume: bool = False,
     show_progress: bool = True,
+    train_data: Any = None,
+    test_data: Any = None,
+    heldout_data: Any = None,
+    domain_of: Optional[Callable[[str], Any]] = None,
     **settings: Any,
 ) -> TrainedRun:
     """Trains one model with one algorithm on one task, as `./run train` does.
@@ -49,11 +54,18 @@ def train(
 
     Args:
         task: Name of the task; "digits", or that of a run that goes on, if not given.
-        data: The client store, for tasks that read one.
+        data: The client store, for tasks that read one; with `train_data` where it is written.
         data_dir: The folder of raw files, for tasks that read one.
         output_dir: The run's folder, new or empty; a new one in runs/ if not given.
         resume: Go on with the run in `output_dir`, if there is one: what is not given is as it was.
         show_progress: Whether to show a bar on a terminal or in a notebook, or lines elsewhere.
+        train_data: Training clients of TFF's instead of a store: a
+            `tff.simulation.datasets.ClientData` or a list of `tf.data.Dataset`, as
+            `data.tff_clients.to_store` takes them. They are written into `data`, unless they are
+            what it has already.
+        test_data: The same of the clients that are evaluated.
+        heldout_data: The same of those that are evaluated while tuning.
+        domain_of: Gives the domain of a client of these by its id, where examples do not have it.
         **settings: The flags.
 
     Raises:
@@ -63,6 +75,10 @@ def train(
     """
     from tff_agnostic.run.train import TRAIN
 
+    splits = {"train": train_data, "heldout": heldout_data, "test": test_data}
+    given = {split: clients for split, clients in splits.items() if clients is not None}
+    if given or domain_of is not None:
+        _write_clients(data, given, domain_of)
     run: TrainedRun = TRAIN(
         show_progress,
         task=task,
@@ -73,6 +89,25 @@ def train(
         **settings,
     )
     return run
+
+
+def _write_clients(
+    data: Optional[PathName], splits: Mapping[str, Any], domain_of: Optional[Callable[[str], Any]]
+) -> None:
+    from tff_agnostic.data import tff_clients
+    from tff_agnostic.errors import UserError
+
+    if "train" not in splits:
+        raise UserError(
+            "train_data: expected training clients beside test_data, heldout_data or domain_of, "
+            "found none"
+        )
+    if data is None:
+        raise UserError(
+            "data: expected a file to write the clients of train_data to, a name that ends in "
+            ".sqlite, found none"
+        )
+    tff_clients.to_same_store(Path(data), splits, domain_of)
 
 
 def compare(

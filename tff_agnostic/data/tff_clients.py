@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.store import Store
+from tff_agnostic.errors import UserError
+from tff_agnostic.files import file_digest, temporary_path
+from tff_agnostic.models.model import Examples
 
 # Above this folder: nothing here needs it unless clients of TFF's are at hand.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
@@ -33,6 +36,27 @@ def from_tff(source: Any, domain_of: Optional[DomainOf] = None) -> ClientDataset
     return clients
 
 
+def cohort(
+    source: Any, client_ids: Optional[Sequence[str]] = None, domain_of: Optional[DomainOf] = None
+) -> list[Examples]:
+    """Returns clients of TFF's as `next` of a learning process of this package takes them.
+
+    Args:
+        source: As for `from_tff`.
+        client_ids: Which of them; all if None.
+        domain_of: As for `from_tff`.
+
+    Raises:
+        UserError: As `from_tff` does, or if there is no client of an id.
+    """
+    clients = from_tff(source, domain_of)
+    strangers = sorted({*(client_ids or ())} - {*clients.client_ids})
+    if strangers:
+        raise UserError(f"clients: expected ids of clients that there are, found {strangers[0]!r}")
+    chosen = clients.client_ids if client_ids is None else client_ids
+    return [clients.read(client_id) for client_id in chosen]
+
+
 def to_store(
     path: Path,
     splits: Mapping[str, Any],
@@ -51,6 +75,30 @@ def to_store(
         UserError: As `from_tff` does, or if the file cannot be written.
     """
     _bridge().store_from_tff(path, splits, domain_of, feature_name)
+
+
+def to_same_store(
+    path: Path, splits: Mapping[str, Any], domain_of: Optional[DomainOf] = None
+) -> None:
+    """Does what `to_store` does; a file that is there already may hold just these clients.
+
+    Raises:
+        UserError: As `to_store` does, or if there is another file.
+    """
+    if not path.exists():
+        to_store(path, splits, domain_of)
+        return
+    made = temporary_path(path)
+    try:
+        to_store(made, splits, domain_of)
+        is_same = Store(made).digest() == file_digest(path)
+    finally:
+        made.unlink(missing_ok=True)
+    if not is_same:
+        raise UserError(
+            f"{path}: expected no file, or a store of just the clients that are given, found "
+            "another one"
+        )
 
 
 def to_tff(store: Store, split: str = "train") -> Any:

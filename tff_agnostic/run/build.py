@@ -130,7 +130,7 @@ def run_parts(
     aggregation = spec.build_aggregation()
     check_test_clients(task, aggregation)
     privacy = run_privacy(spec, task, algorithm)
-    summed = aggregation
+    summed = spec.build_training_aggregation()
     if privacy is not None:
         summed = privacy.aggregation(aggregation)
         privacy.describe(algorithm, summed)

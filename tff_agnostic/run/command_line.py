@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import (
     algorithm_label,
@@ -74,7 +74,7 @@ _CHOICES = ("algorithm", "preset", "aggregation", "privacy")
 # Whose values name users' algorithms, or runs that have one.
 _NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
 # What decides which flags --help shows.
-_CHOOSING = ("task", "aggregation", "privacy", "runtime")
+_CHOOSING = ("task", "aggregation", "update_aggregator", "privacy", "runtime")
 # Of --arms: [LABEL=]FILE.py[:...], separated by semicolons.
 _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
 
@@ -210,12 +210,14 @@ class RunCommand(Command):
             groups.append(Group(task, f"The task {task}", shown))
         for name in algorithms:
             groups += groups_of(algorithm_of_flag(name).options, is_flag)
-        aggregation, privacy, runtime = (
+        aggregation, of_updates, privacy, runtime = (
             named.get(flag) or default_for_task(task, flag, algorithms)
-            for flag in ("aggregation", "privacy", "runtime")
+            for flag in ("aggregation", "update_aggregator", "privacy", "runtime")
         )
         if aggregation in AGGREGATIONS:
             groups += groups_of(AGGREGATIONS[aggregation].options, is_flag)
+        if of_updates in UPDATE_AGGREGATORS:
+            groups += groups_of(UPDATE_AGGREGATORS[of_updates].options, is_flag)
         if privacy in PRIVACIES:
             groups += groups_of(PRIVACIES[privacy].options, is_flag)
         if self.has_runtime:
@@ -230,7 +232,7 @@ class RunCommand(Command):
         last = [
             f"Other tasks: --task=NAME --help, of {', '.join(TASKS)}.",
             f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
-            "Likewise: --aggregation, --privacy and --runtime.",
+            "Likewise: --aggregation, --update_aggregator, --privacy and --runtime.",
         ]
 
         def default_text(option: Option) -> str:

@@ -93,6 +93,7 @@ def export_plan(given: GivenRun) -> Path:
     check_heeded([o.flag for o in settings_in(ServerTaskSettings) if o.flag in given.names], kind)
     trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
+    _check_summed_in_plans(spec if trained is None else trained[0].spec())
     if trained is not None:
         spec = with_kept_model(trained[0], spec)
     # Before the rest, which takes a while.
@@ -153,6 +154,15 @@ def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
     _check_same("task", trained.task, own.task)
     _check_same("algorithm", trained.config.algorithm, _algorithm(given.settings))
     return dataclasses.replace(given, settings=settings).inheriting(trained)
+
+
+def _check_summed_in_plans(spec: RunSpec) -> None:
+    found = spec.config.update_aggregator
+    if found != "none":
+        raise UserError(
+            f"--update_aggregator: expected none of a run to export, found {found}: the server of "
+            "a plan adds updates up"
+        )
 
 
 def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:

@@ -131,9 +131,8 @@ class RunFolder:
                 )
             # What a run of an earlier release was allowed is known with its folder only.
             begun = adopted(saved, spec)
-            aggregation = begun.build_aggregation()
-            check_clients_per_round(begun.config, aggregation)
-            check_evaluation_clients(begun.config, aggregation)
+            check_clients_per_round(begun.config, begun.build_training_aggregation())
+            check_evaluation_clients(begun.config, begun.build_aggregation())
             return saved
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.algorithms.user_algorithm import algorithm_named, is_user_file, making_options_of
 from tff_agnostic.computations.algorithm import AlgorithmSpec
@@ -71,6 +71,12 @@ class RunConfig(Settings):
         may_change="numbers may differ in their last bits from those of an uninterrupted run",
     )
     aggregation: str = setting("plain", "How clients are summed.", choices=AGGREGATIONS)
+    update_aggregator: str = setting(
+        "none",
+        "Which aggregator of tff.learning averages the updates, in --runtime=tff; in training all "
+        "else is in secure sums then. With none of them --aggregation sums updates too.",
+        choices=UPDATE_AGGREGATORS,
+    )
     privacy: str = setting(
         "none",
         "Differential privacy of clients towards whoever sees what training releases: the server "
@@ -172,6 +178,8 @@ def settings_of_runs() -> Iterator[tuple[str, str, type]]:
         yield "algorithm", name, algorithm.options
     for name, aggregation in AGGREGATIONS.items():
         yield "aggregation", name, aggregation.options
+    for name, aggregator in UPDATE_AGGREGATORS.items():
+        yield "update_aggregator", name, aggregator.options
     for name, privacy in PRIVACIES.items():
         yield "privacy", name, privacy.options
 

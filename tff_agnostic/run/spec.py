@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES
+from tff_agnostic.aggregations.registry import AGGREGATIONS, PRIVACIES, UPDATE_AGGREGATORS
 from tff_agnostic.algorithms.user_algorithm import algorithm_fingerprint, is_user_file
 from tff_agnostic.base_predictors.files import MixingTask, with_base_predictors
 from tff_agnostic.computations.schedules import tabulated
@@ -68,6 +68,7 @@ class RunSpec:
         algorithm: Settings of the algorithm, an instance of its spec's `options`.
         aggregation: Settings of the aggregation.
         privacy: Settings of differential privacy.
+        update_aggregator: Settings of the aggregator of updates.
         given: Flags of the settings that a user gave, whatever their values.
     """
 
@@ -79,12 +80,23 @@ class RunSpec:
     algorithm: Any
     aggregation: Any
     privacy: Any = Settings()
+    update_aggregator: Any = Settings()
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def settings(self) -> dict[str, Any]:
         """Returns the values of all settings but the task's, by flag."""
-        parts = (self.config, self.algorithm, self.aggregation, self.privacy)
-        return {name: value for part in parts for name, value in by_flag(part).items()}
+        return {name: value for part in self.parts for name, value in by_flag(part).items()}
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The dataclasses of settings that the run has, without the task's."""
+        return (
+            self.config,
+            self.algorithm,
+            self.aggregation,
+            self.update_aggregator,
+            self.privacy,
+        )
 
     def flags(self) -> dict[str, Any]:
         """Returns every flag and its value; what config.json holds."""
@@ -97,6 +109,28 @@ class RunSpec:
     def build_aggregation(self) -> Aggregation:
         """Returns the aggregation, without the noise of private training."""
         return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
+
+    def build_training_aggregation(self) -> Aggregation:
+        """Returns the same of training, where updates may have an aggregator of their own.
+
+        Raises:
+            UserError: If that does not go with the run's other settings.
+        """
+        config = self.config
+        build = UPDATE_AGGREGATORS[config.update_aggregator].build
+        if build is None:
+            return self.build_aggregation()
+        beside = f"with --update_aggregator={config.update_aggregator}"
+        if config.privacy != "none":
+            raise UserError(
+                f"--privacy: expected none {beside}, which averages the updates itself, found "
+                f"{config.privacy}"
+            )
+        if config.runtime != "tff":
+            raise UserError(
+                f"--runtime: expected tff {beside}, an aggregator of TFF's, found {config.runtime}"
+            )
+        return build(self.update_aggregator, self.aggregation, float(config.clients_per_round))
 
     def fingerprint(self, task: Task) -> dict[str, str]:
         """Returns what the run depends on beside its settings; complete once it was built.
@@ -193,6 +227,7 @@ def resolve(
         with_absolute_paths(algorithm_options(name, values)),
         make(AGGREGATIONS[config.aggregation].options, values),
         make(PRIVACIES[config.privacy].options, values),
+        make(UPDATE_AGGREGATORS[config.update_aggregator].options, values),
         frozenset((*shared, *given)),
     )
     check_given(run, given)
@@ -215,6 +250,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     config = make(RunConfig, complete(RunConfig, values, is_of_now))
     aggregation, algorithm = AGGREGATIONS[config.aggregation], algorithm_of_flag(config.algorithm)
     privacy = PRIVACIES[config.privacy].options
+    of_updates = UPDATE_AGGREGATORS[config.update_aggregator].options
     return RunSpec(
         task,
         options,
@@ -224,6 +260,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
         algorithm_options(config.algorithm, complete(algorithm.options, values, is_of_now)),
         make(aggregation.options, complete(aggregation.options, values, is_of_now)),
         make(privacy, complete(privacy, values, is_of_now)),
+        make(of_updates, complete(of_updates, values, is_of_now)),
     )
 
 
@@ -237,7 +274,7 @@ def check_given(run: RunSpec, given: Mapping[str, Any]) -> None:
     Raises:
         UserError: Naming the first such flag and what it needs.
     """
-    parts = (run.config, run.algorithm, run.aggregation, run.privacy)
+    parts = run.parts
     fields = [{flag_of(field): field.name for field in dataclasses.fields(p)} for p in parts]
     for flag in given:
         part = next((k for k, names in enumerate(fields) if flag in names), None)

@@ -180,7 +180,7 @@ def check_run(spec: RunSpec, task: Task) -> None:
         UserError: If its settings do not fit the task, or one another.
     """
     check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
-    aggregation = spec.build_aggregation()
+    aggregation = spec.build_training_aggregation()
     check_clients_per_round(spec.config, aggregation)
     check_sizes_by_chance(spec.config, aggregation)
     build_algorithm(spec, task)

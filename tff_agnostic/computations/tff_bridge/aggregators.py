@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import (
     Bound,
@@ -14,7 +14,7 @@ from tff_agnostic.aggregations.aggregation import (
     FederatedSums,
     SecurityProperty,
 )
-from tff_agnostic.aggregations.secure_sum import SecureSum
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.tff_process import PlacedAggregation, TffSums
 from tff_agnostic.errors import UserError
 from tff_agnostic.later import tf, tff
@@ -67,6 +67,8 @@ class FactorySum(PlacedAggregation):
             a mean, as those of `tff.learning` do.
         others: How losses, counts and weights are summed.
         mean_weight: What an unweighted factory takes for a client's weight.
+        expected_clients: If it is given, an unweighted factory takes the weight that is expected of
+            a round over this number for it, where that weight is known (`Bound.public_sum`).
         only_secure: Whether rounds are refused in which anything but a secure sum leaves clients.
         name: Name of the aggregation.
     """
@@ -75,6 +77,7 @@ class FactorySum(PlacedAggregation):
     others: SecureSum = SecureSum()
     mean_weight: float = 1.0
     only_secure: bool = False
+    expected_clients: Optional[float] = None
     name: str = "tff"
 
     @property
@@ -101,6 +104,21 @@ class FactorySum(PlacedAggregation):
     def is_weighted(self) -> bool:
         """Whether the factory takes weights."""
         return isinstance(self.factory, tff.aggregators.WeightedAggregationFactory)
+
+    def weight_of_all(self, weight: Bound) -> float:
+        """Returns what an unweighted factory takes for a client's weight, from its bound."""
+        if self.expected_clients is None or weight.public_sum is None:
+            return self.mean_weight
+        return weight.public_sum / self.expected_clients
+
+    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
+        """Returns itself for each communication step, of which one has to have an update."""
+        if not any(map(_updates_in, bounds)):
+            raise UserError(
+                "an aggregator of TFF's averages updates of a model: expected an algorithm whose "
+                "clients send one, found none"
+            )
+        return super().of_exchanges(bounds)
 
     def on_clients(self) -> FactorySum:
         """Refuses to be played without TFF."""
@@ -130,11 +148,12 @@ class FactorySum(PlacedAggregation):
         others = self.others.encode(params, rest, rest_bounds, client)
         if not updates:
             return others
-        leaves = tf.nest.flatten(output)
+        leaves, of_leaves = tf.nest.flatten(output), tf.nest.flatten(bounds)
         encoded = []
         for update in updates:
-            weight = leaves[update.weight]
-            divisor = weight if self.is_weighted else tf.constant(self.mean_weight, tf.float32)
+            divisor = weight = leaves[update.weight]
+            if not self.is_weighted:
+                divisor = tf.constant(self.weight_of_all(of_leaves[update.weight]), tf.float32)
             values = [tf.math.divide_no_nan(leaves[i], divisor) for i in update.values]
             encoded.append((values, weight))
         return _Summand(tuple(encoded), others)
@@ -201,15 +220,16 @@ class FactorySum(PlacedAggregation):
         _, rest_bounds = _without(updates, bounds, bounds)
         _, rest, report = self.others.decode((), summed.others, rest_bounds)
         in_updates = {i for update in updates for i in update.values}
-        of_others = iter(tf.nest.flatten(rest))
+        of_others, of_leaves = iter(tf.nest.flatten(rest)), tf.nest.flatten(bounds)
         leaves: list[Any] = [
-            None if i in in_updates else next(of_others)
-            for i in range(len(tf.nest.flatten(bounds)))
+            None if i in in_updates else next(of_others) for i in range(len(of_leaves))
         ]
         num_clients = tf.cast(summed.others.num_clients, tf.float32)
         for update, mean in zip(updates, summed.updates):
             weight = tf.cast(leaves[update.weight], tf.float32)
-            factor = weight if self.is_weighted else num_clients * self.mean_weight
+            factor = weight
+            if not self.is_weighted:
+                factor = num_clients * self.weight_of_all(of_leaves[update.weight])
             for i, value in zip(update.values, tf.nest.flatten(mean)):
                 # Without any weight a weighted mean is 0/0.
                 leaves[i] = tf.where(weight > 0, value * factor, tf.zeros_like(value))
@@ -260,6 +280,44 @@ def factory_sum(factory: Any, others: SecureSum, mean_weight: float, only_secure
             f"aggregations.from_tff: expected a positive mean_weight, found {mean_weight}"
         )
     return FactorySum(factory, others, mean_weight, only_secure)
+
+
+# Name -> (settings, the number of clients that a round is expected to have) -> factory.
+_NAMED: Mapping[str, Callable[[Any, float], Any]] = {
+    "robust": lambda options, clients: tff.learning.robust_aggregator(),
+    "compressed": lambda options, clients: tff.learning.compression_aggregator(),
+    "dp": lambda options, clients: _with_noise(options, clients),
+    "secure": lambda options, clients: tff.learning.secure_aggregator(),
+}
+
+
+def named_sum(
+    name: str, options: Any, sums: SecureSumOptions, expected_clients: float, only_secure: bool
+) -> FactorySum:
+    """Returns a `FactorySum`; see `aggregations.tff_factories.named`."""
+    return FactorySum(
+        _NAMED[name](options, expected_clients),
+        SecureSum(sums),
+        only_secure=only_secure,
+        expected_clients=expected_clients,
+    )
+
+
+def _with_noise(options: Any, expected_clients: float) -> Any:
+    z = options.noise_multiplier
+    if z is None:
+        raise UserError(
+            "--update_noise_multiplier: expected the noise of updates with "
+            "--update_aggregator=dp, found none"
+        )
+    # The number of clipped clients has noise of the same budget, sigma = c / 20. What is left for
+    # the updates is 1 / sqrt(z^-2 - (2 sigma)^-2), which TFF refuses for z > 2 sigma only.
+    if 10 * z >= expected_clients:
+        raise UserError(
+            "--update_noise_multiplier: expected less than a tenth of --clients_per_round, "
+            f"{expected_clients / 10:g}, found {z:g}"
+        )
+    return tff.learning.dp_aggregator(z, expected_clients)
 
 
 def _updates_in(bounds: Any) -> tuple[_Update, ...]:

@@ -1,0 +1,97 @@
+"""Runs of which an aggregator of TFF's averages the updates: what they leave and how they go on."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binaries import export, train
+from tests.binaries.harness import TOY, Caller
+from tests.selection import usually
+from tff_agnostic.saving.checkpoints import CheckpointFolder
+
+_IN_TFF = (*TOY, "--runtime=tff")
+_KINDS = {
+    "robust": (*_IN_TFF, "--update_aggregator=robust"),
+    "compressed": (*_IN_TFF, "--update_aggregator=compressed"),
+    "dp": (*_IN_TFF, "--update_aggregator=dp", "--update_noise_multiplier=0.001"),
+    "secure": (*_IN_TFF, "--update_aggregator=secure", "--aggregation=secure"),
+}
+# Place in a state of "dp".
+_ZEROING = -4
+
+
+def _leaves(folder: Path) -> tuple[np.ndarray, ...]:
+    checkpoint = CheckpointFolder(folder / "checkpoints", 1).load_latest()
+    assert checkpoint is not None
+    return checkpoint.leaves
+
+
+@pytest.mark.parametrize("kind", usually(["robust", "dp"], _KINDS))
+def test_a_run_that_went_on_is_one_that_did_not_stop(call: Caller, tmp_path, kind):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    first = call(train, *_KINDS[kind], "--rounds=2", f"--output_dir={parts}")
+    half = _leaves(parts)
+    outcomes = [
+        first,
+        call(train, "--resume", "--rounds=4", f"--output_dir={parts}"),
+        call(train, *_KINDS[kind], "--rounds=4", f"--output_dir={whole}"),
+    ]
+    for outcome in outcomes:
+        assert outcome.status == 0, outcome
+        assert ("secure aggregation: " in outcome.out) == (kind == "secure")
+    found, expected = _leaves(parts), _leaves(whole)
+    assert len(found) == len(expected) == len(half)
+    if kind == "dp":
+        # Its noise has no seed: of updates it is little, of the counts that the clip norm follows
+        # it is some percent a round. The norm that values are zeroed beyond has none.
+        numbers = [k for k, leaf in enumerate(expected) if leaf.dtype.kind == "f"]
+        for k in numbers:
+            np.testing.assert_allclose(found[k], expected[k], rtol=0.3)
+        assert found[_ZEROING] == expected[_ZEROING] < half[_ZEROING] < 10
+    else:
+        for after, wanted in zip(found, expected):
+            np.testing.assert_array_equal(after, wanted)
+    # No part of the noise is accounted for: the losses and counts beside the update have none.
+    with open(whole / "metrics.csv", encoding="utf-8") as file:
+        assert "epsilon" not in next(csv.reader(file))
+    assert "privacy" not in json.loads((whole / "result.json").read_text())
+    assert "epsilon" not in outcomes[0].out
+
+
+_REFUSED = {
+    ("--update_aggregator=robust",): "--runtime: expected tff with --update_aggregator=robust",
+    (
+        *("--runtime=tff", "--update_aggregator=dp", "--update_noise_multiplier=0.01"),
+        *("--privacy=central", "--noise_multiplier=1"),
+    ): "--privacy: expected none with --update_aggregator=dp",
+    (
+        *("--runtime=tff", "--update_aggregator=robust", "--aggregation=secure"),
+    ): "outside secure sums",
+    (
+        *("--runtime=tff", "--update_aggregator=dp", "--update_noise_multiplier=0.3"),
+    ): "--update_noise_multiplier: expected less than a tenth of --clients_per_round, 0.3",
+    (
+        *("--runtime=tff", "--update_aggregator=dp"),
+    ): "--update_noise_multiplier: expected the noise of updates with",
+    ("--update_noise_multiplier=1",): "it needs --update_aggregator=dp",
+    ("--runtime=tff", "--update_aggregator=median"): "--update_aggregator: unknown",
+}
+
+
+@pytest.mark.parametrize("flags", list(_REFUSED))
+def test_what_does_not_go_with_it_is_refused(call: Caller, tmp_path, flags):
+    outcome = call(train, *TOY, *flags, "--rounds=1", f"--output_dir={tmp_path / 'run'}")
+    assert _REFUSED[flags] in outcome.error
+
+
+def test_a_run_with_one_goes_on_in_tff_only(call: Caller, tmp_path):
+    at = f"--output_dir={tmp_path / 'run'}"
+    assert call(train, *_KINDS["robust"], "--rounds=1", at).status == 0
+    outcome = call(train, "--resume", "--rounds=2", "--runtime=cohort", at)
+    assert "--runtime: expected tff" in outcome.error
+    checkpoint = f"--checkpoint={tmp_path / 'run'}"
+    outcome = call(export, checkpoint, f"--output_dir={tmp_path / 'plan'}")
+    assert "--update_aggregator: expected none of a run to export" in outcome.error
