@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Container, Iterable, Mapping
@@ -81,7 +82,8 @@ def setting(
             that goes on may have another value, and what is then told of its earlier rounds, if
             anything is), `as_before` (what runs mean that were written before the setting existed,
             if it is not the default), `is_stored` (False of what no folder keeps: it is given
-            each time), `required` (what has to be given), `repeated` (of texts: the flag may be
+            each time), `short` (its help on a page of many flags, where that is shorter),
+            `required` (what has to be given), `repeated` (of texts: the flag may be
             given several times), and `also` (types that callers in Python may give instead).
     """
     return dataclasses.field(
@@ -289,7 +291,8 @@ class Option:
         text, choices = self.field.metadata["help"], self.field.metadata.get("choices")
         if callable(text):
             text = text()
-        if choices is not None:
+        # A text that explains every choice names them all.
+        if choices is not None and not all(re.search(rf"\b{n}\b", text) for n in choices):
             text += f" One of: {_listed(choices)}."
         if self.owners and self.owners[0][0] != _TASK:
             text += f" Of: {self.owner_names}."

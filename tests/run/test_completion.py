@@ -82,7 +82,9 @@ def test_commands_and_values(offered):
 def test_the_flags_are_those_of_help(offered, monkeypatch, name, arguments):
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     page = command(name).help_text("", "")
-    of_help = set(re.findall(r"^  --(?:\[no\])?(\w+):", page, re.MULTILINE))
+    groups = re.findall(r"^\S.* \[(\w+)\]$", page, re.MULTILINE)
+    in_full = "\n".join(command(name).help_text("", group) for group in groups)
+    of_help = set(re.findall(r"^  --(?:\[no\])?(\w+):", in_full, re.MULTILINE))
     found = {flag.strip("-=") for flag in offered(name, *arguments, "--")}
     assert found - of_help == {"help", "helpfull", "flagfile"}
     assert of_help <= found

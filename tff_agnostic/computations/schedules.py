@@ -61,10 +61,7 @@ def schedule_setting(whose: str, rate: str) -> Any:
     """
     return setting(
         CONSTANT,
-        f"How {rate} falls in round t, which is 0 in the first: not; by 1 / (1 + t / T) "
-        "(inverse_time) or its root (inverse_sqrt); by f^(t / T) (exponential); along half a "
-        "cosine to f in round T (cosine); or to f after T rounds, with several T and f "
-        "(piecewise).",
+        f"How {rate} falls from round to round: see docs/researchers.md.",
         choices=SCHEDULES,
         # In Python, a schedule of Keras or a function of t, whose value is the rate itself.
         also=Callable,

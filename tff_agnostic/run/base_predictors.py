@@ -29,7 +29,9 @@ _SETTINGS = (
 class PredictorOptions(TaskOptions):
     """The flags of `base_predictors` that are no settings of runs."""
 
-    task: str = command_setting("unigram", tasks_help)
+    task: str = command_setting(
+        "unigram", tasks_help, short="What to learn; --help=command says what each is."
+    )
     group_by: str = command_setting(
         "domain",
         "Of whom each predictor is: domain, whose counts are sums over its clients; or client, of "

@@ -100,7 +100,9 @@ def tasks_help() -> str:
 class TaskOptions(DataOptions):
     """What is learned, and from what."""
 
-    task: Optional[str] = command_setting(None, tasks_help)
+    task: Optional[str] = command_setting(
+        None, tasks_help, short="What to learn; --help=command says what each is."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +231,23 @@ class RunCommand(Command):
             # With the names of all that have the flag.
             full = [g._replace(options=[runs.get(o.flag, o) for o in g.options]) for g in groups]
             return group_page(full, group, _default_text)
+        by_flag = {option.flag: option for group in groups for option in group.options}
+        given = _named_in(sys.argv, by_flag)
+
+        def applies(option: Option) -> bool:
+            if option.needs is None or option.flag in given:
+                return True
+            other, wanted = option.needs
+            chosen = given.get(other)
+            if chosen is None and other in by_flag:
+                # As a text; of several algorithms any may need it.
+                chosen = _default_for(by_flag[other], task, algorithms)
+            return not chosen or any(flag_text(value) in chosen for value in wanted)
+
+        shown_groups = [g._replace(options=list(filter(applies, g.options))) for g in groups]
         last = [
+            "Flags that need another one's value are shown with it, as in "
+            "--lambda_set=box --help, and by --help=GROUP.",
             f"Other tasks: --task=NAME --help, of {', '.join(TASKS)}.",
             f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
             "Likewise: --aggregation, --update_aggregator, --privacy and --runtime.",
@@ -238,7 +256,7 @@ class RunCommand(Command):
         def default_text(option: Option) -> str:
             return _default_for(option, task, algorithms)
 
-        return help_page(doc, groups, default_text, last)
+        return help_page(doc, shown_groups, default_text, last)
 
     def given(self) -> GivenRun:
         """Returns what the parsed flags give; see `Command.given`."""
@@ -402,8 +420,13 @@ def options_of_command_line() -> OptionTable:
     return options_of_runs(files)
 
 
-def _named_in(argv: Sequence[str]) -> dict[str, Any]:
-    """Returns the flags of a command line that may name users' algorithms, as texts."""
+def _named_in(argv: Sequence[str], others: Container[str] = ()) -> dict[str, Any]:
+    """Returns the flags of a command line that may name users' algorithms, as texts.
+
+    Args:
+        argv: The command line.
+        others: Further flags that are asked for.
+    """
     texts = iter([argument.text for argument in with_flag_files(argv[1:])])
     found: dict[str, Any] = {}
     for text in texts:
@@ -412,7 +435,7 @@ def _named_in(argv: Sequence[str]) -> dict[str, Any]:
             break
         if name in ("resume", "noresume"):
             found["resume"] = name == "resume" and value.lower() not in ("false", "f", "0")
-        elif name in (*_NAMING, *_CHOOSING):
+        elif name in (*_NAMING, *_CHOOSING) or name in others:
             found[name] = value if equals else next(texts, "")
     return found
 

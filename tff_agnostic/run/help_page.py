@@ -127,7 +127,9 @@ def group_page(groups: Sequence[Group], name: str, default_text: DefaultText) ->
 def _option_text(option: Option, default: str, in_full: bool = False) -> str:
     shown = option if in_full else dataclasses.replace(option, owners=())
     name = f"[no]{option.flag}" if option.kind is bool else option.flag
-    text = " ".join(f"--{name}: {shown.help(default)}".split())
+    short = None if in_full else option.field.metadata.get("short")
+    full = shown.help(default) if short is None else f"{short} [{default}]".removesuffix(" []")
+    text = " ".join(f"--{name}: {full}".split())
     return textwrap.fill(text, _width(), initial_indent="  ", subsequent_indent="      ")
 
 

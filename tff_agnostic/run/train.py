@@ -87,7 +87,9 @@ class TrainedRun:
 class TrainOptions(TaskOptions):
     """The flags of `train` that are no settings of runs."""
 
-    task: str = command_setting("digits", tasks_help)
+    task: str = command_setting(
+        "digits", tasks_help, short="What to learn; --help=command says what each is."
+    )
     output_dir: Optional[Path] = command_setting(
         None, "Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]"
     )

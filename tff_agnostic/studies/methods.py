@@ -31,7 +31,9 @@ def override_setting(of: str) -> Any:
 class ArmOptions(TaskOptions):
     """What is compared; in Python `arms` are the settings of each row by its name."""
 
-    task: str = command_setting("digits", tasks_help)
+    task: str = command_setting(
+        "digits", tasks_help, short="What to learn; --help=command says what each is."
+    )
     algorithms: tuple[str, ...] = command_setting(
         ("fed_avg", "agnostic_fed_avg"),
         f"What to compare: names ({', '.join(ALGORITHMS)}), or Python files of yours.",
